@@ -1,1 +1,21 @@
-"""data"""
+"""What is read and written: requests, costs, problems, schedules, bounds, plans, traces and their files."""
+
+from .bound import Bound
+from .cost import CostModel
+from .files import InputError
+from .problem import Problem, ProblemError
+from .schedule import Schedule, Violation
+from .workload import Request, Workload, WorkloadError
+
+__all__ = [
+    "Bound",
+    "CostModel",
+    "InputError",
+    "Problem",
+    "ProblemError",
+    "Request",
+    "Schedule",
+    "Violation",
+    "Workload",
+    "WorkloadError",
+]

@@ -1,0 +1,130 @@
+"""The problem a plan solves: requests, costs and what the engine has room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .cost import CostModel, IntArray
+from .workload import Workload
+
+
+class ProblemError(ValueError):
+    """
+    A request cannot be served at all under the problem's limits.
+
+    Parameters
+    ----------
+    message
+        What does not fit, and the mend.
+    request
+        The request's position in the workload.
+    limit
+        The problem's field that is exceeded.
+    """
+
+    def __init__(self, message: str, *, request: int, limit: str) -> None:
+        super().__init__(message)
+        self.request = request
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    r"""
+    Requests to be served on slots, at a cost, under limits.
+
+    Parameters
+    ----------
+    workload
+        The requests. The hybrid paper's :math:`\mathcal{I}`, :math:`N^p_i` and :math:`N^d_i`.
+    cost
+        Seconds of a prefill stage and of a decode round.
+    slots
+        Requests that can be in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
+    kv_capacity
+        Most tokens of keys and values held at any moment, or None for no limit.
+    prefill_token_cap
+        Most prompt tokens of one prefill stage, or None for no limit.
+    max_position
+        Most tokens of prompt and answer together, or None for no limit.
+    prefill_emits_first_token
+        Whether a prefill stage already yields the first token, as engines do, so that a request of ``n``
+        tokens takes ``n - 1`` decode rounds. The hybrid paper counts ``n`` rounds: False.
+
+    Raises
+    ------
+    ValueError
+        If ``slots`` or a limit is below one.
+    ProblemError
+        If one request alone exceeds a limit.
+    """
+
+    workload: Workload
+    cost: CostModel
+    slots: int
+    kv_capacity: int | None = None
+    prefill_token_cap: int | None = None
+    max_position: int | None = None
+    prefill_emits_first_token: bool = False
+    rounds: IntArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "kv_capacity", "prefill_token_cap", "max_position"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        rounds = self.workload.output_tokens - int(self.prefill_emits_first_token)
+        rounds.flags.writeable = False
+        object.__setattr__(self, "rounds", rounds)
+        total = self.workload.input_tokens + self.workload.output_tokens
+        self._refuse(total, "max_position", "prompt and answer take {} tokens")
+        self._refuse(self.kv_peak, "kv_capacity", "its keys and values take {} tokens at the end")
+        self._refuse(self.prompt_tokens, "prefill_token_cap", "its prompt takes {} tokens")
+
+    def _refuse(self, needed: IntArray, limit: str, what: str) -> None:
+        allowed = getattr(self, limit)
+        if allowed is None:
+            return
+        over = np.flatnonzero(needed > allowed)
+        if over.size:
+            request = int(over[0])
+            name = str(self.workload.ids[request])
+            raise ProblemError(
+                f"request {name!r}: {what.format(int(needed[request]))}, more than {limit} = {allowed}"
+                f" ({over.size} of {len(self.workload)} requests do not fit)."
+                f" Raise {limit} or leave the request out.",
+                request=request,
+                limit=limit,
+            )
+
+    def __len__(self) -> int:
+        return len(self.workload)
+
+    @property
+    def prompt_tokens(self) -> IntArray:
+        """Tokens of each prompt, shape (requests,). The hybrid paper's :math:`N^p_i`."""
+        return self.workload.input_tokens
+
+    @property
+    def kv_at_start(self) -> IntArray:
+        """Tokens of keys and values each request holds in its first decode round, shape (requests,)."""
+        return self.prompt_tokens + int(self.prefill_emits_first_token)
+
+    @property
+    def kv_peak(self) -> IntArray:
+        """Most tokens of keys and values each request ever holds, shape (requests,)."""
+        peak: IntArray = np.maximum(self.prompt_tokens, self.kv_at_start + self.rounds - 1)
+        return peak
+
+    @property
+    def kv_token_rounds(self) -> int:
+        r"""
+        Tokens of keys and values read over the whole job, the same for every schedule.
+
+        Round r of a request reads the prompt and the tokens generated so far, so the sum is
+        :math:`\sum_i (n_i a_i + n_i (n_i - 1) / 2)` with :math:`n_i` rounds and :math:`a_i` held at first.
+        """
+        total = self.rounds * self.kv_at_start + self.rounds * (self.rounds - 1) // 2
+        return int(total.sum())

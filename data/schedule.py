@@ -1,0 +1,308 @@
+"""A schedule: when each request is prefilled, in which slot, and how many rounds follow each prefill."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .cost import FloatArray, IntArray
+from .files import InputError
+from .problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """
+    The first rule of the problem that a schedule breaks.
+
+    Parameters
+    ----------
+    rule
+        The rule's short name.
+    message
+        What breaks it, in words.
+    request, slot, bin
+        Where, as far as the rule has such a place.
+    """
+
+    rule: str
+    message: str
+    request: int | None = None
+    slot: int | None = None
+    bin: int | None = None
+
+    def __str__(self) -> str:
+        places = (("request", self.request), ("slot", self.slot), ("bin", self.bin))
+        where = ", ".join(f"{name} {place}" for name, place in places if place is not None)
+        return f"{self.rule}: {self.message}" + (f" ({where})" if where else "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """
+    A complete schedule, as three arrays; everything else is derived from them.
+
+    A bin is one prefill stage and the decode rounds after it. A request is prefilled in its bin, then
+    decodes one token in every round until it is done, across later bins if need be: a later prefill stage
+    delays it but never takes its slot away. A slot freed within a bin is filled in a later bin.
+
+    Parameters
+    ----------
+    bin_of
+        The bin in which each request is prefilled, shape (requests,).
+    slot_of
+        The slot each request occupies, shape (requests,).
+    rounds
+        Decode rounds of each bin, shape (bins,).
+    """
+
+    bin_of: IntArray
+    slot_of: IntArray
+    rounds: IntArray
+
+    def __post_init__(self) -> None:
+        for name in ("bin_of", "slot_of", "rounds"):
+            column = np.array(getattr(self, name), dtype=np.int64)
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
+
+    @classmethod
+    def from_bins(cls, problem: Problem, bin_of: npt.ArrayLike, rounds: npt.ArrayLike) -> Schedule:
+        """
+        Return the schedule with these prefill bins, its slots found by interval colouring.
+
+        Slots are interchangeable, so each bin hands its requests the slots that have been free longest.
+
+        Parameters
+        ----------
+        problem
+            The problem scheduled.
+        bin_of
+            The bin in which each request is prefilled, shape (requests,).
+        rounds
+            Decode rounds of each bin, shape (bins,).
+
+        Raises
+        ------
+        ValueError
+            If more requests overlap than there are slots.
+        """
+        bins = np.asarray(bin_of, dtype=np.int64)
+        starts = _starts(np.asarray(rounds, dtype=np.int64))
+        slot_of = np.empty(len(bins), dtype=np.int64)
+        free: list[tuple[int, int, int]] = [(0, -1, slot) for slot in range(problem.slots)]
+        for request in np.argsort(bins, kind="stable").tolist():
+            k = int(bins[request])
+            until, last, slot = heapq.heappop(free)
+            if until > starts[k] or last == k:
+                raise ValueError(f"more than {problem.slots} requests overlap in bin {k}")
+            slot_of[request] = slot
+            heapq.heappush(free, (int(starts[k] + problem.rounds[request]), k, slot))
+        return cls(bins, slot_of, np.asarray(rounds))
+
+    @property
+    def bins(self) -> int:
+        """Number of bins."""
+        return len(self.rounds)
+
+    @property
+    def starts(self) -> IntArray:
+        """Decode rounds done before each bin, and in all: shape (bins + 1,)."""
+        return _starts(self.rounds)
+
+    def stage_tokens(self, problem: Problem) -> IntArray:
+        """Return the prompt tokens prefilled in each bin, shape (bins,)."""
+        tokens = np.bincount(self.bin_of, weights=problem.prompt_tokens, minlength=self.bins)
+        return tokens.astype(np.int64)
+
+    def prefill_stages(self) -> int:
+        """Return the number of bins that prefill at least one request."""
+        return len(np.unique(self.bin_of))
+
+    def active(self, problem: Problem) -> IntArray:
+        """Return the slots that decode in each round, shape (rounds,)."""
+        first, last = self._round_spans(problem)
+        change = np.bincount(first, minlength=self._total + 1) - np.bincount(last, minlength=self._total + 1)
+        return np.cumsum(change)[:-1].astype(np.int64)
+
+    def kv_tokens(self, problem: Problem) -> IntArray:
+        """Return the tokens of keys and values held in each round, shape (rounds,)."""
+        first, last = self._round_spans(problem)
+        size = self._total + 1
+        begin = problem.kv_at_start.astype(np.float64)
+        end = begin + problem.rounds
+        active = np.cumsum(np.bincount(first, minlength=size) - np.bincount(last, minlength=size))
+        level = np.bincount(first, weights=begin, minlength=size)
+        level -= np.bincount(last, weights=end, minlength=size)
+        level[1:] += active[:-1]
+        return np.cumsum(level)[:-1].astype(np.int64)
+
+    def stage_seconds(self, problem: Problem) -> tuple[FloatArray, FloatArray]:
+        """
+        Return the seconds of each bin's prefill stage and of each decode round.
+
+        Returns
+        -------
+        prefill
+            Shape (bins,); zero for a bin that prefills nothing.
+        decode
+            Shape (rounds,).
+        """
+        prefill = problem.cost.prefill_seconds(self.stage_tokens(problem))
+        prefill[np.bincount(self.bin_of, minlength=self.bins) == 0] = 0.0
+        decode = problem.cost.decode_seconds(self.active(problem), self.kv_tokens(problem))
+        return prefill, decode
+
+    def makespan(self, problem: Problem) -> float:
+        """
+        Return the seconds from the job's start to its last token, by the problem's cost model.
+
+        A bin that prefills a request which has not arrived waits for it.
+        """
+        prefill, decode = self.stage_seconds(problem)
+        if not problem.workload.arrival.any():
+            return float(prefill.sum() + decode.sum())
+        ready = np.zeros(self.bins)
+        np.maximum.at(ready, self.bin_of, problem.workload.arrival)
+        before = np.concatenate(([0.0], np.cumsum(decode)))[self.starts]
+        time = 0.0
+        for k, work in enumerate(prefill + np.diff(before)):
+            time = max(time, float(ready[k])) + float(work)
+        return time
+
+    def utilization(self, problem: Problem) -> float:
+        """
+        Return the share of the makespan that full decode rounds would have needed.
+
+        As the hybrid paper counts it (section V): the slot-rounds of work over the slots, times the
+        seconds of a round with every slot active, over the makespan.
+        """
+        kv = problem.kv_token_rounds / max(1, int(problem.rounds.sum())) * problem.slots
+        full_round = problem.cost.decode_seconds(problem.slots, round(kv))
+        return float(problem.rounds.sum()) / problem.slots * full_round / self.makespan(problem)
+
+    def check(self, problem: Problem) -> Violation | None:
+        """
+        Return the first rule of the problem this schedule breaks, or None if it breaks none.
+
+        The referee: it shares no code with what makes schedules, and walks through the schedule bin by bin.
+        """
+        count = len(problem)
+        for name, column in (("bin_of", self.bin_of), ("slot_of", self.slot_of)):
+            if column.shape != (count,):
+                return Violation(
+                    "every request is scheduled", f"{name} has {len(column)} entries for {count}"
+                )
+        if (self.rounds < 0).any():
+            k = int(np.argmax(self.rounds < 0))
+            return Violation("decode rounds are counted", f"{self.rounds[k]} decode rounds", bin=k)
+        for name, column, limit in (("bin", self.bin_of, self.bins), ("slot", self.slot_of, problem.slots)):
+            wrong = np.flatnonzero((column < 0) | (column >= limit))
+            if wrong.size:
+                i = int(wrong[0])
+                what = f"prefilled in {name} {column[i]} of {limit}"
+                return Violation("every request is scheduled", what, request=i)
+        return self._check_slots(problem) or self._check_token_cap(problem) or self._check_kv(problem)
+
+    def _check_slots(self, problem: Problem) -> Violation | None:
+        end_of_bin = np.cumsum(self.rounds)
+        start_of_bin = end_of_bin - self.rounds
+        start = start_of_bin[self.bin_of]
+        finish = start + problem.rounds
+        late = np.flatnonzero(finish > end_of_bin[-1])
+        if late.size:
+            i = int(late[0])
+            what = f"needs {problem.rounds[i]} rounds, {end_of_bin[-1] - start[i]} are left"
+            return Violation("every request finishes", what, i, int(self.slot_of[i]), int(self.bin_of[i]))
+        order = np.lexsort((self.bin_of, self.slot_of))
+        before, after = order[:-1], order[1:]
+        clash = (self.slot_of[before] == self.slot_of[after]) & (
+            (self.bin_of[before] == self.bin_of[after]) | (finish[before] > start[after])
+        )
+        if clash.any():
+            at = int(np.argmax(clash))
+            i, other = int(after[at]), int(before[at])
+            what = f"request {other} still holds the slot"
+            return Violation("one request per slot", what, i, int(self.slot_of[i]), int(self.bin_of[i]))
+        return None
+
+    def _check_token_cap(self, problem: Problem) -> Violation | None:
+        cap = problem.prefill_token_cap
+        if cap is None:
+            return None
+        tokens = [0] * self.bins
+        for i, k in enumerate(self.bin_of.tolist()):
+            tokens[k] += int(problem.prompt_tokens[i])
+            if tokens[k] > cap:
+                what = f"{tokens[k]} prompt tokens in one prefill stage, {cap} allowed"
+                return Violation("token cap of a prefill stage", what, request=i, bin=k)
+        return None
+
+    def _check_kv(self, problem: Problem) -> Violation | None:
+        capacity = problem.kv_capacity
+        if capacity is None:
+            return None
+        members: list[list[int]] = [[] for _ in range(self.bins)]
+        for i, k in enumerate(self.bin_of.tolist()):
+            members[k].append(i)
+        held, left = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        for k, new in enumerate(members):
+            total = int(held.sum() + problem.prompt_tokens[new].sum())
+            if total > capacity:
+                return Violation("KV capacity", f"a prefill stage holds {total} of {capacity} tokens", bin=k)
+            held = np.concatenate((held, problem.kv_at_start[new]))
+            left = np.concatenate((left, problem.rounds[new]))
+            held, left = held[left > 0], left[left > 0]
+            rounds_left = int(self.rounds[k])
+            while rounds_left and left.size:
+                burst = min(rounds_left, int(left.min()))
+                total = int(held.sum()) + len(held) * (burst - 1)
+                if total > capacity:
+                    return Violation(
+                        "KV capacity", f"a decode round holds {total} of {capacity} tokens", bin=k
+                    )
+                held, left = held + burst, left - burst
+                held, left = held[left > 0], left[left > 0]
+                rounds_left -= burst
+        return None
+
+    @property
+    def _total(self) -> int:
+        return int(self.rounds.sum())
+
+    def _round_spans(self, problem: Problem) -> tuple[IntArray, IntArray]:
+        first = self.starts[self.bin_of]
+        return first, first + problem.rounds
+
+    def to_json(self) -> dict[str, list[int]]:
+        """Return the three arrays as lists."""
+        return {name: getattr(self, name).tolist() for name in ("bin_of", "slot_of", "rounds")}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> Schedule:
+        """
+        Return the schedule that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        InputError
+            If an array is missing or is not one of whole numbers.
+        """
+        arrays = []
+        for name in ("bin_of", "slot_of", "rounds"):
+            entries = value.get(name)
+            if not isinstance(entries, list) or not all(type(entry) is int for entry in entries):
+                mend = "Plan again."
+                raise InputError(
+                    "is not a list of whole numbers", file=file, where=f"field 'schedule.{name}'", mend=mend
+                )
+            arrays.append(np.array(entries, dtype=np.int64))
+        return cls(*arrays)
+
+
+def _starts(rounds: IntArray) -> IntArray:
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(rounds, dtype=np.int64)))

@@ -1,0 +1,233 @@
+"""The requests of a job: one row each, held as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .cost import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LONGEST = 2**31 - 1
+"""Most tokens a single length may have; anything above is a mistake in the input."""
+
+
+class WorkloadError(ValueError):
+    """
+    A column of a workload holds a value no request can have.
+
+    Parameters
+    ----------
+    message
+        What is wrong with the value.
+    row
+        The request's position, counted from zero, or None if the column as a whole is wrong.
+    column
+        The column's name.
+    """
+
+    def __init__(self, message: str, *, row: int | None, column: str) -> None:
+        super().__init__(f"{column}{'' if row is None else f' of request {row}'}: {message}")
+        self.reason = message
+        self.row = row
+        self.column = column
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    One prompt of the job and the answer it gets.
+
+    Parameters
+    ----------
+    id
+        The user's own name of the request (``custom_id`` in a batch file).
+    input_tokens, output_tokens
+        Tokens of the prompt, and of the answer: known, or predicted (the plan records which).
+    arrival
+        Seconds after the job's start from which the request may be prefilled.
+    group
+        Requests with the same number share a prompt (several answers to one question); -1 for none.
+    priority
+        Larger is more urgent.
+    deadline
+        Seconds after the job's start; infinite for none.
+    """
+
+    id: str
+    input_tokens: int
+    output_tokens: int
+    arrival: float = 0.0
+    group: int = -1
+    priority: int = 0
+    deadline: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """
+    Many requests, one numpy array per field, each of shape (requests,).
+
+    The arrays are read-only. Columns that are left out take the defaults of :class:`Request`.
+
+    Parameters
+    ----------
+    ids
+        Unique names.
+    input_tokens, output_tokens
+        At least one token each.
+    arrival, deadline
+        Seconds, not negative.
+    group, priority
+        Integers.
+
+    Raises
+    ------
+    WorkloadError
+        If there is no request, a name appears twice, a length is below one or absurd, a time is negative,
+        or the columns differ in length.
+    """
+
+    ids: npt.NDArray[np.str_]
+    input_tokens: IntArray
+    output_tokens: IntArray
+    arrival: FloatArray = None  # type: ignore[assignment]  # filled with the default column below
+    group: IntArray = None  # type: ignore[assignment]
+    priority: IntArray = None  # type: ignore[assignment]
+    deadline: FloatArray = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        count = len(self.input_tokens)
+        if count == 0:
+            raise WorkloadError("there is no request", row=None, column="input_tokens")
+        self._set("ids", np.asarray(self.ids, dtype=np.str_), count)
+        for name in ("input_tokens", "output_tokens"):
+            self._set(name, _integers(getattr(self, name), name), count)
+        for name, default in (("arrival", 0.0), ("deadline", np.inf)):
+            given = getattr(self, name)
+            column = np.full(count, default) if given is None else np.array(given, dtype=np.float64)
+            self._set(name, column, count)
+            _refuse(np.isnan(column) | (column < 0), column, name, "must be seconds, not negative")
+        for name, default_integer in (("group", -1), ("priority", 0)):
+            given = getattr(self, name)
+            self._set(name, np.full(count, default_integer) if given is None else np.array(given), count)
+        for name in ("input_tokens", "output_tokens"):
+            column = getattr(self, name)
+            _refuse(column < 1, column, name, "must be at least one token")
+            _refuse(column > LONGEST, column, name, f"is beyond any model ({LONGEST} tokens at most)")
+        _refuse_repeated(self.ids)
+
+    def _set(self, name: str, column: npt.NDArray[Any], count: int) -> None:
+        if column.shape != (count,):
+            raise WorkloadError(f"has {column.shape} values for {count} requests", row=None, column=name)
+        column = column.copy() if column.flags.writeable and column.base is not None else column
+        column.flags.writeable = False
+        object.__setattr__(self, name, column)
+
+    @classmethod
+    def from_lengths(cls, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Workload:
+        """Return a workload of the given lengths (tokens, shape (requests,)), named ``request-0`` and on."""
+        inputs = np.array(input_tokens, dtype=np.int64)
+        outputs = np.array(output_tokens, dtype=np.int64)
+        return cls(numbered_ids(len(inputs)), inputs, outputs)
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame) -> Workload:
+        """
+        Return the workload of a table with the columns of :class:`Request`.
+
+        Parameters
+        ----------
+        frame
+            ``input_tokens`` and ``output_tokens`` are required; ``id`` defaults to ``request-N``.
+        """
+        optional = {
+            name: frame[name].to_numpy()
+            for name in ("arrival", "group", "priority", "deadline")
+            if name in frame.columns
+        }
+        ids = frame["id"].astype(str).to_numpy(dtype=np.str_) if "id" in frame else numbered_ids(len(frame))
+        return cls(ids, frame["input_tokens"].to_numpy(), frame["output_tokens"].to_numpy(), **optional)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per request, with the fields of :class:`Request` as columns."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "id": self.ids.astype(object),
+                "input_tokens": self.input_tokens,
+                "output_tokens": self.output_tokens,
+                "arrival": self.arrival,
+                "group": self.group,
+                "priority": self.priority,
+                "deadline": self.deadline,
+            }
+        )
+
+    def __len__(self) -> int:
+        return len(self.input_tokens)
+
+    def __getitem__(self, index: int) -> Request:
+        return Request(
+            id=str(self.ids[index]),
+            input_tokens=int(self.input_tokens[index]),
+            output_tokens=int(self.output_tokens[index]),
+            arrival=float(self.arrival[index]),
+            group=int(self.group[index]),
+            priority=int(self.priority[index]),
+            deadline=float(self.deadline[index]),
+        )
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self[index] for index in range(len(self)))
+
+    def select(self, indices: npt.ArrayLike | Sequence[int]) -> Workload:
+        """Return the workload of the requests at ``indices``, in that order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Workload(*(getattr(self, name)[chosen] for name in self.__slots__))
+
+    def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Workload:
+        """Return the same requests with other answer lengths (tokens, shape (requests,))."""
+        columns = {name: getattr(self, name) for name in self.__slots__}
+        columns["output_tokens"] = np.array(output_tokens)
+        return Workload(**columns)
+
+
+def numbered_ids(count: int) -> npt.NDArray[np.str_]:
+    """Return the names ``request-0`` to ``request-(count-1)``."""
+    return np.char.add("request-", np.arange(count).astype(np.str_))
+
+
+def _integers(values: npt.ArrayLike, name: str) -> IntArray:
+    column = np.array(values)
+    if column.dtype.kind in "iu":
+        return column.astype(np.int64)
+    try:
+        numbers = column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise WorkloadError("is not a column of whole numbers", row=None, column=name) from None
+    _refuse(~np.isfinite(numbers) | (numbers != np.floor(numbers)), numbers, name, "must be a whole number")
+    _refuse(np.abs(numbers) > LONGEST, numbers, name, f"is beyond any model ({LONGEST} tokens at most)")
+    return numbers.astype(np.int64)
+
+
+def _refuse(wrong: npt.NDArray[np.bool_], column: npt.NDArray[Any], name: str, rule: str) -> None:
+    rows = np.flatnonzero(wrong)
+    if rows.size:
+        row = int(rows[0])
+        raise WorkloadError(f"{column[row]} {rule}", row=row, column=name)
+
+
+def _refuse_repeated(ids: npt.NDArray[np.str_]) -> None:
+    order = np.argsort(ids, kind="stable")
+    repeats = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if repeats.size:
+        first, second = sorted(order[repeats[0] : repeats[0] + 2].tolist())
+        raise WorkloadError(f"{str(ids[second])!r} also names request {first}", row=second, column="id")
