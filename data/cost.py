@@ -73,10 +73,10 @@ class CostModel:
     def prefill_seconds(self, tokens: IntArray) -> FloatArray: ...
     def prefill_seconds(self, tokens: int | IntArray) -> float | FloatArray:
         """Return the seconds of one prefill stage of ``tokens`` prompt tokens (or of each in an array)."""
-        seconds = self.prefill_base + self.prefill_per_token * tokens
-        if isinstance(seconds, np.ndarray):
-            return np.maximum(self.prefill_floor, seconds)
-        return max(self.prefill_floor, seconds)
+        if isinstance(tokens, np.ndarray):
+            stages: FloatArray = self.prefill_base + self.prefill_per_token * tokens
+            return np.maximum(self.prefill_floor, stages)
+        return max(self.prefill_floor, self.prefill_base + self.prefill_per_token * tokens)
 
     @overload
     def decode_seconds(self, active: int, kv_tokens: int = 0) -> float: ...
@@ -93,7 +93,10 @@ class CostModel:
         kv_tokens
             Tokens of keys and values those slots hold.
         """
-        return self.decode_base + self.decode_per_slot * active + self.decode_per_kv_token * kv_tokens
+        seconds: float | FloatArray = (
+            self.decode_base + self.decode_per_slot * active + self.decode_per_kv_token * kv_tokens
+        )
+        return seconds
 
     def to_json(self) -> dict[str, float]:
         """Return the coefficients by name."""
