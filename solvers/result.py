@@ -1,0 +1,128 @@
+"""What a solver was allowed, and what it hands back."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from ..data.bound import Bound
+from ..data.schedule import Schedule
+
+
+class Status(enum.StrEnum):
+    """What is known at the end: three questions (why it stopped, what is proven, what is in hand) in one word."""
+
+    OPTIMAL = "optimal"
+    """The solution in hand is proven best."""
+    FEASIBLE = "feasible"
+    """A solution is in hand, and a better one is not ruled out."""
+    INFEASIBLE = "infeasible"
+    """It is proven that there is no solution."""
+    UNBOUNDED = "unbounded"
+    """It is proven that the objective has no least value; of linear models only."""
+    NO_SOLUTION = "no solution"
+    """Nothing is in hand and nothing is ruled out."""
+
+
+class StoppedBy(enum.StrEnum):
+    """Why a solver stopped."""
+
+    PROOF = "proof"
+    """It had nothing left to prove."""
+    TIME = "time"
+    """The seconds of :class:`Limits` were up."""
+    WORK = "work"
+    """The work of :class:`Limits` was done."""
+    INTERRUPT = "interrupt"
+    """The user pressed Ctrl-C."""
+    CRASH = "crash"
+    """The solver raised an error or its process died."""
+    HANG = "hang"
+    """The solver did not stop at its time limit and was killed."""
+    GAVE_UP = "gave up"
+    """The solver ended of its own accord with nothing proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    When a solver has to stop.
+
+    Parameters
+    ----------
+    seconds
+        Wall-clock seconds, or None for no limit.
+    work
+        Units of the solver's own work (iterations, branch-and-bound nodes), or None for no limit. With one
+        thread, the same work and the same seed give the same result.
+    threads
+        Threads the solver may use.
+    seed
+        Seed of everything random in it.
+
+    Raises
+    ------
+    ValueError
+        If a limit cannot be kept.
+    """
+
+    seconds: float | None = None
+    work: int | None = None
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise ValueError(f"Limits.seconds is {self.seconds}; it must be positive and finite, or None")
+        if self.work is not None and self.work < 1:
+            raise ValueError(f"Limits.work is {self.work}; it must be at least 1, or None")
+        if self.threads < 1:
+            raise ValueError(f"Limits.threads is {self.threads}; it must be at least 1")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"Limits.seed is {self.seed}; it must be from 0 to {2**31 - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """
+    What a solver of the scheduling problem hands back.
+
+    Parameters
+    ----------
+    status
+        What is known.
+    stopped_by
+        Why the solver stopped.
+    schedule
+        The best schedule found, which the referee accepts, or None.
+    makespan
+        Its seconds by the problem's cost model, or None without a schedule.
+    bound
+        The best bound proven, or None if the solver proves none.
+    seconds
+        Wall-clock seconds spent.
+    solver
+        The solver's name.
+    version
+        The version of the solver, or of the library beneath it.
+    message
+        What else a person should know (why a solver crashed, why its answer was refused); empty if nothing.
+    """
+
+    status: Status
+    stopped_by: StoppedBy
+    schedule: Schedule | None
+    makespan: float | None
+    bound: Bound | None
+    seconds: float
+    solver: str
+    version: str
+    message: str = ""
+
+    @property
+    def gap(self) -> float | None:
+        """How far the makespan is above the bound, as a fraction of the bound; None without both."""
+        if self.makespan is None or self.bound is None or not self.bound.valid or self.bound.seconds <= 0:
+            return None
+        return self.bound.gap(self.makespan)
