@@ -74,7 +74,7 @@ class CostModel:
     def prefill_seconds(self, tokens: int | IntArray) -> float | FloatArray:
         """Return the seconds of one prefill stage of ``tokens`` prompt tokens (or of each in an array)."""
         if isinstance(tokens, np.ndarray):
-            stages: FloatArray = self.prefill_base + self.prefill_per_token * tokens
+            stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
             return np.maximum(self.prefill_floor, stages)
         return max(self.prefill_floor, self.prefill_base + self.prefill_per_token * tokens)
 
@@ -93,10 +93,8 @@ class CostModel:
         kv_tokens
             Tokens of keys and values those slots hold.
         """
-        seconds: float | FloatArray = (
-            self.decode_base + self.decode_per_slot * active + self.decode_per_kv_token * kv_tokens
-        )
-        return seconds
+        seconds = self.decode_base + self.decode_per_slot * active + self.decode_per_kv_token * kv_tokens
+        return np.asarray(seconds, dtype=np.float64) if isinstance(seconds, np.ndarray) else seconds
 
     def to_json(self) -> dict[str, float]:
         """Return the coefficients by name."""

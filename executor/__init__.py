@@ -1,1 +1,1 @@
-"""executor"""
+"""What carries schedules out: engines, the loop, profiling, reports."""

@@ -1,1 +1,1 @@
-"""models"""
+"""The mathematics: formulations, lower bounds, timing models."""

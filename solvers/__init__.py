@@ -1,1 +1,1 @@
-"""solvers"""
+"""What finds schedules: backends, exact and anytime solvers, configuration search."""

@@ -1,0 +1,199 @@
+"""What an engine did: every stage it ran and every request it served, simulated or real."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .cost import FloatArray, IntArray
+from .files import InputError, atomic_write, read_text
+
+TRACE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """
+    One prefill stage, or decode rounds in a row over the same slots.
+
+    Parameters
+    ----------
+    kind
+        ``"prefill"`` or ``"decode"``.
+    start, end
+        Seconds after the job's start.
+    rounds
+        Decode rounds in a row; 0 for a prefill stage.
+    active
+        Slots that were prefilled, or that decoded.
+    tokens
+        Tokens processed: of the prompts, or one per active slot and round.
+    kv_tokens
+        Tokens of keys and values held by the active slots, summed over the rounds.
+    padded_kv_tokens
+        The same as the engine reads them, padding included.
+    """
+
+    kind: str
+    start: float
+    end: float
+    rounds: int
+    active: int
+    tokens: int
+    kv_tokens: int
+    padded_kv_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds the stage took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """
+    Stage records and request records of one run.
+
+    Parameters
+    ----------
+    ids
+        The requests' names, in the workload's order.
+    slots
+        Slots of the engine.
+    stages
+        In the order they ran.
+    stage_of, slot_of
+        The prefill stage (index into ``stages``) and the slot of each request, shape (requests,);
+        of its last prefill, if it was evicted in between.
+    queued, prefilled, first_token, finished
+        Seconds after the job's start at which each request arrived, began to be prefilled (first time), had
+        its first token, and had its last, shape (requests,).
+    tokens
+        Tokens each answer has, shape (requests,).
+    evictions
+        Requests put back into the queue after they had been prefilled.
+    engine
+        What ran it: the engine's name, and what it says about model, device and versions.
+    """
+
+    ids: tuple[str, ...]
+    slots: int
+    stages: tuple[Stage, ...]
+    stage_of: IntArray
+    slot_of: IntArray
+    queued: FloatArray
+    prefilled: FloatArray
+    first_token: FloatArray
+    finished: FloatArray
+    tokens: IntArray
+    evictions: int = 0
+    engine: Mapping[str, object] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the job's start to the end of its last stage."""
+        return self.stages[-1].end if self.stages else 0.0
+
+    @property
+    def prefill_stages(self) -> int:
+        """Number of prefill stages."""
+        return sum(stage.kind == "prefill" for stage in self.stages)
+
+    @property
+    def decode_rounds(self) -> int:
+        """Number of decode rounds."""
+        return sum(stage.rounds for stage in self.stages)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as JSON lines: a header, then one line per stage, then one per request."""
+        header = {
+            "batchbound_trace": TRACE_VERSION,
+            "slots": self.slots,
+            "evictions": self.evictions,
+            "engine": dict(self.engine),
+            "stages": len(self.stages),
+            "requests": len(self),
+        }
+        with atomic_write(path) as stream:
+            stream.write(json.dumps(header) + "\n")
+            for stage in self.stages:
+                stream.write(json.dumps(asdict(stage)) + "\n")
+            columns = {name: getattr(self, name).tolist() for name in _REQUEST_COLUMNS}
+            for row, name in enumerate(self.ids):
+                record = {"id": name} | {column: values[row] for column, values in columns.items()}
+                stream.write(json.dumps(record) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """
+        Return the trace that :meth:`save` wrote.
+
+        Raises
+        ------
+        InputError
+            If the file is not a whole trace of this version.
+        """
+        rows: list[dict[str, object]] = []
+        for number, line in enumerate(read_text(path).splitlines(), 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                place = f"line {number}"
+                raise InputError(
+                    f"not valid JSON ({error.msg})", file=path, where=place, mend="Run again."
+                ) from None
+            rows.append(row)
+        header = rows[0] if rows else {}
+        if not isinstance(header, dict) or header.get("batchbound_trace") != TRACE_VERSION:
+            mend = "Give the trace.jsonl that `batchbound run` wrote."
+            raise InputError(f"not a batchbound trace of version {TRACE_VERSION}", file=path, mend=mend)
+        try:
+            count = int(str(header["stages"]))
+            stages = tuple(Stage(**row) for row in rows[1 : 1 + count])  # type: ignore[arg-type]
+            requests = rows[1 + count :]
+            if len(stages) != count or len(requests) != header["requests"]:
+                raise InputError(
+                    "the file ends before the trace does", file=path, mend="Run again, or copy it whole."
+                )
+            columns: dict[str, npt.NDArray[Any]] = {
+                name: np.array([row[name] for row in requests], dtype=dtype)
+                for name, dtype in _REQUEST_COLUMNS.items()
+            }
+            return cls(
+                ids=tuple(str(row["id"]) for row in requests),
+                slots=int(str(header["slots"])),
+                stages=stages,
+                evictions=int(str(header["evictions"])),
+                engine=_mapping(header["engine"]),
+                **columns,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"not a whole trace ({error})", file=path, mend="Run again.") from None
+
+
+_REQUEST_COLUMNS: dict[str, type] = {
+    "stage_of": np.int64,
+    "slot_of": np.int64,
+    "queued": np.float64,
+    "prefilled": np.float64,
+    "first_token": np.float64,
+    "finished": np.float64,
+    "tokens": np.int64,
+}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise TypeError("'engine' is not an object")
+    return value
