@@ -1,0 +1,223 @@
+"""A plan: what `plan` writes and `run` reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from .bound import Bound
+from .cost import CostModel
+from .files import InputError, read_json_object, write_json
+from .problem import Problem, ProblemError
+from .schedule import Schedule
+from .workload import Workload, WorkloadError
+
+PLAN_VERSION = 1
+_COLUMNS = ("input_tokens", "output_tokens", "arrival", "group", "priority", "deadline")
+_LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefill_emits_first_token")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """
+    Where the prompts of a plan stand.
+
+    Parameters
+    ----------
+    path
+        The file, relative to the plan's folder.
+    sha256
+        Of the file's bytes when it was planned.
+    tokenizer
+        What counted the prompts' tokens.
+    """
+
+    path: str
+    sha256: str
+    tokenizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """
+    How a schedule came to be.
+
+    Parameters
+    ----------
+    solver, version
+        What made it.
+    status
+        ``OPTIMAL`` or ``FEASIBLE``.
+    stopped_by
+        What ended the search.
+    seconds
+        What it took.
+    seed
+        Of its random choices.
+    """
+
+    solver: str
+    version: str
+    status: str
+    stopped_by: str
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """
+    A problem, the schedule found for it, its predicted makespan, and a proven bound.
+
+    Parameters
+    ----------
+    problem
+        Requests, costs and limits.
+    schedule
+        Breaks no rule of the problem.
+    makespan
+        Seconds, by the problem's cost model.
+    bound
+        Proven seconds, or None where nothing is proven.
+    maker
+        How the schedule was made.
+    lengths
+        How the answer lengths were chosen, as plain JSON values.
+    cost_source
+        Where the cost model comes from, as plain JSON values: its name, or the calibration with its error.
+    prompts
+        Where the prompts stand, or None for a job of lengths only.
+    """
+
+    problem: Problem
+    schedule: Schedule
+    makespan: float
+    bound: Bound | None
+    maker: Maker
+    lengths: Mapping[str, object] = field(default_factory=dict)
+    cost_source: Mapping[str, object] = field(default_factory=dict)
+    prompts: PromptSource | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the makespan is above the bound, as a fraction of it; None without a bound."""
+        return None if self.bound is None else self.bound.gap(self.makespan)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what the plan says, by which a run recognises its own earlier part."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to ``path``, whole or not at all."""
+        write_json(path, self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        """Return the plan as plain JSON values."""
+        workload = self.problem.workload
+        columns: dict[str, object] = {"id": workload.ids.tolist()}
+        for name in _COLUMNS:
+            column = getattr(workload, name)
+            if name in ("input_tokens", "output_tokens") or not _is_default(name, column):
+                columns[name] = [None if value == np.inf else value for value in column.tolist()]
+        limits = {name: getattr(self.problem, name) for name in _LIMITS}
+        return {
+            "batchbound_plan": PLAN_VERSION,
+            "makespan_s": self.makespan,
+            "bound": None if self.bound is None else self.bound.to_json(),
+            "maker": asdict(self.maker),
+            "lengths": dict(self.lengths),
+            "cost_source": dict(self.cost_source),
+            "prompts": None if self.prompts is None else asdict(self.prompts),
+            "cost": self.problem.cost.to_json(),
+            "limits": limits,
+            "schedule": self.schedule.to_json(),
+            "requests": columns,
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """
+        Return the plan that :meth:`save` wrote, its schedule checked once more.
+
+        Raises
+        ------
+        InputError
+            If the file is not a plan of this version, or its schedule breaks a rule of its problem.
+        """
+        file = os.fspath(path)
+        value = read_json_object(path)
+        version = value.get("batchbound_plan")
+        if version != PLAN_VERSION:
+            found = "not a batchbound plan" if version is None else f"a plan of version {version!r}"
+            mend = f"Give a plan that this version of `batchbound plan` wrote (version {PLAN_VERSION})."
+            raise InputError(found, file=file, where="field 'batchbound_plan'", mend=mend)
+        try:
+            problem = _problem(value, file)
+            maker = Maker(**_object(value, "maker"))  # type: ignore[arg-type]
+            prompts = value.get("prompts")
+            source = None if prompts is None else PromptSource(**_object(value, "prompts"))  # type: ignore[arg-type]
+            bound = value.get("bound")
+            plan = cls(
+                problem=problem,
+                schedule=Schedule.from_json(_object(value, "schedule"), file=file),
+                makespan=_number(value, "makespan_s"),
+                bound=None if bound is None else Bound.from_json(_object(value, "bound"), file=file),
+                maker=maker,
+                lengths=_object(value, "lengths"),
+                cost_source=_object(value, "cost_source"),
+                prompts=source,
+            )
+        except (KeyError, TypeError, WorkloadError, ProblemError) as error:
+            raise InputError(f"the plan is damaged ({error})", file=file, mend="Plan again.") from None
+        violation = plan.schedule.check(problem)
+        if violation is not None:
+            raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, mend="Plan again.")
+        makespan = plan.schedule.makespan(problem)
+        if abs(makespan - plan.makespan) > 1e-6 * max(1.0, makespan):
+            what = f"its schedule takes {makespan:.6f} s, not {plan.makespan:.6f} s"
+            raise InputError(what, file=file, where="field 'makespan_s'", mend="Plan again.")
+        return plan
+
+
+def _problem(value: Mapping[str, object], file: str) -> Problem:
+    columns = _object(value, "requests")
+    given = {}
+    for name in columns.keys() & set(_COLUMNS):
+        column = columns[name]
+        if not isinstance(column, list):
+            raise TypeError(f"requests.{name} is not a list")
+        given[name] = np.array([np.inf if entry is None else entry for entry in column])
+    workload = Workload(ids=np.array(columns["id"], dtype=np.str_), **given)
+    limits = {name: limit for name, limit in _object(value, "limits").items() if name in _LIMITS}
+    cost = CostModel.from_json(_object(value, "cost"), file=file)
+    try:
+        return Problem(workload, cost, **limits)  # type: ignore[arg-type]
+    except ProblemError:
+        raise
+    except ValueError as error:
+        raise TypeError(str(error)) from None
+
+
+def _is_default(name: str, column: np.ndarray[tuple[int], np.dtype[np.generic]]) -> bool:
+    default = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": np.inf}[name]
+    return bool((column == default).all())
+
+
+def _object(value: Mapping[str, object], name: str) -> dict[str, object]:
+    entry = value.get(name)
+    if not isinstance(entry, dict):
+        raise TypeError(f"field '{name}' is missing or not an object")
+    return entry
+
+
+def _number(value: Mapping[str, object], name: str) -> float:
+    entry = value.get(name)
+    if isinstance(entry, bool) or not isinstance(entry, int | float):
+        raise TypeError(f"field '{name}' is missing or not a number")
+    return float(entry)
