@@ -1,0 +1,178 @@
+"""The engine that serves requests on a transformers model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..data.cost import IntArray
+from ..data.problem import Problem
+from ..data.trace import Stage
+
+if TYPE_CHECKING:
+    from .sampling import Sampler
+
+NO_EOS: frozenset[int] = frozenset()
+"""For :class:`HuggingFaceEngine`: no token ends an answer, so every answer has its full length."""
+
+
+class HuggingFaceEngine:
+    """
+    Serves requests on a running padded batch of a transformers model.
+
+    Parameters
+    ----------
+    problem
+        The requests, their slots, and prefill stages that emit the first token.
+    model
+        A causal language model, loaded.
+    prompts
+        Token ids of each prompt; as many as the workload says.
+    most_tokens
+        Tokens after which each answer ends, shape (requests,).
+    eos_ids
+        Tokens that end an answer, themselves part of it; :data:`NO_EOS` decodes every answer to
+        ``most_tokens``, as a run at pinned lengths does.
+    sampler
+        How tokens are chosen; greedily if left out.
+    clock
+        Seconds from any origin.
+
+    Raises
+    ------
+    ValueError
+        If the problem counts the first token as a decode round, which no engine does, or a prompt's length is
+        not the workload's.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        most_tokens: IntArray,
+        *,
+        eos_ids: frozenset[int] = NO_EOS,
+        sampler: Sampler | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        from .batch import WindowBatch
+
+        if not problem.prefill_emits_first_token:
+            raise ValueError("an engine's prefill emits the first token; the problem counts a round for it")
+        for index, prompt in enumerate(prompts):
+            if len(prompt) != problem.prompt_tokens[index]:
+                name = str(problem.workload.ids[index])
+                planned = int(problem.prompt_tokens[index])
+                raise ValueError(
+                    f"the prompt of {name!r} has {len(prompt)} tokens, the plan counts {planned}"
+                )
+        capacity = int((problem.prompt_tokens + most_tokens).max())
+        self._model = model
+        self._batch = WindowBatch(model, problem.slots, capacity, sampler=sampler)
+        self._ids = problem.workload.ids
+        self._prompts, self._most, self._eos = prompts, most_tokens, eos_ids
+        self._slot_of: dict[int, int] = {}
+        self._clock, self._origin = clock, clock()
+        self.answers: list[list[int]] = [[] for _ in prompts]
+
+    @property
+    def time(self) -> float:
+        """Seconds since the engine was made."""
+        return self._clock() - self._origin
+
+    def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
+        """Prefill requests together; an evicted one again with the tokens it had."""
+        start = self.time
+        # The last token of an evicted request was never fed to the model: the prefill yields it once more.
+        kept = [self.answers[request][:-1] for request in requests]
+        prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(requests, kept, strict=True)]
+        first = self._batch.prefill(
+            [int(slot) for slot in slots],
+            prompts,
+            request_ids=[str(self._ids[request]) for request in requests],
+            emitted=[len(tokens) for tokens in kept],
+        )
+        for request, slot, tokens, token in zip(requests, slots, kept, first, strict=True):
+            self.answers[request] = [*tokens, token]
+            self._slot_of[request] = int(slot)
+        count = sum(len(prompt) for prompt in prompts)
+        stage = Stage("prefill", start, self.time, 0, len(requests), count, count, count)
+        return stage, self._release(requests)
+
+    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
+        """Decode until a request is done, ``rounds`` rounds are run, or ``until`` is reached."""
+        start = self.time
+        requests = sorted(self._slot_of, key=self._slot_of.__getitem__)
+        active = len(requests)
+        held = self._batch.kv_tokens + active
+        burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
+        # Nothing but the count ends an answer at pinned lengths: one read-back for the whole burst.
+        at_once = burst if not self._eos and until == float("inf") else 1
+        done = padded = 0
+        finished: list[int] = []
+        while done < burst and not finished:
+            tokens = self._batch.decode(at_once)
+            for request in requests:
+                self.answers[request].extend(tokens[:, self._slot_of[request]].tolist())
+            done += at_once
+            padded = self._batch.padded_kv_tokens
+            finished = self._release(requests)
+            if self.time >= until:
+                break
+        growth = active * (done * (done - 1) // 2)
+        kv, padded_kv = done * held + growth, done * padded - growth
+        return Stage("decode", start, self.time, done, active, done * active, kv, padded_kv), finished
+
+    def evict(self, requests: Sequence[int]) -> None:
+        """Free the slots of running requests; their tokens stay."""
+        for request in requests:
+            self._batch.release(self._slot_of.pop(request))
+
+    def wait(self, until: float) -> None:
+        """Sleep until ``until`` seconds."""
+        time.sleep(max(0.0, until - self.time))
+
+    def describe(self) -> Mapping[str, object]:
+        """Return model, device, number format and versions."""
+        import torch
+        import transformers
+
+        return {
+            "name": "huggingface",
+            "tier": "window",
+            "model": str(self._model.config.name_or_path or self._model.config.model_type),
+            "device": str(self._model.device),
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    def _release(self, requests: Sequence[int]) -> list[int]:
+        finished = [
+            request
+            for request in requests
+            if len(self.answers[request]) >= self._most[request] or self.answers[request][-1] in self._eos
+        ]
+        self.evict(finished)
+        return finished
+
+
+def synthetic_prompts(problem: Problem, vocabulary: int, seed: int) -> list[list[int]]:
+    """
+    Return random token ids for a job whose prompts are not known, of the workload's lengths.
+
+    Parameters
+    ----------
+    problem
+        The requests.
+    vocabulary
+        Tokens the model knows.
+    seed
+        Of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    return [rng.integers(vocabulary, size=tokens).tolist() for tokens in problem.prompt_tokens]

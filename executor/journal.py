@@ -1,0 +1,123 @@
+"""The answers of a run as they finish, on disk before the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..data.files import InputError
+
+JOURNAL_VERSION = 1
+
+
+class Journal:
+    """
+    A file of finished answers, one JSON line each, that survives the process being killed at any moment.
+
+    Its first line says which run it belongs to. A line that the end of the process cut short is dropped: its
+    answer is made again.
+
+    Parameters
+    ----------
+    path
+        The file; made if it does not exist, else continued.
+    run
+        What the run depends on, as plain JSON values: a journal of another run is refused.
+
+    Raises
+    ------
+    InputError
+        If the file belongs to another run, is damaged in its middle, or cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], run: Mapping[str, object]) -> None:
+        self.path = Path(path)
+        self._run = {"batchbound_journal": JOURNAL_VERSION, **run}
+        self.finished: dict[str, dict[str, object]] = {}
+        try:
+            # Unbuffered, so that a line is on its way to the disk when `append` returns. Open for the whole run.
+            self._stream = open(self.path, "ab+", buffering=0)  # noqa: SIM115
+            self._recover()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def append(self, name: str, answer: Mapping[str, object]) -> None:
+        """
+        Put one finished answer on disk.
+
+        Parameters
+        ----------
+        name
+            The request's ``custom_id``.
+        answer
+            Its output line.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be written; what it held before is still whole.
+        """
+        self._write({"id": name, "answer": dict(answer)})
+        self.finished[name] = dict(answer)
+
+    def close(self) -> None:
+        """Close the file and leave it."""
+        self._stream.close()
+
+    def remove(self) -> None:
+        """Close the file and delete it: its answers stand elsewhere now."""
+        self.close()
+        self.path.unlink()
+
+    def _recover(self) -> None:
+        self._stream.seek(0)
+        lines = self._stream.read().split(b"\n")
+        whole = sum(len(line) + 1 for line in lines[:-1])
+        self._stream.truncate(whole)
+        if whole == 0:
+            self._write(self._run)
+            return
+        header = self._parse(lines[0], 1)
+        if header != self._run:
+            changed = sorted(
+                key for key in self._run.keys() | header.keys() if self._run.get(key) != header.get(key)
+            )
+            mend = "Go on with what that run was started with, delete the file, or choose another output."
+            raise InputError(
+                f"belongs to another run (differs in: {', '.join(changed)})", file=self.path, mend=mend
+            )
+        for number, line in enumerate(lines[1:-1], 2):
+            entry = self._parse(line, number)
+            name, answer = entry.get("id"), entry.get("answer")
+            if not isinstance(name, str) or not isinstance(answer, dict):
+                raise self._damaged(number)
+            self.finished[name] = answer
+
+    def _parse(self, line: bytes, number: int) -> dict[str, object]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            raise self._damaged(number) from None
+        if not isinstance(value, dict):
+            raise self._damaged(number)
+        return value
+
+    def _damaged(self, number: int) -> InputError:
+        mend = f"Delete line {number} to have its answer made again, or the file to start over."
+        return InputError("is not a journal entry", file=self.path, where=f"line {number}", mend=mend)
+
+    def _write(self, value: Mapping[str, object]) -> None:
+        whole = self._stream.seek(0, os.SEEK_END)
+        line = memoryview(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        try:
+            while line:
+                line = line[self._stream.write(line) :]
+        except OSError as error:
+            self._stream.truncate(whole)
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> InputError:
+        mend = "Check the folder, the permissions and the free space; finished answers are kept."
+        return InputError(f"cannot be written ({error.strerror})", file=self.path, mend=mend)
