@@ -37,7 +37,7 @@ class Journal:
         self._run = {"batchbound_journal": JOURNAL_VERSION, **run}
         self.finished: dict[str, dict[str, object]] = {}
         try:
-            # Unbuffered, so that a line is on its way to the disk when `append` returns. Open for the whole run.
+            # Unbuffered: a line is handed to the system when `append` returns. Open for the whole run.
             self._stream = open(self.path, "ab+", buffering=0)  # noqa: SIM115
             self._recover()
         except OSError as error:
