@@ -1,4 +1,4 @@
-"""Constructive heuristics for makespan bin packing (P||Cmax): longest processing time, MULTIFIT, differencing."""
+"""Constructive heuristics for makespan bin packing (P||Cmax)."""
 
 from __future__ import annotations
 
@@ -169,10 +169,11 @@ def multifit(weights: IntArray, machines: int, iterations: int = 10) -> IntArray
 
 def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
     """
-    Return the assignment of the largest differencing method (Karmarkar and Karp 1982), for any number of machines.
+    Return the assignment of the largest differencing method (Karmarkar and Karp 1982).
 
-    Every item starts as a partial solution of its own (one machine loaded, the others empty). The two partial
-    solutions of widest spread are merged, heaviest machine of one on lightest of the other, until one is left.
+    Every item starts as a partial solution of its own (one machine loaded, the others empty). The two
+    partial solutions of widest spread are merged, heaviest machine of one on lightest of the other, until
+    one is left.
 
     Parameters
     ----------
@@ -195,8 +196,8 @@ def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
     count = weights.size
     if count == 0:
         return np.zeros(0, dtype=np.int64)
-    # A partial solution lists, heaviest first, (load above its lightest machine, item set) of the machines that hold
-    # anything: most hold one item, and a full vector of machines would cost O(n m).
+    # A partial solution lists, heaviest first, (load above its lightest machine, item set) of the machines
+    # that hold anything: most hold one item, and a full vector of machines would cost O(n m).
     children: list[tuple[int, int]] = [(-1, -1)] * count
     heap: list[tuple[int, int, list[tuple[int, int]]]] = [
         (-int(weight), item, [(int(weight), item)]) for item, weight in enumerate(weights)
@@ -207,12 +208,16 @@ def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
         shared = max(0, len(first) + len(second) - machines)
         alone = len(first) - shared, len(second) - shared
         merged = first[: alone[0]] + second[: alone[1]]
-        for (load, node), (other_load, other) in zip(first[alone[0] :], reversed(second[alone[1] :]), strict=True):
+        for (load, node), (other_load, other) in zip(
+            first[alone[0] :], reversed(second[alone[1] :]), strict=True
+        ):
             children.append((node, other))
             merged.append((load + other_load, len(children) - 1))
         merged.sort(reverse=True)
         lightest = merged[-1][0] if len(merged) == machines else 0
-        heapq.heappush(heap, (lightest - merged[0][0], tick, [(load - lightest, node) for load, node in merged]))
+        heapq.heappush(
+            heap, (lightest - merged[0][0], tick, [(load - lightest, node) for load, node in merged])
+        )
     assignment = np.zeros(count, dtype=np.int64)
     for machine, root in enumerate(node for _, node in heap[0][2]):
         stack = [root]

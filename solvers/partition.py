@@ -1,4 +1,4 @@
-"""Makespan bin packing (the hybrid paper's equations 26 to 30): requests to slots, the fullest slot as light as can be."""
+"""Makespan bin packing, the hybrid paper's (26)-(30): the fullest slot as light as can be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..models.partition_bounds import PartitionBound, dual_feasible_bound, lifted_bound
+from ..models.partition_bounds import dual_feasible_bound, lifted_bound
 from ..models.partition_heuristics import (
     IntArray,
     checked_weights,
@@ -79,12 +79,15 @@ class PartitionResult:
         return (self.makespan - self.bound) / self.makespan if self.makespan else 0.0
 
 
-def solve_partition(weights: IntArray, machines: int, seconds: float = 10.0, seed: int = 0) -> PartitionResult:
+def solve_partition(
+    weights: IntArray, machines: int, seconds: float = 10.0, seed: int = 0
+) -> PartitionResult:
     """
     Return the best assignment found, proven optimal where time allows.
 
-    Bounds and constructive heuristics first, then re-splits of pairs of machines towards the bound, then (only when
-    a gap is left) column generation, which lifts the bound and assembles an assignment from its patterns.
+    Bounds and constructive heuristics first, then re-splits of pairs of machines towards the bound, then
+    (only when a gap is left) column generation, which lifts the bound and assembles an assignment from its
+    patterns.
 
     Parameters
     ----------
@@ -134,4 +137,6 @@ def solve_partition(weights: IntArray, machines: int, seconds: float = 10.0, see
         if reached < makespan:
             best, makespan = search.assignment(), reached
         target = max(target + 1, (target + makespan) // 2)
-    return PartitionResult(best, makespan, bound.value, bound.source, time.process_time() - started, bound.witness)
+    return PartitionResult(
+        best, makespan, bound.value, bound.source, time.process_time() - started, bound.witness
+    )

@@ -69,9 +69,9 @@ class Resplit:
     """
     Machines whose items are re-split two machines at a time until none is loaded beyond a target.
 
-    A pair's subsets of sum x are a subset of sum a of the first and x - a of the second. The sums of a machine are the
-    bits of an integer, and symmetric (a subset's complement is a subset), so whether x can be had is one shift and
-    one AND of two integers.
+    A pair's subsets of sum x are a subset of sum a of the first and x - a of the second. The sums of a
+    machine are the bits of an integer, and symmetric (a subset's complement is a subset), so whether x can
+    be had is one shift and one AND of two integers.
 
     Parameters
     ----------
@@ -143,7 +143,8 @@ class Resplit:
         partners = [machine for machine, other in enumerate(self.loads) if other < self.target]
         self.rng.shuffle(partners)
         for other in partners:
-            # From here up the excess of the pair grows with the sum, one machine standing for its mirror image.
+            # From here up the excess of the pair grows with the sum, one machine standing for its mirror
+            # image.
             least = max(0, min(self.target, load + self.loads[other] - self.target))
             for total in range(least, load):
                 if self._resplit(over, other, total):

@@ -1,0 +1,225 @@
+"""An independent check of a bound: derives again, by the simplest code, what its certificate claims."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ..data.bound import Bound
+from ..data.problem import Problem
+from ..data.schedule import Violation
+
+ROUNDING = 1e-9
+"""Relative error of floating-point sums that is let pass."""
+
+
+class _Refuted(Exception):
+    """A claim of the certificate does not hold: rule and message."""
+
+
+def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
+    """
+    Return what is wrong with a bound, or None if its certificate proves it.
+
+    Nothing is taken from the code that makes bounds: every count is derived again from the requests, price
+    arguments are checked by a knapsack over all loads, and the least waste by shortest paths.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded.
+    bound
+        The bound, its terms and certificate.
+
+    Returns
+    -------
+    Violation or None
+        The first claim that fails.
+    """
+    if not bound.valid:
+        return Violation(
+            "a bound is valid", f"{bound.source!r} is a printed formula that bounds nothing in general"
+        )
+    total = math.fsum(bound.terms.values())
+    if not math.isclose(total, bound.seconds, rel_tol=ROUNDING, abs_tol=1e-12):
+        return Violation(
+            "terms add up", f"the terms add up to {total!r} s, the bound says {bound.seconds!r} s"
+        )
+    try:
+        proven = _proven_seconds(problem, bound.certificate)
+    except _Refuted as refuted:
+        return Violation(*refuted.args)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
+    if bound.seconds > proven * (1 + ROUNDING) + 1e-12:
+        return Violation(
+            "the certificate proves the bound", f"it proves {proven!r} s, the bound says {bound.seconds!r} s"
+        )
+    return None
+
+
+def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
+    slots = _checked_slots(problem, int(certificate["slots"]))
+    stages = _checked_stages(problem, slots, certificate["stages"])
+    rounds = _checked_rounds(problem, slots, certificate["rounds"])
+    if certificate["kind"] == "trivial":
+        return _least_seconds(problem, stages, rounds)
+    if certificate["kind"] == "difference set":
+        charges = [int(charge) for charge in certificate["charges"]]
+        return _difference_seconds(problem, slots, stages, rounds, charges)
+    raise _Refuted("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+
+
+def _checked_slots(problem: Problem, claimed: int) -> int:
+    """Return the claimed slots if no more requests can ever be in progress."""
+    prompts = sorted(problem.prompt_tokens.tolist())
+    if claimed >= min(problem.slots, len(prompts)):
+        return claimed
+    if problem.kv_capacity is None or sum(prompts[: claimed + 1]) <= problem.kv_capacity:
+        raise _Refuted("slots", f"more than {claimed} requests can be in progress together")
+    return claimed
+
+
+def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any]) -> int:
+    """Return the claimed number of prefill stages if no schedule has fewer."""
+    claimed = int(claim["at_least"])
+    prompts: list[int] = problem.prompt_tokens.tolist()
+    cap = min(problem.prefill_token_cap or sum(prompts), problem.kv_capacity or sum(prompts))
+    if claim["kind"] == "requests over slots":
+        proven = math.ceil(len(prompts) / slots)
+    elif claim["kind"] == "tokens over cap":
+        proven = -(-sum(prompts) // cap)
+    elif claim["kind"] == "prices":
+        _check_capacity(claim, at_least=cap)
+        worth, limit = _checked_prices(prompts, claim)
+        proven = -(-worth // limit)
+    else:
+        raise _Refuted("stages", f"no argument is called {claim['kind']!r}")
+    if claimed > proven:
+        raise _Refuted("stages", f"{claimed} claimed, {proven} proven")
+    return claimed
+
+
+def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any]) -> int:
+    """Return the claimed number of decode rounds if no schedule has fewer."""
+    claimed = int(claim["at_least"])
+    rounds: list[int] = problem.rounds.tolist()
+    if claim["kind"] == "lifted":
+        heaviest = sorted(rounds, reverse=True)[: int(claim["heaviest"])]
+        group = int(claim["machines"])
+        if not 1 <= group <= slots:
+            raise _Refuted("rounds", f"{group} of {slots} slots cannot be chosen")
+        # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
+        spread = [len(heaviest) // slots + (slot < len(heaviest) % slots) for slot in range(slots)]
+        held = sum(spread[:group])
+        proven = math.ceil(sum(sorted(heaviest)[:held]) / group)
+    elif claim["kind"] == "prices":
+        _check_capacity(claim, at_least=claimed - 1)
+        worth, limit = _checked_prices(rounds, claim)
+        if worth <= slots * limit:
+            raise _Refuted("rounds", f"prices of {worth} fit {slots} slots of {limit}")
+        proven = int(claim["capacity"]) + 1
+    elif claim["kind"] == "KV tokens over capacity":
+        first = int(problem.prefill_emits_first_token)
+        held = sum(
+            p + first + r
+            for p, n in zip(problem.prompt_tokens.tolist(), rounds, strict=True)
+            for r in range(n)
+        )
+        proven = -(-held // (problem.kv_capacity or held))
+    else:
+        raise _Refuted("rounds", f"no argument is called {claim['kind']!r}")
+    if claimed > proven:
+        raise _Refuted("rounds", f"{claimed} claimed, {proven} proven")
+    return claimed
+
+
+def _check_capacity(claim: Mapping[str, Any], at_least: int) -> None:
+    if int(claim["capacity"]) < at_least:
+        raise _Refuted("prices", f"made for a capacity of {claim['capacity']}, not {at_least}")
+
+
+def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the price of all items and the limit, if nothing that fits in the capacity exceeds it."""
+    price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
+    capacity, limit = int(claim["capacity"]), int(claim["limit"])
+    if limit < 1 or min(price.values()) < 0:
+        raise _Refuted("prices", "prices must not be negative, their limit must be positive")
+    have = Counter(weights)
+    if price.get(0, 0) > 0:
+        raise _Refuted("prices", "an item of no weight fits any number of times, so it has no price")
+    dearest = [0] * (capacity + 1)
+    for weight, worth in price.items():
+        if worth == 0:
+            continue
+        most = min(have[weight], capacity // weight)
+        if most == capacity // weight:
+            for load in range(weight, capacity + 1):
+                dearest[load] = max(dearest[load], dearest[load - weight] + worth)
+        else:
+            for _ in range(most):
+                for load in range(capacity, weight - 1, -1):
+                    dearest[load] = max(dearest[load], dearest[load - weight] + worth)
+    if dearest[capacity] > limit:
+        raise _Refuted(
+            "prices", f"items that fit in {capacity} are priced {dearest[capacity]}, above {limit}"
+        )
+    return sum(price.get(weight, 0) * count for weight, count in have.items()), limit
+
+
+def _least_seconds(problem: Problem, stages: int, rounds: int) -> float:
+    """Return the least cost of a schedule with these many stages and rounds."""
+    cost = problem.cost
+    prefill = cost.prefill_base * stages + cost.prefill_per_token * sum(problem.prompt_tokens.tolist())
+    first = int(problem.prefill_emits_first_token)
+    held = sum(
+        n * (p + first) + n * (n - 1) // 2
+        for p, n in zip(problem.prompt_tokens.tolist(), problem.rounds.tolist(), strict=True)
+    )
+    decode = cost.decode_base * rounds + cost.decode_per_slot * sum(problem.rounds.tolist())
+    seconds: float = max(prefill, cost.prefill_floor * stages) + decode + cost.decode_per_kv_token * held
+    return seconds
+
+
+def _difference_seconds(problem: Problem, slots: int, stages: int, rounds: int, charges: list[int]) -> float:
+    """Return the least cost over all numbers of stages, the waste of each bounded by the charges."""
+    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+    if not have:
+        return _least_seconds(problem, stages, rounds)
+    relaxed = {charge: _relaxed_waste(have, charge) for charge in charges}
+    longest, work = have[-1][0], sum(length * count for length, count in have)
+    layers = rounds // longest
+    best = math.inf
+    for number in range(stages, len(problem) + 1):
+        if _least_seconds(problem, number, rounds) >= best:
+            break
+        # Points in layers that are neither the same nor neighbours differ by more than the longest request:
+        # each of the layers + 1 layers holds a point, and every other point is that far from all layers but
+        # three. The first point differs by at least the longest request from the one in layer 1.
+        near = (number + 1) * number // 2 - (layers >= 1)
+        for layer in range(2, layers + 1):
+            near -= layer - 1
+        near -= max(0, number - layers) * max(0, layers - 2)
+        near = max(0, near)
+        waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
+        needed = max(rounds, -(-(work + waste) // slots))
+        best = min(best, _least_seconds(problem, number, needed))
+    return best
+
+
+def _relaxed_waste(have: list[tuple[int, int]], charge: int) -> int:
+    """Return the least waste plus charges of rounding lengths up to values, the largest of which is free."""
+    if charge < 0:
+        raise _Refuted("charges", f"{charge} is negative")
+    least = [0]
+    for i in range(len(have)):
+        last, waste, best = have[i][0], 0, math.inf
+        for j in range(i, -1, -1):
+            waste += have[j][1] * (last - have[j][0])
+            if waste >= best:
+                break
+            best = min(best, waste + least[j])
+        least.append(int(best) + (charge if i + 1 < len(have) else 0))
+    return least[-1]

@@ -1,0 +1,218 @@
+"""The difference-set bound: few prefill stages leave few lengths of time a slot can be held for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..data.bound import Bound
+from ..data.cost import IntArray
+from ..data.problem import Problem
+from .least_counts import cost_terms, least_counts
+
+
+def useful_differences(stages: int, longest: int, rounds: int) -> int:
+    r"""
+    Return how many differences below the longest request S start times and the end can have between them.
+
+    Let M be the longest request's rounds and :math:`x_0 < \dots < x_D` the distinct start times and the
+    end, D <= S. No gap between neighbours need exceed M: when it does, everything has finished M rounds
+    after the earlier one, and the rest moves forward. So each layer [l M, (l + 1) M) with (l + 1) M <= R
+    holds a point, and so does layer q = R // M, the end. Two points two or more layers apart differ by more
+    than M. With at least one point in each of the q + 1 layers and D - q more anywhere, the pairs that far
+    apart are at least C(q, 2) + (D - q) (q - 2), of C(D + 1, 2). One more pair is the first point and one
+    of layer 1.
+
+    Parameters
+    ----------
+    stages
+        Prefill stages S.
+    longest
+        Rounds M of the longest request.
+    rounds
+        A lower bound on the decode rounds R.
+
+    Returns
+    -------
+    int
+        The number of pairs that can differ by less than M.
+    """
+    pairs = stages * (stages + 1) // 2
+    layers = rounds // longest
+    far = layers * (layers - 1) // 2 + max(0, stages - layers) * max(0, layers - 2) + (layers >= 1)
+    return max(0, pairs - far)
+
+
+@dataclass(slots=True)
+class RoundUp:
+    r"""
+    Least waste of rounding lengths up to few values, bounded from below for every number of values at once.
+
+    The largest length is a value for free. For a charge :math:`\lambda` per further value let
+    :math:`\phi(\lambda)` be the least waste plus charges. With k values the waste W(k) is at least
+    :math:`\phi(\lambda) - \lambda k`, and since the cost of rounding a run of lengths up to its last is
+    Monge, W is convex and some whole :math:`\lambda` attains W(k).
+
+    Parameters
+    ----------
+    lengths
+        Distinct lengths, ascending, positive, shape (distinct,).
+    counts
+        How many requests have each, shape (distinct,).
+    """
+
+    lengths: IntArray
+    counts: IntArray
+    charged: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def relaxed(self, charge: int) -> tuple[int, int]:
+        """
+        Return the least waste plus charges, and how many values it pays for.
+
+        Parameters
+        ----------
+        charge
+            Waste charged per value beyond the largest length, not negative.
+
+        Returns
+        -------
+        tuple of int
+            The relaxed optimum and the charged values of one solution.
+        """
+        if charge in self.charged:
+            return self.charged[charge]
+        size = len(self.lengths)
+        below = np.concatenate(([0], np.cumsum(self.counts)))
+        work = np.concatenate(([0], np.cumsum(self.counts * self.lengths)))
+        # reach[j]: least cost with the j shortest lengths rounded up; the arc j -> i rounds lengths j..i-1
+        # to i-1.
+        reach = np.zeros(size + 1, dtype=np.int64)
+        values = np.zeros(size + 1, dtype=np.int64)
+        offset = np.zeros(size + 1, dtype=np.int64)
+        for i in range(1, size + 1):
+            last = self.lengths[i - 1]
+            cost = offset[:i] - last * below[:i]
+            j = int(cost.argmin())
+            reach[i] = cost[j] + last * below[i] - work[i] + charge
+            values[i] = values[j] + 1
+            offset[i] = reach[i] + work[i]
+        result = int(reach[size]) - charge, int(values[size]) - 1
+        self.charged[charge] = result
+        return result
+
+    def least_waste(self, values: int) -> int:
+        """
+        Return the least waste with that many values beyond the largest length.
+
+        Parameters
+        ----------
+        values
+            Number of further values, not negative.
+
+        Returns
+        -------
+        int
+            Total rounds by which lengths are rounded up.
+        """
+        if values >= len(self.lengths) - 1:
+            return 0
+        # A charge above any waste buys no value, charge 0 buys them all: the number bought falls with the
+        # charge.
+        low, high = 0, int(self.lengths[-1]) * int(self.counts.sum()) + 1
+        for charge, (_, bought) in self.charged.items():
+            if bought > values:
+                low = max(low, charge)
+            else:
+                high = min(high, charge)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.relaxed(middle)[1] > values:
+                low = middle
+            else:
+                high = middle
+        return self.certified_waste(values, [low, high])
+
+    def certified_waste(self, values: int, charges: list[int]) -> int:
+        """
+        Return the waste that given charges prove for a number of values.
+
+        Parameters
+        ----------
+        values
+            Number of values beyond the largest length.
+        charges
+            Charges to use.
+
+        Returns
+        -------
+        int
+            The largest of the relaxed optima less the charges of ``values`` values, not negative.
+        """
+        return max([0, *(self.relaxed(charge)[0] - charge * values for charge in charges)])
+
+
+def difference_set_bound(problem: Problem) -> Bound:
+    r"""
+    Return the bound that the number of differences between start times puts on slot time.
+
+    A slot that serves request i from stage a is filled again at a later stage b, or not before the end: it
+    is held for a difference of two of the S + 1 points (start times and end) that is at least n_i.
+    Intervals prolonged to the next point overlap no more than before, since nothing starts in between, so
+    all prolonged lengths fit into J R slot rounds. With k values for the differences below the longest
+    request M (:func:`useful_differences`; every longer difference is taken as M), rounding up wastes W(k)
+    at least, hence
+
+    .. math:: R(S) \ge \lceil (\sum_i n_i + W(k(S))) / J \rceil .
+
+    The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
+    S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
+    capacity and slots that stay empty only mean fewer differences or more waste, so all of them keep the
+    bound valid.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded. Arrival times are left out, which only lowers the bound.
+
+    Returns
+    -------
+    Bound
+        Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
+        shortest paths.
+    """
+    counts = least_counts(problem)
+    work = problem.rounds[problem.rounds > 0]
+    lengths, numbers = np.unique(work, return_counts=True)
+    round_up = RoundUp(lengths, numbers)
+    total, longest = int(work.sum()), max(1, int(work.max(initial=0)))
+
+    def rounds_needed(stages: int, waste: int) -> int:
+        return max(counts.rounds, -(-(total + waste) // counts.slots))
+
+    def seconds(stages: int, rounds: int) -> float:
+        return sum(cost_terms(problem, stages, rounds).values())
+
+    best: tuple[float, int, int] | None = None
+    charges: set[int] = set()
+    for stages in range(counts.stages, len(problem) + 1):
+        if best is not None and seconds(stages, counts.rounds) >= best[0]:
+            break
+        values = useful_differences(stages, longest, counts.rounds)
+        rounds = rounds_needed(stages, round_up.certified_waste(values, sorted(charges)))
+        if best is None or seconds(stages, rounds) < best[0]:
+            waste = round_up.least_waste(values)
+            tight = [c for c in round_up.charged if round_up.certified_waste(values, [c]) == waste]
+            charges.update(tight[:1])
+            rounds = rounds_needed(stages, waste)
+            if best is None or seconds(stages, rounds) < best[0]:
+                best = seconds(stages, rounds), stages, rounds
+    assert best is not None, "every problem has a request, so some number of stages is possible"
+    terms = cost_terms(problem, best[1], best[2])
+    certificate = {
+        "kind": "difference set",
+        "slots": counts.slots,
+        **counts.claims,
+        "charges": sorted(charges),
+    }
+    return Bound(sum(terms.values()), "difference set", terms, certificate)

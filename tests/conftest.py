@@ -1,0 +1,49 @@
+"""Fixtures shared by the tests."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+
+from batchbound.data.problem import Problem
+
+
+def _optimal_makespan(problem: Problem) -> float:
+    """Least makespan by Dijkstra over (requests waiting, rounds done by each running request)."""
+    rounds, prompts = problem.rounds.tolist(), problem.prompt_tokens.tolist()
+    first = int(problem.prefill_emits_first_token)
+    capacity = problem.kv_capacity or 10**9
+    cap = problem.prefill_token_cap or 10**9
+    start = (tuple(range(len(rounds))), ())
+    frontier: list[tuple[float, tuple[int, ...], tuple[tuple[int, int], ...]]] = [(0.0, *start)]
+    settled = set()
+    while frontier:
+        seconds, waiting, running = heapq.heappop(frontier)
+        if (waiting, running) in settled:
+            continue
+        settled.add((waiting, running))
+        if not waiting and not running:
+            return seconds
+        held = sum(prompts[i] + first + done for i, done in running)
+        if running and held <= capacity:
+            left = tuple((i, done + 1) for i, done in running if done + 1 < rounds[i])
+            cost = problem.cost.decode_seconds(len(running), held)
+            heapq.heappush(frontier, (seconds + cost, waiting, left))
+        for size in range(1, min(len(waiting), problem.slots - len(running)) + 1):
+            for chosen in combinations(waiting, size):
+                tokens = sum(prompts[i] for i in chosen)
+                if tokens > cap or held + tokens > capacity:
+                    continue
+                now = tuple(sorted(running + tuple((i, 0) for i in chosen if rounds[i] > 0)))
+                rest = tuple(i for i in waiting if i not in chosen)
+                heapq.heappush(frontier, (seconds + problem.cost.prefill_seconds(tokens), rest, now))
+    raise AssertionError("no schedule exists")
+
+
+@pytest.fixture(scope="session")
+def optimal_makespan() -> Callable[[Problem], float]:
+    """Least makespan of a tiny problem, by exhaustive search that shares nothing with the solvers."""
+    return _optimal_makespan

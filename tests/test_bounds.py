@@ -1,0 +1,211 @@
+"""No bound exceeds an optimum, and a certificate proves what it says and nothing more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.data.bound import Bound
+from batchbound.data.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.models.bounds import best_bound, paper_bound, trivial_bound
+from batchbound.models.certificates import verify_bound
+from batchbound.models.difference_bound import difference_set_bound, useful_differences
+from batchbound.models.least_counts import least_counts
+
+Optimum = Callable[[Problem], float]
+
+
+def problem_of(
+    prompts: list[int], outputs: list[int], slots: int, cost: CostModel | None = None, **limits: Any
+) -> Problem:
+    return Problem(Workload.from_lengths(prompts, outputs), cost or CostModel.paper(), slots, **limits)
+
+
+def tiny_problem(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, 7))
+    prompts = rng.integers(1, 7, requests)
+    outputs = rng.integers(1, 7, requests)
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.0, 0.5, 2.0, 5.0])),
+        prefill_per_token=float(rng.choice([0.0, 0.1])),
+        decode_base=float(rng.choice([0.0, 1.0])),
+        decode_per_slot=float(rng.choice([0.0, 0.2])),
+        prefill_floor=float(rng.choice([0.0, 1.0, 3.0])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+    )
+    largest = int((prompts + outputs).max())
+    return Problem(
+        Workload.from_lengths(prompts, outputs),
+        cost,
+        slots=int(rng.integers(1, 4)),
+        kv_capacity=int(largest + rng.integers(0, 12)) if rng.random() < 0.5 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if rng.random() < 0.5 else None,
+        prefill_emits_first_token=bool(rng.random() < 0.5),
+    )
+
+
+@pytest.mark.parametrize("batch", range(10))
+def test_no_valid_bound_exceeds_the_optimum_of_a_tiny_problem(batch: int, optimal_makespan: Optimum) -> None:
+    for seed in range(40 * batch, 40 * batch + 40):
+        problem = tiny_problem(seed)
+        optimum = optimal_makespan(problem)
+        for bound in (trivial_bound(problem), difference_set_bound(problem), best_bound(problem)):
+            assert bound.valid
+            assert bound.seconds <= optimum + 1e-9, (seed, bound.source)
+            assert sum(bound.terms.values()) == pytest.approx(bound.seconds)
+            assert verify_bound(problem, bound) is None, (seed, bound.source)
+
+
+def test_bounds_are_often_tight_on_tiny_problems(optimal_makespan: Optimum) -> None:
+    tight = 0
+    for seed in range(100):
+        problem = tiny_problem(seed)
+        tight += best_bound(problem).seconds >= optimal_makespan(problem) - 1e-9
+    assert tight >= 40
+
+
+def test_one_stage_and_the_longest_request_are_the_whole_cost_of_a_batch_that_fits() -> None:
+    problem = problem_of([10, 20], [5, 3], slots=2)
+    bound = trivial_bound(problem)
+    assert bound.terms["prefill stages"] == pytest.approx(0.025)
+    assert bound.terms["prompt tokens"] == pytest.approx(30 * 0.00013)
+    assert bound.terms["decode rounds"] == pytest.approx(5 * 0.029)
+    assert bound.terms["slot-rounds"] == pytest.approx(8 * 0.00021)
+    schedule = Schedule.from_bins(problem, [0, 0], [5])
+    assert bound.seconds == pytest.approx(schedule.makespan(problem))
+
+
+def test_stages_are_counted_by_the_token_cap() -> None:
+    problem = problem_of([6, 6, 6, 5], [1, 1, 1, 1], slots=4, prefill_token_cap=10)
+    counts = least_counts(problem)
+    assert counts.stages == 4, "no two of these prompts fit into one stage although 23 tokens fit into three"
+    assert counts.claims["stages"]["kind"] == "prices"
+
+
+def test_slots_that_the_kv_capacity_cannot_fill_do_not_count() -> None:
+    problem = problem_of([10] * 6, [2] * 6, slots=6, kv_capacity=25)
+    counts = least_counts(problem)
+    assert counts.slots == 2
+    assert counts.stages == 3
+    assert counts.rounds == 6
+
+
+def test_the_kv_read_over_the_job_needs_rounds_of_the_capacity() -> None:
+    problem = problem_of([1, 1, 1], [9, 9, 9], slots=3, kv_capacity=12)
+    assert problem.kv_token_rounds == 3 * sum(range(1, 10))
+    assert least_counts(problem).rounds == 12
+    assert least_counts(problem).claims["rounds"]["kind"] == "KV tokens over capacity"
+
+
+def test_few_stages_leave_few_differences() -> None:
+    # The first point and the end are always as far apart as the longest request.
+    assert useful_differences(1, longest=10, rounds=10) == 0
+    assert useful_differences(4, longest=10, rounds=19) == 9
+    # Layers 0, 1, 2 each hold a point: the first and the last differ by more than the longest request.
+    assert useful_differences(4, longest=10, rounds=20) == 8
+
+
+def test_lengths_that_few_points_cannot_measure_waste_slot_time(optimal_makespan: Optimum) -> None:
+    cost = CostModel(prefill_base=100.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+    problem = problem_of([1] * 6, [1, 2, 3, 4, 5, 6], slots=3, cost=cost)
+    assert trivial_bound(problem).seconds == pytest.approx(2 * 100 + 21 / 3)
+    # Two stages: two differences below 6 and 6 itself for six lengths, so at least three of them wait a
+    # round.
+    assert difference_set_bound(problem).seconds == pytest.approx(2 * 100 + (21 + 3) / 3)
+    assert optimal_makespan(problem) == pytest.approx(2 * 100 + 3 + 6)
+
+
+def test_requests_of_no_rounds_need_stages_only(optimal_makespan: Optimum) -> None:
+    problem = problem_of([3, 3, 3], [1, 1, 1], slots=2, prefill_emits_first_token=True)
+    assert best_bound(problem).seconds == pytest.approx(optimal_makespan(problem))
+    assert best_bound(problem).seconds == pytest.approx(2 * 0.025 + 9 * 0.00013)
+
+
+def table3_like(requests: int = 1319, seed: int = 0) -> Problem:
+    rng = np.random.default_rng(seed)
+    outputs = np.where(rng.random(requests) < 0.5, 512, np.clip(rng.gamma(1.5, 136.0, requests), 1, 511))
+    prompts = np.maximum(1, rng.lognormal(4.16, 0.36, requests)).astype(np.int64)
+    return Problem(Workload.from_lengths(prompts, outputs.astype(np.int64)), CostModel.paper(), slots=200)
+
+
+def test_the_difference_set_bound_is_stronger_at_the_papers_size_and_survives_json() -> None:
+    problem = table3_like()
+    trivial, difference = trivial_bound(problem), best_bound(problem)
+    assert difference.seconds > trivial.seconds + 0.2
+    again = Bound.from_json(json.loads(json.dumps(difference.to_json())))
+    assert verify_bound(problem, again) is None
+
+
+def forged(bound: Bound, **changes: object) -> Bound:
+    return replace(bound, certificate={**bound.certificate, **changes})
+
+
+def raised(bound: Bound, seconds: float) -> Bound:
+    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + seconds}
+    return replace(bound, seconds=bound.seconds + seconds, terms=terms)
+
+
+def test_a_checker_refuses_what_the_certificate_does_not_prove() -> None:
+    problem = table3_like(300)
+    bound = difference_set_bound(problem)
+    trivial = trivial_bound(problem)
+    assert verify_bound(problem, bound) is None
+    claim: Mapping[str, object] = trivial.certificate["rounds"]  # type: ignore[assignment]
+    forgeries = {
+        "the certificate proves the bound": raised(bound, 0.01),
+        "terms add up": replace(bound, seconds=bound.seconds + 0.01),
+        "rounds": forged(raised(trivial, 1.0), rounds={**claim, "at_least": 10_000}),
+        "stages": forged(bound, stages={"at_least": 50, "kind": "requests over slots"}),
+        "slots": forged(bound, slots=100),
+        "charges": forged(bound, charges=[-5]),
+        "a certificate is of a known kind": forged(bound, kind="trust me"),
+        "a certificate is readable": forged(bound, stages=None),
+        "a bound is valid": replace(bound, valid=False),
+    }
+    for rule, forgery in forgeries.items():
+        violation = verify_bound(problem, forgery)
+        assert violation is not None, rule
+        assert violation.rule == rule
+
+
+def test_prices_that_a_full_slot_exceeds_prove_nothing() -> None:
+    problem = problem_of([1, 1, 1], [3, 3, 4], slots=2)
+    prices = {"kind": "prices", "capacity": 6, "lengths": [3, 4], "prices": [3, 4], "limit": 3, "at_least": 7}
+    violation = verify_bound(problem, forged(raised(trivial_bound(problem), 0.029), rounds=prices))
+    assert violation is not None
+    assert violation.rule == "prices"
+
+
+def test_the_papers_prefill_formula_exceeds_an_optimum() -> None:
+    problem = problem_of([10, 10], [1, 1], slots=2)
+    bound = paper_bound(problem, levels=[(10, 1.0), (20, 3.0)], rounds=1)
+    assert bound.terms["prefill (31)"] == pytest.approx(3.0)
+    assert not bound.valid
+    two_small_stages = 2 * 1.0
+    assert bound.terms["prefill (31)"] > two_small_stages
+
+
+def test_the_papers_bound_exceeds_a_schedule_with_idle_slots() -> None:
+    problem = problem_of([68] * 6, [512, 300, 200, 100, 50, 20], slots=200)
+    printed = paper_bound(problem, levels=[(4096, 0.025 + 4096 * 0.00013)], rounds=512)
+    assert printed.seconds == pytest.approx(512 * 0.071, abs=0.01)
+    schedule = Schedule.from_bins(problem, [0] * 6, [512])
+    assert schedule.check(problem) is None
+    assert schedule.makespan(problem) == pytest.approx(15.17, abs=0.01)
+    assert best_bound(problem).seconds <= schedule.makespan(problem) + 1e-9
+    with pytest.raises(ValueError, match="not a valid"):
+        printed.gap(schedule.makespan(problem))
+
+
+def test_a_bound_without_levels_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one prefill level"):
+        paper_bound(problem_of([1], [1], slots=1), levels=[], rounds=1)
