@@ -70,7 +70,9 @@ class HuggingFaceEngine:
                 raise ValueError(
                     f"the prompt of {name!r} has {len(prompt)} tokens, the plan counts {planned}"
                 )
-        capacity = int((problem.prompt_tokens + most_tokens).max())
+        # The buffers grow for an answer that outgrows the plan; without max_tokens it might fill the model.
+        expected = np.minimum(most_tokens, problem.workload.output_tokens)
+        capacity = int((problem.prompt_tokens + expected).max())
         self._model = model
         self._batch = WindowBatch(model, problem.slots, capacity, sampler=sampler)
         self._ids = problem.workload.ids
@@ -159,20 +161,3 @@ class HuggingFaceEngine:
         ]
         self.evict(finished)
         return finished
-
-
-def synthetic_prompts(problem: Problem, vocabulary: int, seed: int) -> list[list[int]]:
-    """
-    Return random token ids for a job whose prompts are not known, of the workload's lengths.
-
-    Parameters
-    ----------
-    problem
-        The requests.
-    vocabulary
-        Tokens the model knows.
-    seed
-        Of the draws.
-    """
-    rng = np.random.default_rng(seed)
-    return [rng.integers(vocabulary, size=tokens).tolist() for tokens in problem.prompt_tokens]

@@ -1,1 +1,77 @@
-"""cli"""
+"""The command line: plan a batch job, run the plan, report the gap to the bound."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ..data.files import InputError
+from ..data.problem import ProblemError
+from ..data.workload import WorkloadError
+
+COMMANDS = {
+    "demo": "plan and run a bundled workload on a small local model, and print the report",
+    "plan": "make a schedule with a proven bound out of requests",
+    "run": "serve a plan's requests on a HuggingFace model",
+    "report": "say how far a plan or a run is from the bound, and where the time went",
+    "simulate": "run any policy on any workload in the simulator",
+    "bound": "print the lower bounds of a workload with their terms",
+    "verify": "check a plan's schedule and its bound's certificate again, without the solver",
+    "profile": "measure a model on this machine and fit the cost model",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Return the exit status of one command: 0 done, 1 the work failed, 2 the input was wrong.
+
+    Parameters
+    ----------
+    argv
+        The words after the program's name; those of this process by default.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(words[0] if words else "")
+    args = parser.parse_args(words)
+    try:
+        status: int = args.run(args)
+    except (InputError, WorkloadError, ProblemError) as error:
+        return _failed(str(error), 2)
+    except ImportError as error:
+        if error.name is not None:  # a broken installation, not a missing extra that we name ourselves
+            raise
+        return _failed(str(error), 2)
+    except KeyboardInterrupt:
+        return _failed("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output went away, `head` say: nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """Return the parser; only the chosen command's module is imported, so that the others cost nothing."""
+    from .. import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="batchbound",
+        description="Plan an LLM batch job, run the plan, and report how far it was from a proven bound.",
+    )
+    parser.add_argument("--version", action="version", version=f"batchbound {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == chosen:
+            module = importlib.import_module(f".{name}", __package__)
+            module.configure(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def _failed(message: str, status: int) -> int:
+    print(f"batchbound: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,102 @@
+"""What the commands print: tables for people, one JSON object for programs, notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+
+from ..data.plan import Plan
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+
+_LABELS = {
+    "requests": "requests",
+    "slots": "slots",
+    "makespan_s": "predicted makespan",
+    "bound_s": "proven lower bound",
+    "bound_source": "bound by",
+    "gap": "gap to the bound",
+    "utilization": "utilization",
+    "prefill_stages": "prefill stages",
+    "decode_rounds": "decode rounds",
+    "output_tokens_per_s": "output tokens/s",
+    "solver": "solver",
+    "status": "status",
+    "stopped_by": "stopped by",
+    "cost": "cost model",
+    "lengths": "answer lengths",
+    "seconds": "took",
+}
+
+
+def note(message: str) -> None:
+    """Say something beside the result, on stderr."""
+    print(f"batchbound: {message}", file=sys.stderr)
+
+
+def fail(message: str) -> int:
+    """Say on stderr that the work failed, and return the exit status for it."""
+    note(message)
+    return 1
+
+
+def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
+    """
+    Return what there is to say about a plan, by the names that programs know.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    seconds
+        What planning took in all.
+    """
+    summary = schedule_summary(plan.problem, plan.schedule)
+    return summary | {
+        "makespan_s": plan.makespan,
+        "bound_s": None if plan.bound is None else plan.bound.seconds,
+        "bound_source": None if plan.bound is None else plan.bound.source,
+        "gap": plan.gap,
+        "solver": plan.maker.solver,
+        "status": plan.maker.status,
+        "stopped_by": plan.maker.stopped_by,
+        "cost": plan.cost_source.get("name"),
+        "lengths": plan.lengths.get("kind"),
+        "seconds": seconds,
+    }
+
+
+def schedule_summary(problem: Problem, schedule: Schedule) -> dict[str, object]:
+    """Return the figures of a schedule, by the names that programs know."""
+    makespan = schedule.makespan(problem)
+    return {
+        "requests": len(problem),
+        "slots": problem.slots,
+        "makespan_s": makespan,
+        "utilization": schedule.utilization(problem),
+        "prefill_stages": schedule.prefill_stages(),
+        "decode_rounds": int(schedule.rounds.sum()),
+        "output_tokens_per_s": float(problem.workload.output_tokens.sum()) / makespan,
+    }
+
+
+def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> None:
+    """Print a summary on stdout: as one JSON object, or as a table of what is known."""
+    if as_json:
+        print(json.dumps(summary))
+        return
+    if title:
+        print(title)
+    for name, label in _LABELS.items():
+        value = summary.get(name)
+        if value is not None:
+            print(f"  {label:20s} {_shown(name, value)}")
+
+
+def _shown(name: str, value: object) -> str:
+    if name in ("gap", "utilization") and isinstance(value, float):
+        return f"{value:.2%}"
+    if (name.endswith("_s") or name == "seconds") and isinstance(value, float):
+        return f"{value:,.1f}" if name.endswith("per_s") else f"{value:,.3f} s"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,70 @@
+"""``batchbound plan``: requests in, a checked schedule with its bound out."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from ..data.files import InputError
+from ..data.problem import Problem
+from ..planning import PlanningError, make_plan
+from ..solvers.result import Limits
+from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
+from .inputs import add_problem, positive, prompt_source, read_inputs, refuse_existing, seconds
+from .output import fail, note, plan_summary, show
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_problem(parser)
+    group = parser.add_argument_group("solver")
+    group.add_argument(
+        "--solver", choices=sorted(SOLVERS), default=DEFAULT_SOLVER, help="default %(default)s"
+    )
+    group.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="of the search (default %(default)s)",
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, help="of the search's random choices (default %(default)s)"
+    )
+    group.add_argument("--threads", type=positive, default=1, help="of the solver, if it has a use for them")
+    parser.add_argument("-o", "--output", default="plan.json", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the plan, write it, and say what it is worth."""
+    begun = time.perf_counter()
+    refuse_existing(args.output, args.overwrite)
+    if not 0 <= args.seed < 2**31:
+        raise InputError(f"the seed {args.seed} is out of range", mend="Give one from 0 to 2147483647.")
+    inputs = read_inputs(args, keep_arrivals=False)
+    if inputs.job.workload.arrival.any():
+        note("arrival times are left aside: a plan has every request at the start")
+    if args.tokenizer is None and args.model is None and inputs.job.records:
+        note("no --model: prompts are counted in bytes, and the plan runs only with --tokenizer bytes")
+    limits = Limits(seconds=args.time_limit, threads=args.threads, seed=args.seed)
+    try:
+        plan = make_plan(
+            inputs.problem,
+            solver=args.solver,
+            limits=limits,
+            lengths=inputs.job.lengths.to_json(),
+            cost_source=inputs.cost_source,
+            prompts=prompt_source(inputs, args.output),
+        )
+    except PlanningError as error:
+        return fail(str(error))
+    plan.save(args.output)
+    summary = plan_summary(plan, time.perf_counter() - begun)
+    show(summary, as_json=args.json, title=f"{args.output}: {_what(plan.problem)}")
+    return 0
+
+
+def _what(problem: Problem) -> str:
+    return f"{len(problem):,} requests on {problem.slots:,} slots"

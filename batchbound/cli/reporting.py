@@ -1,0 +1,98 @@
+"""From a plan and a trace to a report: what `run`, `report` and `demo` have in common."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ..data.calibration import CalibratedCost
+from ..data.files import InputError
+from ..data.plan import Plan
+from ..data.problem import Problem
+from ..data.report import Report
+from ..data.trace import Trace
+from ..executor.report import report
+from ..models.bounds import best_bound
+from .output import note
+
+
+def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Report:
+    """
+    Return the report of a run of a plan, its gap taken to the bound of the lengths that came out.
+
+    Parameters
+    ----------
+    plan
+        What was run.
+    trace
+        Of the run.
+    seconds
+        What the work behind the report took.
+
+    Raises
+    ------
+    InputError
+        If the trace is of another plan.
+    """
+    calibrated = calibration_of(plan)
+    try:
+        return report(
+            plan.problem,
+            trace,
+            plan.bound,
+            plan.makespan,
+            None if calibrated is None else calibrated.error,
+            run_bound=best_bound(_served(plan.problem, trace)),
+            seconds=seconds,
+        )
+    except ValueError as error:
+        raise InputError(str(error), mend="Give the plan that was run.") from None
+
+
+def calibration_of(plan: Plan) -> CalibratedCost | None:
+    """Return the calibration behind a plan's cost model, or None if its costs were not measured by us."""
+    if "cost" not in plan.cost_source:
+        return None
+    recorded = {name: value for name, value in plan.cost_source.items() if name != "name"}
+    return CalibratedCost.from_json(recorded)
+
+
+def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
+    """Say on stderr if the plan's cost model is not of the machine and model that ran it."""
+    calibrated = calibration_of(plan)
+    if calibrated is None:
+        name = plan.cost_source.get("name", "unknown")
+        note(
+            f"the plan's cost model ({name}) was not measured on this machine:"
+            " its seconds are not this run's. Measure with `batchbound profile`, then `plan --cost`"
+        )
+        return
+    different = calibrated.differences(trace.engine)
+    if different:
+        note(f"the plan's cost model is of another machine or model: {'; '.join(different)}")
+
+
+def print_report(value: Report, *, as_json: bool) -> None:
+    """Print a report on stdout: as one JSON object, or as tables."""
+    if as_json:
+        print(json.dumps(value.to_json()))
+        return
+    from rich.console import Console
+
+    from ..executor.report_table import report_table
+
+    Console().print(report_table(value))
+
+
+def _served(problem: Problem, trace: Trace) -> Problem:
+    """
+    Return the problem that the run turned out to solve: its own requests, at the lengths they had.
+
+    Without the capacities, which actual lengths may have outgrown: a bound without them holds all the more.
+    """
+    row_of = {name: row for row, name in enumerate(problem.workload.ids.tolist())}
+    rows = [row_of[name] for name in trace.ids if name in row_of]
+    if len(rows) != len(trace.ids):
+        raise InputError("the trace is of another plan", mend="Give the plan that was run.")
+    workload = problem.workload.select(rows).with_output_tokens(trace.tokens)
+    return replace(problem, workload=workload, kv_capacity=None, prefill_token_cap=None, max_position=None)

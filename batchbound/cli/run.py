@@ -1,0 +1,186 @@
+"""``batchbound run``: a plan's requests served on a HuggingFace model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.files import InputError
+from ..data.jsonl import file_digest
+from ..data.openai_batch import PromptRecord, read_batch
+from ..data.plan import Plan
+from .inputs import refuse_existing
+from .output import note
+from .progress import progress
+from .reporting import print_report, report_of, warn_of_other_machine
+
+if TYPE_CHECKING:
+    from ..executor.job import Job
+    from ..executor.sampling import Sampler
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
+    parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", required=True, metavar="MODEL", help="hub name, directory or tiny:FAMILY[:SEED]"
+    )
+    model.add_argument("--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts")
+    model.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights for the configuration",
+    )
+    model.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
+    )
+    model.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default %(default)s)")
+    model.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch (default: torch's own)")
+    answers = parser.add_argument_group("answers")
+    answers.add_argument(
+        "--pinned",
+        action="store_true",
+        help="decode every answer to its planned length, whatever its tokens; else it ends at an"
+        " end-of-sequence token or its max_tokens",
+    )
+    answers.add_argument("--temperature", type=float, help="0 is greedy (default: the batch file's, else 0)")
+    answers.add_argument("--top-p", type=float, help="default: the batch file's, else 1")
+    answers.add_argument("--top-k", type=int, help="default: the batch file's, else off")
+    answers.add_argument(
+        "--seed", type=int, help="of sampling and dummy weights (default: the batch file's, else 0)"
+    )
+    parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve what is not answered yet, write the answers and the trace, and print the report."""
+    from ..executor.job import journal_path
+    from ..executor.journal import Journal
+
+    plan = Plan.load(args.plan)
+    for path in (args.output, args.trace):
+        refuse_existing(path, args.overwrite)
+    begun = time.perf_counter()
+    job = load_job(plan, args)
+    journal = Journal(journal_path(args.output), run_identity(plan, job, args))
+    if journal.finished:
+        note(f"{args.output}: going on after {len(journal.finished)} finished answers")
+    try:
+        with progress(len(plan.problem) - len(journal.finished), "requests") as advance:
+            outcome = job.run(journal, on_stage=lambda _, done: advance(done))
+    finally:
+        journal.close()
+    if outcome.trace is not None:
+        outcome.trace.save(args.trace)
+    job.write_answers(journal, args.output)
+    if outcome.trace is None:
+        note(f"{args.output}: every answer was there already")
+        return 0
+    warn_of_other_machine(plan, outcome.trace)
+    print_report(report_of(plan, outcome.trace, seconds=time.perf_counter() - begun), as_json=args.json)
+    return 0
+
+
+def load_job(plan: Plan, args: argparse.Namespace) -> Job:
+    """
+    Return the plan's job with model, tokenizer and prompts loaded.
+
+    Raises
+    ------
+    InputError
+        If the prompts changed since they were planned, or plan, prompts and model do not go together.
+    """
+    from ..executor.job import Job
+    from ..executor.model_source import load_model
+    from ..executor.prompts import Prompts
+    from ..executor.tokenizers import load_tokenizer
+
+    source = plan.prompts
+    records = None if source is None else _planned_records(plan, args)
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    sampler = _sampler(records or (), args)
+    model = load_model(
+        args.model, load_format=args.load_format, dtype=args.dtype, device=args.device, seed=args.seed or 0
+    )
+    planned = args.model if source is None else _tokenizer_of(source.tokenizer, args.model)
+    tokenizer = load_tokenizer(args.tokenizer or planned)
+    if records is None:
+        vocabulary = int(model.get_input_embeddings().num_embeddings)
+        prompts = Prompts.random(plan.problem.workload, min(vocabulary, tokenizer.vocab_size), args.seed or 0)
+    else:
+        prompts = Prompts.encode(records, tokenizer)
+    return Job(plan, prompts, model, tokenizer, sampler, pinned=args.pinned)
+
+
+def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:
+    """Return what the answers depend on: a journal goes on only where all of it is the same."""
+    return {
+        "plan": plan.digest(),
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": str(job.model.dtype).removeprefix("torch."),
+        "tokenizer": job.tokenizer.name,
+        "pinned": args.pinned,
+        "sampling": dataclasses.asdict(job.sampler),
+        "weights_seed": args.seed or 0,
+    }
+
+
+def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
+    assert plan.prompts is not None
+    path = Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / plan.prompts.path
+    mend = "Give the planned file with --prompts, or plan again."
+    if not path.is_file():
+        raise InputError("the plan's prompts are not there", file=path, mend=mend)
+    if file_digest(path) != plan.prompts.sha256:
+        raise InputError("the file is not what was planned: it has changed since", file=path, mend=mend)
+    records = read_batch(path)
+    stopped = next((record for record in records if record.stop), None)
+    if stopped is not None:
+        raise InputError(
+            "stop sequences are not supported",
+            file=path,
+            where=f"line {stopped.line}, field 'body.stop'",
+            mend="Remove the field and cut the answers afterwards.",
+        )
+    return records
+
+
+def _tokenizer_of(planned: str, model: str) -> str:
+    """Return the tokenizer that counted the plan's prompts; tiny models all count bytes."""
+    return model if planned.startswith("tiny:") and model.startswith("tiny:") else planned
+
+
+def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace) -> Sampler:
+    """Return how tokens are chosen: as the command line says, else as all lines of the batch file say."""
+    from ..executor.sampling import Sampler
+
+    chosen: dict[str, float | int] = {}
+    for name, default in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("seed", 0)):
+        given = getattr(args, name)
+        if given is None:
+            values = {getattr(record, name) for record in records} or {None}
+            if len(values) > 1:
+                shown = ", ".join(sorted(map(str, values))[:3])
+                message = f"the lines of the batch file differ in {name} ({shown})"
+                mend = f"Say --{name.replace('_', '-')} for the whole run, or split the file."
+                raise InputError(message, mend=mend)
+            given = values.pop()
+        chosen[name] = default if given is None else given
+    try:
+        return Sampler(**chosen)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InputError(str(error), mend="Correct the option or the batch file.") from None

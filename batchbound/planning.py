@@ -1,0 +1,77 @@
+"""From a problem to a plan: solve, check, bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .data.plan import Maker, Plan, PromptSource
+from .data.problem import Problem
+from .models.bounds import best_bound
+from .solvers.result import Limits, Result
+from .solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
+
+
+class PlanningError(RuntimeError):
+    """No plan came out: the solver found no schedule, or what it found breaks a rule."""
+
+
+def make_plan(
+    problem: Problem,
+    *,
+    solver: str = DEFAULT_SOLVER,
+    limits: Limits | None = None,
+    lengths: Mapping[str, object] | None = None,
+    cost_source: Mapping[str, object] | None = None,
+    prompts: PromptSource | None = None,
+) -> Plan:
+    """
+    Return a plan for a problem: a checked schedule, its predicted makespan, and the best bound proven.
+
+    Parameters
+    ----------
+    problem
+        Requests, costs and limits; arrivals are ignored, as a batch job has everything at the start.
+    solver
+        A name that :func:`~batchbound.solvers.solve.solve` knows.
+    limits
+        When to stop; after :data:`DEFAULT_SECONDS` by default.
+    lengths, cost_source, prompts
+        What the plan records of where its numbers come from.
+
+    Raises
+    ------
+    PlanningError
+        If the solver found no schedule, or one that the referee rejects.
+    """
+    limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
+    result = solve(problem, solver, limits=limits)
+    if result.schedule is None:
+        raise PlanningError(
+            f"the solver {result.solver!r} found no schedule"
+            f" ({result.status}, stopped by {result.stopped_by}). {result.message} Give it more time or choose another solver."
+        )
+    violation = result.schedule.check(problem)
+    if violation is not None:
+        raise PlanningError(f"the solver {result.solver!r} broke a rule: {violation}")
+    bound = result.bound if result.bound is not None and result.bound.valid else best_bound(problem)
+    return Plan(
+        problem=problem,
+        schedule=result.schedule,
+        makespan=result.schedule.makespan(problem),
+        bound=bound,
+        maker=_maker(result, limits.seed),
+        lengths={} if lengths is None else lengths,
+        cost_source={} if cost_source is None else cost_source,
+        prompts=prompts,
+    )
+
+
+def _maker(result: Result, seed: int) -> Maker:
+    return Maker(
+        solver=result.solver,
+        version=result.version,
+        status=result.status,
+        stopped_by=result.stopped_by,
+        seconds=result.seconds,
+        seed=seed,
+    )

@@ -1,0 +1,202 @@
+"""One run of a plan on a model: from prompts to answers on disk, with nothing lost on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..data.answers import answer_line, dump_line
+from ..data.cost import IntArray
+from ..data.files import InputError, atomic_write
+from ..data.plan import Plan
+from ..data.trace import Stage, Trace
+from ..heuristics.replay import Replay, remaining_schedule
+from .huggingface import NO_EOS, HuggingFaceEngine
+from .journal import Journal
+from .loop import execute
+from .prompts import Prompts
+from .tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from .sampling import Sampler
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """
+    What a run of a plan came to.
+
+    Parameters
+    ----------
+    trace
+        Of the requests served by this run; None if none was left to serve.
+    resumed
+        Requests whose answers an earlier, interrupted run had finished.
+    """
+
+    trace: Trace | None
+    resumed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """
+    A plan with everything needed to run it.
+
+    Parameters
+    ----------
+    plan
+        What to run.
+    prompts
+        Of the plan's requests, in its order.
+    model, tokenizer
+        What answers them.
+    sampler
+        How tokens are chosen.
+    pinned
+        Decode every answer to the plan's length, whatever its tokens are; else an answer ends at an
+        end-of-sequence token or at its request's ``max_tokens``.
+
+    Raises
+    ------
+    InputError
+        If the plan and the prompts do not belong together, or an answer may outgrow the model.
+    """
+
+    plan: Plan
+    prompts: Prompts
+    model: Any
+    tokenizer: Tokenizer
+    sampler: Sampler
+    pinned: bool
+
+    def __post_init__(self) -> None:
+        problem = self.plan.problem
+        if not problem.prefill_emits_first_token:
+            raise InputError(
+                "the plan counts a decode round for the first token, which an engine's prefill emits",
+                where="field 'limits.prefill_emits_first_token'",
+                mend="Plan again with --first-token prefill.",
+            )
+        names = [record.custom_id for record in self.prompts.records]
+        if names != problem.workload.ids.tolist():
+            raise InputError("the prompts are not those of the plan", mend="Plan again.")
+        counted = self.prompts.lengths
+        wrong = np.flatnonzero(counted != problem.prompt_tokens)
+        if wrong.size:
+            i = int(wrong[0])
+            raise InputError(
+                f"the prompt of {names[i]!r} has {counted[i]} tokens, the plan counts {problem.prompt_tokens[i]}",
+                mend="Plan again with --model or --tokenizer as this run has them.",
+            )
+        self._check_model()
+
+    @property
+    def most_tokens(self) -> IntArray:
+        """Tokens after which each answer ends, shape (requests,)."""
+        planned = self.plan.problem.workload.output_tokens
+        if self.pinned:
+            return planned
+        caps = [record.max_tokens for record in self.prompts.records]
+        room = self._positions() - self.prompts.lengths
+        most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
+        return np.array(most, dtype=np.int64)
+
+    def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
+        """
+        Serve every request whose answer is not in the journal yet.
+
+        Parameters
+        ----------
+        journal
+            Takes each answer as it finishes.
+        on_stage
+            Called after each stage with its record and the number of requests finished in this run.
+
+        Returns
+        -------
+        Outcome
+            What was done.
+        """
+        names = self.plan.problem.workload.ids.tolist()
+        left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+        if not left.size:
+            return Outcome(None, len(names))
+        problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
+        engine = HuggingFaceEngine(
+            problem,
+            self.model,
+            [self.prompts.tokens[i] for i in left],
+            self.most_tokens[left],
+            eos_ids=NO_EOS if self.pinned else frozenset(self.tokenizer.eos_ids),
+            sampler=self.sampler,
+        )
+
+        def keep(request: int) -> None:
+            index = int(left[request])
+            journal.append(names[index], self._answer(index, engine.answers[request]))
+
+        trace = execute(problem, Replay(schedule, problem), engine, on_finish=keep, on_stage=on_stage)
+        return Outcome(trace, len(names) - len(left))
+
+    def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
+        """Write every answer in the plan's order, whole or not at all, and let go of the journal."""
+        with atomic_write(path) as stream:
+            for name in self.plan.problem.workload.ids.tolist():
+                stream.write(dump_line(journal.finished[name]) + "\n")
+        journal.remove()
+
+    def _answer(self, index: int, tokens: list[int]) -> dict[str, object]:
+        ended = not self.pinned and tokens[-1] in self.tokenizer.eos_ids
+        return answer_line(
+            self.prompts.records[index],
+            self.tokenizer.decode(tokens[:-1] if ended else tokens),
+            prompt_tokens=len(self.prompts.tokens[index]),
+            completion_tokens=len(tokens),
+            finish_reason="stop" if ended else "length",
+            model=str(self.model.config.name_or_path or self.model.config.model_type),
+        )
+
+    def _positions(self) -> int:
+        limit = position_limit(self.model.config)
+        return 2**31 - 1 if limit is None else limit
+
+    def _check_model(self) -> None:
+        workload = self.plan.problem.workload
+        vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        largest = max(max(tokens) for tokens in self.prompts.tokens)
+        if largest >= vocabulary:
+            raise InputError(
+                f"a prompt holds token {largest}, the model knows {vocabulary}",
+                mend="Give the model its own tokenizer with --tokenizer, and plan again.",
+            )
+        needed = self.prompts.lengths + self.most_tokens
+        over = np.flatnonzero(needed > self._positions())
+        if over.size:
+            i = int(over[0])
+            raise InputError(
+                f"request {str(workload.ids[i])!r} may take {needed[i]} tokens, the model has"
+                f" {self._positions()} positions",
+                mend="Lower its max_tokens, shorten its prompt, or plan again with --max-position.",
+            )
+
+
+def position_limit(config: Any) -> int | None:
+    """Return the most tokens a model of this configuration can attend to, None where it sets no limit."""
+    text = config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def journal_path(output: str | os.PathLike[str]) -> Path:
+    """Return where the journal of a run that writes ``output`` stands."""
+    path = Path(output)
+    return path.with_name(path.name + ".journal")

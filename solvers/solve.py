@@ -1,0 +1,96 @@
+"""One call for every solver: a problem in, a result out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from ..models.bounds import best_bound
+from .constructive import ski_rental_schedule
+from .result import Limits, Result, Status, StoppedBy
+from .schedule_search import search_schedule
+
+DEFAULT_SOLVER = "search"
+DEFAULT_SECONDS = 1.5
+"""Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
+OPTIMAL_WITHIN = 1e-9
+"""Relative gap below which a makespan equals its bound but for rounding."""
+
+
+def solve(
+    problem: Problem,
+    solver: str = DEFAULT_SOLVER,
+    *,
+    limits: Limits | None = None,
+    start: Schedule | None = None,
+) -> Result:
+    """
+    Return the best schedule a solver finds, with the bound that is proven.
+
+    Parameters
+    ----------
+    problem
+        The problem. Everything is taken to be there at the start.
+    solver
+        A key of :data:`SOLVERS`.
+    limits
+        When to stop; after :data:`DEFAULT_SECONDS` by default.
+    start
+        A schedule to improve on, for solvers that can.
+
+    Raises
+    ------
+    ValueError
+        If there is no such solver, or ``start`` breaks a rule of the problem.
+    """
+    chosen = SOLVERS.get(solver)
+    if chosen is None:
+        raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(sorted(SOLVERS))}")
+    return chosen(problem, Limits(seconds=DEFAULT_SECONDS) if limits is None else limits, start)
+
+
+def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
+    begun = time.perf_counter()
+    seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
+    found = search_schedule(problem, seconds=seconds, iterations=limits.work, seed=limits.seed, start=start)
+    out_of_work = limits.work is not None and found.iterations >= limits.work
+    return _result(
+        problem, found.schedule, "search", begun, StoppedBy.WORK if out_of_work else StoppedBy.TIME
+    )
+
+
+def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
+    begun = time.perf_counter()
+    return _result(problem, ski_rental_schedule(problem), "lpt-ski", begun, StoppedBy.GAVE_UP)
+
+
+def _result(problem: Problem, schedule: Schedule, solver: str, begun: float, stopped_by: StoppedBy) -> Result:
+    makespan, bound = schedule.makespan(problem), best_bound(problem)
+    optimal = bound.seconds > 0 and bound.gap(makespan) <= OPTIMAL_WITHIN
+    return Result(
+        status=Status.OPTIMAL if optimal else Status.FEASIBLE,
+        stopped_by=StoppedBy.PROOF if optimal else stopped_by,
+        schedule=schedule,
+        makespan=makespan,
+        bound=bound,
+        seconds=time.perf_counter() - begun,
+        solver=solver,
+        version=_version(),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("batchbound")
+    except PackageNotFoundError:
+        return "from source"
+
+
+Solver = Callable[[Problem, Limits, Schedule | None], Result]
+
+SOLVERS: Mapping[str, Solver] = MappingProxyType({"search": _search, "lpt-ski": _lpt_ski})
+"""Every solver by name."""
