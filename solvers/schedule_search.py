@@ -1,0 +1,218 @@
+"""The schedule search: the least makespan found within a time limit, lengths known."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.cost import IntArray
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from .constructive import longest_first, ski_rental_schedule
+from .slot_flow import LengthProfile, stages_of_requests, whole_slots
+from .stage_times import StageCosts, StageTimesSearch
+from .token_caps import within_token_cap
+
+PATIENCE = (0.5, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
+"""Settings of the ski-rental rule tried first."""
+
+HOT, COLD = 1.0, 0.06
+"""Temperatures at the start and the end of the annealing, in costs of a prefill stage."""
+
+ROUNDING_SHARE = 0.12
+"""Share of the time left for turning the last stage times into a schedule."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleSearchOutcome:
+    """
+    What a schedule search found.
+
+    Parameters
+    ----------
+    schedule
+        The best schedule, which keeps every rule of the problem.
+    makespan
+        Its seconds.
+    iterations
+        Steps of the search done.
+    improvements
+        Seconds since the search began and the makespan found then, in order.
+    """
+
+    schedule: Schedule
+    makespan: float
+    iterations: int
+    improvements: tuple[tuple[float, float], ...]
+
+
+def search_schedule(
+    problem: Problem,
+    *,
+    seconds: float | None = None,
+    iterations: int | None = None,
+    seed: int = 0,
+    start: Schedule | None = None,
+) -> ScheduleSearchOutcome:
+    """
+    Return the best schedule found, never worse than ``start``.
+
+    Starts from LPT order with the ski-rental rule. Without a binding KV capacity, it then anneals over the
+    rounds at which prefill stages happen, with the slots needed at given stages as a linear programme
+    (findings: the slot flow); with one, it searches the order in which requests are taken.
+
+    Parameters
+    ----------
+    problem
+        The problem scheduled. Arrival times count in the makespan but do not steer the search.
+    seconds
+        Wall-clock limit; None for no limit.
+    iterations
+        Steps of the search; with this limit and no other the outcome is the same for the same seed.
+    seed
+        Draws the moves.
+    start
+        A schedule to improve on.
+
+    Raises
+    ------
+    ValueError
+        If no limit is given, or ``start`` breaks a rule of the problem.
+    """
+    if seconds is None and iterations is None:
+        raise ValueError("a schedule search needs a limit: seconds or iterations")
+    search = _Search(problem, seconds, iterations, seed)
+    if start is not None:
+        violation = start.check(problem)
+        if violation is not None:
+            raise ValueError(f"the start schedule breaks a rule: {violation}")
+        search.offer(start)
+    search.construct()
+    if problem.kv_capacity is not None and _can_fill(problem, problem.kv_capacity):
+        search.reorder()
+    else:
+        search.anneal()
+    return search.outcome()
+
+
+def _can_fill(problem: Problem, capacity: int) -> bool:
+    """Return whether as many requests as there are slots could hold more than the capacity."""
+    largest = np.sort(problem.kv_peak)[::-1][: problem.slots]
+    return int(largest.sum()) > capacity
+
+
+class _Search:
+    """The incumbent, the limits, and the phases that improve it."""
+
+    def __init__(self, problem: Problem, seconds: float | None, iterations: int | None, seed: int) -> None:
+        self._problem = problem
+        self._began = time.monotonic()
+        self._seconds = np.inf if seconds is None else seconds
+        self._most = np.inf if iterations is None else iterations
+        self._iterations = 0
+        self._rng = np.random.default_rng(seed)
+        self._schedule: Schedule | None = None
+        self._makespan = np.inf
+        self._improvements: list[tuple[float, float]] = []
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def _progress(self) -> float:
+        """How much of the limits is used up, 0 to 1 and beyond."""
+        return max(self._elapsed / self._seconds, self._iterations / self._most)
+
+    def offer(self, schedule: Schedule) -> bool:
+        """Keep a schedule that is valid and better than the incumbent, and return whether it was."""
+        makespan = schedule.makespan(self._problem)
+        if makespan >= self._makespan - 1e-12 or schedule.check(self._problem) is not None:
+            return False
+        self._schedule, self._makespan = schedule, makespan
+        self._improvements.append((self._elapsed, makespan))
+        return True
+
+    def outcome(self) -> ScheduleSearchOutcome:
+        """Return what was found."""
+        assert self._schedule is not None
+        return ScheduleSearchOutcome(
+            self._schedule, self._makespan, self._iterations, tuple(self._improvements)
+        )
+
+    def construct(self) -> None:
+        """Try the ski-rental rule at several settings."""
+        for patience in PATIENCE:
+            self.offer(ski_rental_schedule(self._problem, patience=patience))
+            if self._progress > 0.5:
+                return
+
+    def reorder(self) -> None:
+        """Search the order in which requests are taken, and the patience, by random changes."""
+        keys = np.empty(len(self._problem))
+        keys[longest_first(self._problem)] = np.linspace(0.0, 1.0, len(self._problem))
+        patience, best = 0.5, np.inf
+        while self._progress < 1.0:
+            self._iterations += 1
+            spread = 2.0 ** -self._rng.integers(0, 8)
+            changed = self._rng.random(len(keys)) < self._rng.choice([0.02, 0.2, 1.0])
+            tried = np.where(changed, keys + spread * self._rng.standard_normal(len(keys)), keys)
+            stretch = patience * float(np.exp(0.3 * self._rng.standard_normal()))
+            schedule = ski_rental_schedule(
+                self._problem, order=np.argsort(tried, kind="stable"), patience=stretch
+            )
+            makespan = schedule.makespan(self._problem)
+            self.offer(schedule)
+            if makespan <= best:
+                best, keys, patience = makespan, tried, stretch
+
+    def anneal(self) -> None:
+        """Anneal over the stage times, and make schedules of the best ones."""
+        costs = self._costs()
+        if costs.round == 0 or self._progress >= 1.0:
+            return
+        profile = LengthProfile.of(self._problem.rounds, self._starts_per_stage())
+        patient = ski_rental_schedule(self._problem, patience=1.4)
+        walk = StageTimesSearch(profile, costs, np.asarray(patient.starts), self._rng)
+        next_rounding = 0.3
+        while self._progress < 1.0 - ROUNDING_SHARE:
+            self._iterations += 1
+            done = self._progress / (1.0 - ROUNDING_SHARE)
+            walk.step(costs.stage * HOT * (COLD / HOT) ** done)
+            if done >= next_rounding:
+                next_rounding = done + 0.2
+                for times in walk.feasible()[:1]:
+                    self._realise(times, profile)
+        for times in walk.feasible():
+            if self._realise(times, profile) or self._progress >= 1.0:
+                break
+
+    def _costs(self) -> StageCosts:
+        """Return what a stage and a round cost beyond what every schedule pays."""
+        assert self._schedule is not None
+        cost = self._problem.cost
+        tokens = float(self._problem.prompt_tokens.sum()) / max(1, self._schedule.prefill_stages())
+        floor = max(0.0, cost.prefill_floor - cost.prefill_base - cost.prefill_per_token * tokens)
+        return StageCosts(cost.prefill_base + floor, cost.decode_base, self._problem.slots)
+
+    def _starts_per_stage(self) -> float | None:
+        cap = self._problem.prefill_token_cap
+        if cap is None:
+            return None
+        return float(max(1, int(1.03 * cap / self._problem.prompt_tokens.mean())))
+
+    def _realise(self, times: IntArray, profile: LengthProfile) -> bool:
+        """Offer a schedule with these stage times, if there is one, and return whether it is better."""
+        left = (1.0 - self._elapsed / self._seconds) * self._seconds
+        flow = whole_slots(times, profile, self._problem.slots, min(max(0.5 * left, 0.05), 20.0))
+        if flow is None:
+            return False
+        bin_of = stages_of_requests(*flow, self._problem.rounds)
+        if self._problem.prefill_token_cap is not None:
+            balanced = within_token_cap(self._problem, times, *flow)
+            if balanced is None:
+                return False
+            bin_of = balanced
+        return self.offer(Schedule.from_bins(self._problem, bin_of, np.diff(times)))

@@ -1,0 +1,59 @@
+"""Which requests take which spans so that no prefill stage exceeds its token cap."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..data.cost import IntArray
+from ..data.problem import Problem
+from .slot_flow import Spans
+
+
+def within_token_cap(problem: Problem, times: IntArray, spans: Spans, used: IntArray) -> IntArray | None:
+    """
+    Return the stage of each request with every stage under the cap, or None if swaps do not get there.
+
+    The longest requests take the longest spans; then requests that fit into each other's spans swap places
+    as long as that takes tokens out of a stage over the cap.
+
+    Parameters
+    ----------
+    problem
+        The problem, with a token cap.
+    times
+        The rounds of the stages and the end, shape (stages + 1,).
+    spans
+        The spans.
+    used
+        Slots in each span, shape (spans,).
+    """
+    cap = problem.prefill_token_cap
+    assert cap is not None
+    prompt, rounds = problem.prompt_tokens, problem.rounds
+    by_length = np.argsort(-spans.rounds, kind="stable")
+    offered = np.repeat(by_length, used[by_length])[: len(problem)]
+    span = np.empty(len(problem), dtype=np.int64)
+    span[np.argsort(-rounds, kind="stable")] = offered
+    room, stage = spans.rounds[span], spans.first[span]
+    tokens = np.bincount(stage, weights=prompt, minlength=len(times) - 1).astype(np.int64)
+    for _ in range(4 * len(problem)):
+        worst = int(np.argmax(tokens))
+        over = int(tokens[worst]) - cap
+        if over <= 0:
+            return stage
+        own = np.flatnonzero(stage == worst)
+        fits = (rounds[own][:, None] <= room) & (rounds <= room[own][:, None])
+        moved = prompt[own][:, None] - prompt
+        left_over = np.maximum(over - moved, 0) + np.maximum(tokens[stage] + moved - cap, 0)
+        left_over -= np.maximum(tokens[stage] - cap, 0)
+        left_over[~fits | (moved <= 0) | (stage == worst)] = over
+        best = int(np.argmin(left_over))
+        i, j = int(own[best // len(problem)]), best % len(problem)
+        if left_over.flat[best] >= over:
+            return None
+        change = int(prompt[i] - prompt[j])
+        tokens[stage[i]] -= change
+        tokens[stage[j]] += change
+        stage[i], stage[j] = stage[j], stage[i]
+        room[i], room[j] = room[j], room[i]
+    return None
