@@ -48,7 +48,8 @@ def make_plan(
     if result.schedule is None:
         raise PlanningError(
             f"the solver {result.solver!r} found no schedule"
-            f" ({result.status}, stopped by {result.stopped_by}). {result.message} Give it more time or choose another solver."
+            f" ({result.status}, stopped by {result.stopped_by}). {result.message}"
+            " Give it more time or choose another solver."
         )
     violation = result.schedule.check(problem)
     if violation is not None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from ..data.files import InputError
 
@@ -39,9 +40,19 @@ class Journal:
         try:
             # Unbuffered: a line is handed to the system when `append` returns. Open for the whole run.
             self._stream = open(self.path, "ab+", buffering=0)  # noqa: SIM115
-            self._recover()
         except OSError as error:
             raise self._unwritable(error) from error
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def append(self, name: str, answer: Mapping[str, object]) -> None:
         """

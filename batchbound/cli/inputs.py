@@ -76,8 +76,8 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--first-token",
         choices=("prefill", "decode"),
-        help="what yields an answer's first token: the prefill stage, as in engines, or a decode round, as the"
-        " hybrid paper counts (default: prefill; decode for generators)",
+        help="what yields an answer's first token: the prefill stage, as in engines, or a decode round, as"
+        " the hybrid paper counts (default: prefill; decode for generators)",
     )
     group.add_argument(
         "--drop-unanswered", action="store_true", help="leave out rows of a table whose answer has no token"

@@ -1,0 +1,56 @@
+"""``batchbound report``: how far a plan or a run is from the bound, and where the time went."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..data.files import InputError
+from ..data.plan import Plan
+from ..data.trace import Trace
+from ..executor.loop import execute
+from ..executor.simulator import Simulator
+from ..heuristics.replay import Replay
+from .output import note
+from .reporting import print_report, report_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
+    parser.add_argument(
+        "trace",
+        nargs="?",
+        metavar="TRACE",
+        help="of the run (default: trace.jsonl if it is there; else the plan itself is reported)",
+    )
+    parser.add_argument("--gantt", metavar="FILE", action="append", default=[], help="draw it: .png or .svg")
+    parser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report, and draw what was asked for."""
+    from ..executor.gantt import save_gantt
+    from ..executor.perfetto import save_perfetto
+
+    plan = Plan.load(args.plan)
+    planned = simulated(plan)
+    path = args.trace or ("trace.jsonl" if Path("trace.jsonl").exists() else None)
+    trace = planned if path is None else Trace.load(path)
+    report = report_of(plan, trace)
+    print_report(report, as_json=args.json)
+    for picture in args.gantt:
+        if Path(picture).suffix not in (".png", ".svg"):
+            raise InputError("a picture is .png or .svg", file=picture, mend="Name it so.")
+        save_gantt(picture, trace, report, planned=None if path is None else planned)
+        note(f"drew {picture}")
+    if args.perfetto is not None:
+        save_perfetto(args.perfetto, [trace])
+        note(f"wrote {args.perfetto}: open it in ui.perfetto.dev")
+    return 0
+
+
+def simulated(plan: Plan) -> Trace:
+    """Return the trace of a plan carried out exactly as planned, at its cost model's pace."""
+    return execute(plan.problem, Replay(plan.schedule, plan.problem), Simulator(plan.problem))
