@@ -1,0 +1,217 @@
+"""A report as a table for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..data.report import BUBBLES, BUSY, Percentiles, Report
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    One line of the table.
+
+    Parameters
+    ----------
+    group
+        The heading it stands under.
+    name, value
+        What is said, and its figure with its unit.
+    note
+        What the figure is measured against, in a few words.
+    """
+
+    group: str
+    name: str
+    value: str
+    note: str = ""
+
+
+def report_rows(report: Report) -> list[Row]:
+    """Return the lines of a report, group by group."""
+    return [
+        *_makespan_rows(report),
+        *_slot_rows(report),
+        *_throughput_rows(report),
+        *_latency_rows(report),
+    ]
+
+
+def report_text(report: Report) -> str:
+    """Return a report as plain text, a heading per group."""
+    rows = report_rows(report)
+    names, values = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
+    lines = []
+    group = ""
+    for row in rows:
+        if row.group != group:
+            lines += ([""] if group else []) + [row.group]
+            group = row.group
+        lines.append(f"  {row.name:<{names}}  {row.value:>{values}}  {row.note}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def report_table(report: Report) -> Table:
+    """Return a report as a table of rich, a section per group."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = report_rows(report)
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    group = ""
+    for row in rows:
+        heading = "" if row.group == group else row.group
+        group = row.group
+        table.add_row(*(Text(part) for part in (heading, row.name, row.value, row.note)))
+    return table
+
+
+def _makespan_rows(report: Report) -> list[Row]:
+    group = "Makespan"
+    rows = []
+    measured = report.clock == "measured"
+    if report.planned_makespan is not None:
+        note = "model seconds"
+        if report.plan_error is not None and measured:
+            note = f"model seconds; {_signed(report.plan_error)} against the run"
+        rows.append(Row(group, "planned", _seconds(report.planned_makespan), note))
+    rows.append(Row(group, "run", _seconds(report.makespan), "measured" if measured else "simulated"))
+    if measured:
+        note = f"what the cost model gives its stages: {_signed(report.model_error)}"
+        rows.append(Row(group, "run, in model seconds", _seconds(report.model_makespan), note))
+    if report.bound is None:
+        rows.append(Row(group, "bound", "-", "nothing is proven"))
+    else:
+        rows.append(Row(group, "bound", _seconds(report.bound), f"proven: {report.bound_source}"))
+    if report.run_bound is not None and report.run_bound != report.bound:
+        note = "proven, for the lengths that came out"
+        rows.append(Row(group, "bound of the run", _seconds(report.run_bound), note))
+    if report.plan_gap is not None:
+        rows.append(
+            Row(group, "gap of the plan", _percent(report.plan_gap, 2), "planned against bound, exact")
+        )
+    rows.append(_run_gap_row(report, group))
+    if report.fit is not None:
+        note = f"of {report.fit.prefill_stages} prefill stages and {report.fit.decode_rounds} decode rounds"
+        rows.append(
+            Row(
+                group,
+                "error of the fit",
+                f"{_percent(report.fit.prefill_mape)} / {_percent(report.fit.decode_mape)}",
+                f"mean absolute error {note}",
+            )
+        )
+    return rows
+
+
+def _run_gap_row(report: Report, group: str) -> Row:
+    name = "gap of the run"
+    if report.run_gap is not None:
+        note = "its model seconds against the bound" if report.clock == "measured" else "run against bound"
+        if report.clock == "measured":
+            note += f"; the model is {_signed(report.model_error)} on this run"
+        return Row(group, name, _percent(report.run_gap, 2), note)
+    if report.resumed:
+        return Row(group, name, "-", f"{report.resumed} requests were answered by an earlier run")
+    if report.bound is None:
+        return Row(group, name, "-", "no bound")
+    return Row(group, name, "-", f"{report.lengths.wrong} answers had another length than planned")
+
+
+def _slot_rows(report: Report) -> list[Row]:
+    group = f"Time of {report.slots} slots"
+    rows = [
+        Row(
+            group,
+            "utilization",
+            _percent(report.utilization),
+            "full decode rounds for the same tokens / makespan",
+        )
+    ]
+    notes = {
+        "decode": "slots that decode",
+        "prefill": "slots that are prefilled",
+        "prefill stall": "paused while others are prefilled",
+        "waiting for a prefill": "free while a request waits",
+        "tail": "free, no request left to start",
+        "nothing has arrived": "free, the next request is to come",
+        "between stages": "held by a request while no stage runs",
+    }
+    for cause in (*BUSY, *BUBBLES):
+        if cause in BUSY or report.slot_seconds[cause]:
+            note = f"{notes[cause]}: {_number(report.slot_seconds[cause])} slot-seconds"
+            rows.append(Row(group, cause, _percent(report.share(cause)), note))
+    return rows
+
+
+def _throughput_rows(report: Report) -> list[Row]:
+    group = "Work"
+    rows = [
+        Row(
+            group,
+            "requests",
+            f"{report.requests:,}",
+            f"{report.resumed:,} more answered before" * bool(report.resumed),
+        ),
+        Row(group, "prefill stages", f"{report.prefill_stages:,}", f"{report.prompt_tokens:,} prompt tokens"),
+        Row(group, "decode rounds", f"{report.decode_rounds:,}", f"{report.output_tokens:,} answer tokens"),
+        Row(
+            group,
+            "tokens/s",
+            _number(report.output_tokens_per_second),
+            f"of answers; {_number(report.total_tokens_per_second)} with prompts",
+        ),
+        Row(group, "padding", _percent(report.padding), "of the keys and values that were read"),
+    ]
+    if report.evictions:
+        rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests put back and prefilled again"))
+    if report.lengths.wrong:
+        note = (
+            f"on average, {report.lengths.bias:+.1f} planned minus actual; {report.lengths.wrong:,} requests"
+        )
+        rows.append(Row(group, "lengths off by", f"{report.lengths.mean_absolute:.1f} tokens", note))
+    return rows
+
+
+def _latency_rows(report: Report) -> list[Row]:
+    group = "Latency, p50 / p90 / p99"
+    named = (
+        ("finish", report.finish, "arrival to last token"),
+        ("TTFT", report.first_token, "arrival to first token"),
+        ("TPOT", report.per_token, "per token after the first"),
+    )
+    return [Row(group, name, _three(value), note) for name, value, note in named if value is not None]
+
+
+def _three(value: Percentiles) -> str:
+    largest = max(value.p50, value.p90, value.p99)
+    scale, unit = (1.0, "s") if largest >= 1 else (1e3, "ms")
+    parts = (_number(part * scale) for part in (value.p50, value.p90, value.p99))
+    return " / ".join(parts) + f" {unit}"
+
+
+def _seconds(value: float) -> str:
+    return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def _percent(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} %"
+
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.1f} %"
