@@ -84,6 +84,7 @@ class _Execution:
         self.problem, self.policy, self.engine = problem, policy, engine
         self.on_finish, self.on_stage = on_finish, on_stage
         self.arrival = problem.workload.arrival
+        self.held_at_start = problem.kv_at_start
         self.arrivals = np.argsort(self.arrival, kind="stable")
         self.arrived = 0
         self.state = State(
@@ -164,6 +165,8 @@ class _Execution:
         for request, slot in zip(step.prefill, step.slots, strict=True):
             if not state.waiting[request]:
                 raise PolicyError(f"request {request} is prefilled but not waiting")
+            if not 0 <= slot < self.problem.slots:
+                raise PolicyError(f"slot {slot} is given to request {request}, of {self.problem.slots} slots")
             if state.slot_request[slot] != FREE:
                 raise PolicyError(f"slot {slot} is given to request {request} but not free")
             state.waiting[request] = False
@@ -211,4 +214,4 @@ class _Execution:
             self.on_stage(stage, self.done)
 
     def _held(self, request: int) -> int:
-        return int(self.problem.kv_at_start[request] + self.state.decoded[request])
+        return int(self.held_at_start[request] + self.state.decoded[request])

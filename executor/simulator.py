@@ -41,15 +41,16 @@ class Simulator:
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
         """Prefill requests together; an evicted one again with the tokens it had."""
-        chosen = np.asarray(requests, dtype=np.int64)
-        self._slot_request[np.asarray(slots, dtype=np.int64)] = chosen
+        chosen, taken = np.asarray(requests, dtype=np.int64), np.asarray(slots, dtype=np.int64)
+        self._slot_request[taken] = chosen
         tokens = int((self._prompt[chosen] + self._decoded[chosen]).sum())
         stage = self._advance("prefill", self._cost.prefill_seconds(tokens), 0, len(chosen), tokens, tokens)
-        return stage, self._release(chosen)
+        return stage, self._release(chosen, taken)
 
     def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
         """Decode until the first request is done, ``rounds`` rounds are run, or ``until`` is reached."""
-        running = self._slot_request[self._slot_request != FREE]
+        occupied = np.flatnonzero(self._slot_request != FREE)
+        running = self._slot_request[occupied]
         active = len(running)
         burst = min(rounds, int(self._left[running].min()))
         held = int(self._held[running].sum())
@@ -61,7 +62,7 @@ class Simulator:
         self._held[running] += burst
         self._decoded[running] += burst
         stage = self._advance("decode", seconds, burst, active, burst * active, kv)
-        return stage, self._release(running)
+        return stage, self._release(running, occupied)
 
     def evict(self, requests: Sequence[int]) -> None:
         """Free the requests' slots."""
@@ -83,11 +84,10 @@ class Simulator:
                 return done
         return burst
 
-    def _release(self, requests: IntArray) -> list[int]:
-        done = requests[self._left[requests] <= 0]
-        if done.size:
-            self._slot_request[np.isin(self._slot_request, done)] = FREE
-        finished: list[int] = done.tolist()
+    def _release(self, requests: IntArray, slots: IntArray) -> list[int]:
+        done = self._left[requests] <= 0
+        self._slot_request[slots[done]] = FREE
+        finished: list[int] = requests[done].tolist()
         return finished
 
     def _advance(

@@ -1,0 +1,127 @@
+"""The policies by name, as ``simulate --policy NAME`` knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..data.cost import IntArray
+from ..data.problem import Problem
+from ..models.partition_heuristics import longest_processing_time
+from .admission import Admission
+from .assignment import Assigned, round_robin
+from .dispatch import Dispatch
+from .ordered import Ordered, arrival_order, longest_first
+from .policy import Policy
+from .prefill_rules import Lagrangian, PrefillFirst, SkiRental, Threshold
+from .sorting_preemptive import SortingPreemptive
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """
+    A policy by name.
+
+    Parameters
+    ----------
+    summary
+        What it does, in a line.
+    make
+        Returns a fresh policy for a problem and an assignment of its requests to slots.
+    assignment
+        Returns the assignment it takes if none is given; None if it looks at none.
+    """
+
+    summary: str
+    make: Callable[[Problem, IntArray], Policy]
+    assignment: Callable[[Problem], IntArray] | None = None
+
+
+def _packed(problem: Problem) -> IntArray:
+    return longest_processing_time(problem.rounds, problem.slots)
+
+
+def _fcfs(problem: Problem, _: IntArray) -> Policy:
+    return Dispatch(Ordered(arrival_order(problem)), PrefillFirst(), Admission(problem, "present"))
+
+
+def _packing(problem: Problem, assignment: IntArray) -> Policy:
+    return Dispatch(Assigned(problem, assignment), PrefillFirst(), Admission(problem))
+
+
+def _algorithm1(problem: Problem, assignment: IntArray) -> Policy:
+    return Dispatch(SortingPreemptive(problem, assignment), PrefillFirst(), Admission(problem))
+
+
+def _lagrangian(problem: Problem, assignment: IntArray) -> Policy:
+    return Dispatch(SortingPreemptive(problem, assignment), Lagrangian("round"), Admission(problem))
+
+
+def _lagrangian_token(problem: Problem, assignment: IntArray) -> Policy:
+    return Dispatch(SortingPreemptive(problem, assignment), Lagrangian("token"), Admission(problem))
+
+
+def _lpt(problem: Problem, _: IntArray) -> Policy:
+    return Dispatch(Ordered(longest_first(problem)), PrefillFirst(), Admission(problem))
+
+
+def _lpt_ski(problem: Problem, _: IntArray) -> Policy:
+    return Dispatch(Ordered(longest_first(problem)), SkiRental(), Admission(problem))
+
+
+def _threshold(problem: Problem, _: IntArray) -> Policy:
+    return Dispatch(Ordered(longest_first(problem)), Threshold(share=0.1), Admission(problem))
+
+
+POLICIES: Mapping[str, Entry] = {
+    "fcfs": Entry("first come, first served, prefill first: vLLM's rule, the papers' baseline", _fcfs),
+    "packing": Entry("each slot serves its own list of an offline bin packing", _packing, _packed),
+    "algorithm1": Entry(
+        "the hybrid paper's Algorithm 1: own list longest first, then help the busiest slot",
+        _algorithm1,
+        round_robin,
+    ),
+    "packing-algorithm1": Entry("Algorithm 1 on an offline bin packing", _algorithm1, _packed),
+    "lagrangian": Entry(
+        "packing and Algorithm 1, prefill by the paper's rule (41)-(43), per slot-round",
+        _lagrangian,
+        _packed,
+    ),
+    "lagrangian-token": Entry(
+        "packing and Algorithm 1, prefill by the paper's rule (41)-(43), per token",
+        _lagrangian_token,
+        _packed,
+    ),
+    "lpt": Entry("longest first, prefill first", _lpt),
+    "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _lpt_ski),
+    "threshold": Entry("longest first, prefill when a tenth of the slots is free", _threshold),
+}
+
+
+def policy_named(name: str, problem: Problem, assignment: IntArray | None = None) -> Policy:
+    """
+    Return a fresh policy.
+
+    Parameters
+    ----------
+    name
+        A key of :data:`POLICIES`.
+    problem
+        The problem it is for.
+    assignment
+        The slot of each request, shape (requests,), for the policies that start from one: of an optimal
+        bin packing, say. By default round robin for ``algorithm1`` and LPT's for the others.
+
+    Raises
+    ------
+    ValueError
+        If there is no policy of that name, or it takes no assignment and one is given.
+    """
+    entry = POLICIES.get(name)
+    if entry is None:
+        raise ValueError(f"no policy is called {name!r}; there are {', '.join(POLICIES)}")
+    if entry.assignment is None:
+        if assignment is not None:
+            raise ValueError(f"the policy {name!r} takes no assignment")
+        return entry.make(problem, round_robin(problem))
+    return entry.make(problem, entry.assignment(problem) if assignment is None else assignment)
