@@ -98,11 +98,12 @@ class LengthDistribution:
             trial = cls(low, _masses(family, parameters, low, high))
             return np.array([trial.mean - mean, trial.sd - sd]) / sd
 
+        start = _untruncated(family, mean, sd)
         problem = f"no {family} distribution on {low}..{high} tokens has mean {mean:g} and deviation {sd:g}"
         if not (low < mean < high and sd > 0):
             raise ValueError(problem)
         try:
-            solution = root(error, _untruncated(family, mean, sd), tol=1e-10)
+            solution = root(error, start, tol=1e-10)
         except ValueError:  # the search ran into parameters without any mass on the range
             raise ValueError(problem) from None
         if np.abs(error(solution.x)).max() > 1e-6:
@@ -154,7 +155,8 @@ class LengthDistribution:
         lengths
             Tokens.
         family
-            ``empirical``, or one of :data:`FAMILIES` with the observed moments on 1 to the longest observed.
+            ``empirical``, or one of :data:`FAMILIES` with the observed moments, which may exceed the longest
+            observed (not the censored one: its lengths are cut at a cap).
 
         Raises
         ------
@@ -164,7 +166,8 @@ class LengthDistribution:
         observed = np.asarray(lengths, dtype=np.int64)
         if family == "empirical" or observed.min() == observed.max():
             return cls.empirical(observed)
-        return cls.with_moments(family, float(observed.mean()), float(observed.std()), 1, int(observed.max()))
+        high = int(observed.max()) if family == "censored_normal" else None
+        return cls.with_moments(family, float(observed.mean()), float(observed.std()), high=high)
 
     @property
     def high(self) -> int:

@@ -72,7 +72,9 @@ def is_table(path: str | os.PathLike[str]) -> bool:
         first = json.loads(head)
     except ValueError:
         return False
-    return any(layout.input_tokens in first or layout.output_tokens in first for layout in FORMATS)
+    # Prompts may pin their answers' lengths and answers may state them, in a column of the same name.
+    known = any(layout.input_tokens in first or layout.output_tokens in first for layout in FORMATS)
+    return known and not {"body", "response"} & set(first)
 
 
 def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False) -> Workload:
@@ -182,10 +184,10 @@ class _Table:
         import pandas as pd
 
         column = self.raw[name]
-        numbers = pd.to_numeric(column, errors="coerce").astype(float)
+        numbers = pd.to_numeric(column.map(_number_or_text), errors="coerce").astype(float)
         if absent is not None:
             numbers = numbers.mask((column == "") | column.isna(), absent)
-        wrong = numbers.isna() | column.map(lambda value: isinstance(value, bool))
+        wrong = numbers.isna()
         if not whole:
             self.refuse(name, wrong, "a number")
             return numbers
@@ -208,6 +210,13 @@ class _Table:
         message = "the value is missing" if empty else f"{value!r} is not {what}"
         where = f"{self.place(row, self.raw)}, column '{name}'"
         raise InputError(message, file=self.path, where=where, mend="Correct the row or remove it.")
+
+
+def _number_or_text(value: object) -> object:
+    """Return ``value``, or None where pandas would take true for 1 or fail on a huge integer."""
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) > 2**63):
+        return None
+    return value
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
