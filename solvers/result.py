@@ -11,7 +11,7 @@ from ..data.schedule import Schedule
 
 
 class Status(enum.StrEnum):
-    """What is known at the end: three questions (why it stopped, what is proven, what is in hand) in one word."""
+    """What is in hand at the end, and what is proven about it."""
 
     OPTIMAL = "optimal"
     """The solution in hand is proven best."""
