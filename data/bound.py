@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from .files import InputError
 
+ROUNDING = 1e-12
+"""Relative difference that two sums of the same seconds may have in floating point."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -51,7 +54,8 @@ class Bound:
             raise ValueError(
                 f"the {self.source} bound is not a valid, positive one; no gap can be stated against it"
             )
-        return (makespan - self.seconds) / self.seconds
+        gap = (makespan - self.seconds) / self.seconds
+        return 0.0 if abs(gap) < ROUNDING else gap
 
     def to_json(self) -> dict[str, object]:
         """Return the bound as plain JSON values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
@@ -99,6 +100,8 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     target = Path(path)
     temporary = ""
     try:
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.chmod(handle, 0o666 & ~_umask())
         with os.fdopen(handle, "wb" if binary else "w", encoding=None if binary else "utf-8") as stream:

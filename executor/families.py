@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..data.files import InputError
+
 _ENCODER_DECODER_MEND = "use a decoder-only causal language model"
 _PLAIN_CACHE_MEND = (
     "use a model that caches plain keys and values in every layer, such as Llama, Qwen, Mistral or Gemma"
@@ -16,7 +18,7 @@ _DECODERS_ALL_THE_SAME = frozenset({"gpt_neox", "gpt_neox_japanese"})
 """Decoders whose configuration has an ``is_decoder`` switch, as encoders' have, and does not mean it."""
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(InputError):
     """
     A model whose answers the window would get wrong.
 
@@ -131,6 +133,8 @@ def _not_causal(config: Any) -> Refusal | None:
 def _cache(config: Any) -> Refusal | None:
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "some of its layers share the keys and values of others", _PLAIN_CACHE_MEND
     for layer in _cache_layers(config):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             return f"it has layers that are not plain attention ({type(layer).__name__})", _PLAIN_CACHE_MEND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -147,7 +148,7 @@ class HuggingFaceEngine:
             "name": "huggingface",
             "tier": "window",
             "model": str(self._model.config.name_or_path or self._model.config.model_type),
-            "device": str(self._model.device),
+            "device": _device_name(self._model.device),
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -161,3 +162,16 @@ class HuggingFaceEngine:
         ]
         self.evict(finished)
         return finished
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return the number of tokens a model has an embedding for."""
+    return int(model.get_input_embeddings().num_embeddings)
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -16,9 +16,10 @@ from ..data.files import InputError, atomic_write
 from ..data.plan import Plan
 from ..data.trace import Stage, Trace
 from ..heuristics.replay import Replay, remaining_schedule
-from .huggingface import NO_EOS, HuggingFaceEngine
+from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
 from .loop import execute
+from .model_source import position_limit
 from .prompts import Prompts
 from .tokenizers import Tokenizer
 
@@ -91,7 +92,8 @@ class Job:
         if wrong.size:
             i = int(wrong[0])
             raise InputError(
-                f"the prompt of {names[i]!r} has {counted[i]} tokens, the plan counts {problem.prompt_tokens[i]}",
+                f"the prompt of {names[i]!r} has {counted[i]} tokens,"
+                f" the plan counts {problem.prompt_tokens[i]}",
                 mend="Plan again with --model or --tokenizer as this run has them.",
             )
         self._check_model()
@@ -168,7 +170,7 @@ class Job:
 
     def _check_model(self) -> None:
         workload = self.plan.problem.workload
-        vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        vocabulary = vocabulary_of(self.model)
         largest = max(max(tokens) for tokens in self.prompts.tokens)
         if largest >= vocabulary:
             raise InputError(
@@ -184,16 +186,6 @@ class Job:
                 f" {self._positions()} positions",
                 mend="Lower its max_tokens, shorten its prompt, or plan again with --max-position.",
             )
-
-
-def position_limit(config: Any) -> int | None:
-    """Return the most tokens a model of this configuration can attend to, None where it sets no limit."""
-    text = config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
 
 
 def journal_path(output: str | os.PathLike[str]) -> Path:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+from ..data.files import InputError
 from .families import check_supported
 from .tiny import tiny_config
 
@@ -13,7 +14,7 @@ LoadFormat = Literal["auto", "dummy"]
 """``auto`` reads the weights; ``dummy`` draws them at random from the configuration alone."""
 
 
-class ModelLoadError(ValueError):
+class ModelLoadError(InputError):
     """
     A model or tokenizer that cannot be loaded.
 
@@ -89,6 +90,16 @@ def load_config(spec: str) -> Any:
     return config
 
 
+def position_limit(config: Any) -> int | None:
+    """Return the most tokens a model of this configuration can attend to, None where it sets no limit."""
+    text = config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
 def load_model(
     spec: str,
     *,
@@ -138,7 +149,8 @@ def load_model(
     target = _device(spec, device)
     if spec.startswith("tiny:") or load_format == "dummy":
         if spec.startswith("tiny:"):
-            seed = _tiny_family(spec)[1] or seed
+            named = _tiny_family(spec)[1]
+            seed = seed if named is None else named
         model = build_random(config, seed=seed, dtype=dtype)
     else:
         torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)

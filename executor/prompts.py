@@ -71,7 +71,7 @@ def encoded(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> Iterator[t
     """Yield the token ids of each record's prompt."""
     for record in records:
         if record.url == CHAT:
-            yield tuple(tokenizer.encode_chat(record.chat_messages()))
+            yield tuple(tokenizer.encode_chat(record.chat_messages))
         elif isinstance(record.prompt, str):
             yield tuple(tokenizer.encode(record.prompt))
         else:

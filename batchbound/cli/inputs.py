@@ -208,7 +208,6 @@ def _counter(tokenizer: str) -> TokenCounter:
 def _positions(model: str | None) -> int | None:
     if model is None:
         return None
-    from ..executor.job import position_limit
-    from ..executor.model_source import load_config
+    from ..executor.model_source import load_config, position_limit
 
     return position_limit(load_config(model))

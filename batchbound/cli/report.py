@@ -31,19 +31,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report, and draw what was asked for."""
-    from ..executor.gantt import save_gantt
+    from ..executor.gantt import Panel, save_gantt
     from ..executor.perfetto import save_perfetto
 
+    for picture in args.gantt:
+        if Path(picture).suffix not in (".png", ".svg"):
+            raise InputError("a picture is .png or .svg", file=picture, mend="Name it so.")
     plan = Plan.load(args.plan)
     planned = simulated(plan)
     path = args.trace or ("trace.jsonl" if Path("trace.jsonl").exists() else None)
     trace = planned if path is None else Trace.load(path)
     report = report_of(plan, trace)
     print_report(report, as_json=args.json)
+    panels = [Panel("Plan", planned, report_of(plan, planned))]
+    if path is not None:
+        panels.append(Panel("Run", trace, report))
     for picture in args.gantt:
-        if Path(picture).suffix not in (".png", ".svg"):
-            raise InputError("a picture is .png or .svg", file=picture, mend="Name it so.")
-        save_gantt(picture, trace, report, planned=None if path is None else planned)
+        save_gantt(picture, *panels)
         note(f"drew {picture}")
     if args.perfetto is not None:
         save_perfetto(args.perfetto, [trace])

@@ -14,6 +14,7 @@ from ..data.jsonl import file_digest
 from ..data.openai_batch import PromptRecord, read_batch
 from ..data.plan import Plan
 from .inputs import refuse_existing
+from .model import add_model, load
 from .output import note
 from .progress import progress
 from .reporting import print_report, report_of, warn_of_other_machine
@@ -27,22 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
     parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model", required=True, metavar="MODEL", help="hub name, directory or tiny:FAMILY[:SEED]"
+    add_model(parser)
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts"
     )
-    model.add_argument("--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts")
-    model.add_argument(
-        "--load-format",
-        choices=("auto", "dummy"),
-        default="auto",
-        help="dummy: random weights for the configuration",
-    )
-    model.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
-    )
-    model.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default %(default)s)")
-    model.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch (default: torch's own)")
     answers = parser.add_argument_group("answers")
     answers.add_argument(
         "--pinned",
@@ -53,9 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     answers.add_argument("--temperature", type=float, help="0 is greedy (default: the batch file's, else 0)")
     answers.add_argument("--top-p", type=float, help="default: the batch file's, else 1")
     answers.add_argument("--top-k", type=int, help="default: the batch file's, else off")
-    answers.add_argument(
-        "--seed", type=int, help="of sampling and dummy weights (default: the batch file's, else 0)"
-    )
     parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -100,26 +86,20 @@ def load_job(plan: Plan, args: argparse.Namespace) -> Job:
     InputError
         If the prompts changed since they were planned, or plan, prompts and model do not go together.
     """
+    from ..executor.huggingface import vocabulary_of
     from ..executor.job import Job
-    from ..executor.model_source import load_model
     from ..executor.prompts import Prompts
     from ..executor.tokenizers import load_tokenizer
 
     source = plan.prompts
     records = None if source is None else _planned_records(plan, args)
-    if args.threads is not None:
-        import torch
-
-        torch.set_num_threads(args.threads)
     sampler = _sampler(records or (), args)
-    model = load_model(
-        args.model, load_format=args.load_format, dtype=args.dtype, device=args.device, seed=args.seed or 0
-    )
+    model = load(args)
     planned = args.model if source is None else _tokenizer_of(source.tokenizer, args.model)
     tokenizer = load_tokenizer(args.tokenizer or planned)
     if records is None:
-        vocabulary = int(model.get_input_embeddings().num_embeddings)
-        prompts = Prompts.random(plan.problem.workload, min(vocabulary, tokenizer.vocab_size), args.seed or 0)
+        vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
+        prompts = Prompts.random(plan.problem.workload, vocabulary, args.seed or 0)
     else:
         prompts = Prompts.encode(records, tokenizer)
     return Job(plan, prompts, model, tokenizer, sampler, pinned=args.pinned)

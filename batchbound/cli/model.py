@@ -1,0 +1,48 @@
+"""The options that name a model, and the model they name."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .inputs import positive
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name and load a model."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model", required=True, metavar="MODEL", help="hub name, directory or tiny:FAMILY[:SEED]"
+    )
+    group.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights for the model's configuration",
+    )
+    group.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
+    )
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default %(default)s)")
+    group.add_argument(
+        "--threads", type=positive, metavar="N", help="CPU threads of torch (default: torch's own)"
+    )
+    group.add_argument("--seed", type=int, help="of sampling and random weights (default 0)")
+
+
+def load(args: argparse.Namespace) -> Any:
+    """Return the model that the options of :func:`add_model` name, loaded."""
+    from ..executor.model_source import load_model, require_engine
+
+    require_engine()
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    return load_model(
+        args.model,
+        load_format=args.load_format,
+        dtype=args.dtype,
+        device=args.device,
+        seed=args.seed or 0,
+    )

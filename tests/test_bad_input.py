@@ -1,0 +1,232 @@
+"""Every kind of bad input: one clear error on stderr, exit status 2, nothing half-written left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchbound.cli import main
+
+LINE = {
+    "custom_id": "a",
+    "body": {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+}
+
+
+def line(**changes: object) -> str:
+    return json.dumps({**LINE, **changes})
+
+
+def body(**changes: object) -> str:
+    return line(body={**LINE["body"], **changes})  # type: ignore[dict-item]
+
+
+def batch(*lines: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+        return ["plan", "prompts.jsonl"]
+
+    return write
+
+
+def table(text: str, *options: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "lengths.csv").write_text(text)
+        return ["plan", "lengths.csv", *options]
+
+    return write
+
+
+def options(*words: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text(line() + "\n")
+        return list(words)
+
+    return write
+
+
+def planned(
+    *lines: str, change: Callable[[Path], None] = lambda _: None, run: tuple[str, ...] = ()
+) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text("\n".join(lines or (line(),)) + "\n")
+        assert main(["plan", "prompts.jsonl", "--tokenizer", "bytes", "--time-limit", "0.05"]) == 0
+        change(folder)
+        return ["run", "plan.json", "--model", "tiny:llama", "--tokenizer", "bytes", *run]
+
+    return write
+
+
+def edited(**changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(json.dumps({**plan, **changes}))
+
+    return edit
+
+
+def cost_file(text: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text(line() + "\n")
+        (folder / "cost.json").write_text(text)
+        return ["plan", "prompts.jsonl", "--cost", "cost.json"]
+
+    return write
+
+
+def binary(folder: Path) -> list[str]:
+    (folder / "prompts.jsonl").write_bytes(b'{"custom_id": "\xff"}\n')
+    return ["plan", "prompts.jsonl"]
+
+
+def existing_output(folder: Path) -> list[str]:
+    (folder / "prompts.jsonl").write_text(line() + "\n")
+    (folder / "plan.json").write_text("precious")
+    return ["plan", "prompts.jsonl"]
+
+
+def model_of(config: dict[str, object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text(json.dumps(config))
+
+    return write
+
+
+CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "half a line of JSON": (batch(line(), line(custom_id="b")[:40]), r"prompts.jsonl, line 2: .*JSON"),
+    "a line that is no object": (batch(line(), "[1, 2]"), r"line 2"),
+    "an empty file": (batch(""), r"prompts.jsonl.*(empty|no request)"),
+    "a missing file": (options("plan", "absent.jsonl"), r"absent.jsonl.*(no such file|does not exist)"),
+    "a file that is not UTF-8": (binary, r"prompts.jsonl.*UTF-8"),
+    "a missing custom_id": (batch(json.dumps({"body": LINE["body"]})), r"line 1, field 'custom_id'"),
+    "a duplicate custom_id": (batch(line(), line()), r"line 2.*custom_id.*'a'.*line 1"),
+    "an empty custom_id": (batch(line(custom_id="")), r"line 1, field 'custom_id'"),
+    "a custom_id that is a number": (batch(line(custom_id=7)), r"line 1, field 'custom_id'.*7"),
+    "no body": (batch(json.dumps({"custom_id": "a"})), r"line 1, field 'body'"),
+    "neither messages nor prompt": (batch(line(body={"max_tokens": 3})), r"line 1"),
+    "a message without content": (batch(body(messages=[{"role": "user"}])), r"line 1, .*content"),
+    "an endpoint that generates nothing": (
+        batch(line(url="/v1/embeddings")),
+        r"line 1, field 'url'.*embeddings",
+    ),
+    "zero max_tokens": (batch(body(max_tokens=0)), r"line 1, .*max_tokens.*0"),
+    "negative max_tokens": (batch(body(max_tokens=-5)), r"line 1, .*max_tokens.*-5"),
+    "absurd max_tokens": (batch(body(max_tokens=10**12)), r"line 1, .*max_tokens.*1000000000000"),
+    "max_tokens that is no number": (batch(body(max_tokens="many")), r"line 1, .*max_tokens.*many"),
+    "no answer length at all": (
+        batch(line(body={"prompt": "x"})),
+        r"no answer length.*--?lengths|no answer length",
+    ),
+    "an unknown source of lengths": (options("plan", "prompts.jsonl", "--lengths", "guess"), r"'guess'"),
+    "an answers file that answers nothing": (
+        options("plan", "prompts.jsonl", "--lengths", "answers:prompts.jsonl"),
+        r"prompts.jsonl",
+    ),
+    "a table without lengths": (table("a,b\n1,2\n"), r"lengths.csv.*"),
+    "a zero length in a table": (
+        table("input_tokens,output_tokens\n5,3\n4,0\n"),
+        r"line 3, column 'output_tokens'",
+    ),
+    "a negative length in a table": (
+        table("input_tokens,output_tokens\n-5,3\n"),
+        r"line 2, column 'input_tokens'.*-5",
+    ),
+    "a length that is no number": (
+        table("input_tokens,output_tokens\n5,x\n"),
+        r"line 2, column 'output_tokens'.*x",
+    ),
+    "an absurd length": (table("input_tokens,output_tokens\n5,1e15\n"), r"line 2, column 'output_tokens'"),
+    "an unknown generator": (options("plan", "tabel3:0"), r"'tabel3'.*table3"),
+    "an answer beyond the model's positions": (
+        table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),
+        r"lengths.csv.*110 tokens.*max_position = 100",
+    ),
+    "one request larger than the KV capacity": (
+        table("input_tokens,output_tokens\n50,60\n", "--kv-capacity", "64"),
+        r"kv_capacity = 64",
+    ),
+    "a prompt larger than a prefill stage": (
+        table("input_tokens,output_tokens\n50,6\n", "--prefill-token-cap", "16"),
+        r"prefill_token_cap = 16",
+    ),
+    "no slots": (options("plan", "prompts.jsonl", "--slots", "0"), r"--slots.*0 is not at least 1"),
+    "a cost model that is not there": (options("plan", "prompts.jsonl", "--cost", "none.json"), r"none.json"),
+    "a cost model that is none": (cost_file('{"prefill_base": 1}'), r"cost.json"),
+    "a cost model cut in half": (cost_file('{"prefill_base": '), r"cost.json, line 1: .*JSON"),
+    "an output that exists": (existing_output, r"plan.json: exists already.*--overwrite"),
+    "an output in no folder": (
+        options("plan", "prompts.jsonl", "-o", "no/plan.json"),
+        r"no/plan.json: its folder",
+    ),
+    "a full disk": (options("plan", "prompts.jsonl", "--overwrite", "-o", "/dev/full"), r"/dev/full"),
+    "a plan that is none": (options("run", "prompts.jsonl", "--model", "tiny:llama"), r"prompts.jsonl.*plan"),
+    "a plan of another version": (planned(change=edited(batchbound_plan=99)), r"plan.json.*version 99"),
+    "a plan whose schedule was edited": (
+        planned(change=edited(schedule={"bin_of": [0], "slot_of": [0], "rounds": [1]})),
+        r"plan.json: the plan's schedule breaks a rule: every request finishes",
+    ),
+    "prompts that changed since they were planned": (
+        planned(change=lambda folder: (folder / "prompts.jsonl").write_text(line(custom_id="b")) and None),
+        r"prompts.jsonl: the file is not what was planned",
+    ),
+    "prompts that are gone": (
+        planned(change=lambda folder: (folder / "prompts.jsonl").unlink()),
+        r"--prompts",
+    ),
+    "an unknown tiny model": (planned(run=("--model", "tiny:lama")), r"tiny:lama"),
+    "a model that is not there": (planned(run=("--model", "./no/model")), r"no/model"),
+    "a model that keeps no keys and values": (
+        planned(change=model_of({"model_type": "mamba"}), run=("--model", "./model")),
+        r"mamba",
+    ),
+    "an encoder-decoder": (
+        planned(
+            change=model_of({"model_type": "t5", "is_encoder_decoder": True}), run=("--model", "./model")
+        ),
+        r"(?i)encoder-decoder",
+    ),
+    "a tokenizer other than planned": (
+        planned(change=lambda folder: None, run=("--tokenizer", "./absent")),
+        r"absent",
+    ),
+    "stop sequences": (planned(body(stop=["END"])), r"line 1, field 'body.stop'"),
+    "lines that differ in temperature": (
+        planned(body(temperature=0.5), line(custom_id="b")),
+        r"differ in temperature.*--temperature",
+    ),
+    "a temperature below zero": (planned(run=("--temperature", "-1")), r"temperature.*-1"),
+    "a trace of nothing": (
+        lambda folder: [planned()(folder) and "report", "plan.json", "prompts.jsonl"],
+        r"prompts.jsonl.*trace",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_bad_input_is_named_and_nothing_is_left(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, expected = CASES[kind]
+    words = make(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    capsys.readouterr()
+    try:
+        status = main(words)
+    except SystemExit as exit_:
+        status = int(exit_.code or 0)
+    said = capsys.readouterr()
+    assert status == 2, said
+    message = said.err.strip().splitlines()[-1]
+    assert re.search(expected, message), message
+    assert "Traceback" not in said.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_there_are_at_least_thirty_kinds() -> None:
+    assert len(CASES) >= 30
