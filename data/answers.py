@@ -9,6 +9,7 @@ import os
 from .files import InputError
 from .jsonl import json_lines
 from .openai_batch import CHAT, PromptRecord
+from .workload import LONGEST
 
 
 def answer_line(
@@ -100,9 +101,9 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
         if response.get("status_code", 200) != 200:
             continue
         tokens = _at(response, "body", "usage", "completion_tokens")
-        if type(tokens) is not int or tokens < 0:
+        if type(tokens) is not int or not 0 <= tokens <= LONGEST:
             raise InputError(
-                f"{tokens!r} is not a number of tokens",
+                f"{tokens!r} is not a number of tokens an answer can have",
                 file=path,
                 where=f"line {number}, field 'response.body.usage.completion_tokens'",
                 mend="Each answer must state its usage.",

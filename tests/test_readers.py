@@ -533,6 +533,7 @@ BAD_ANSWERS: dict[str, tuple[tuple[object, ...], str]] = {
         ({"custom_id": "a", "response": {"body": {}}},),
         r"completion_tokens': None is not a number",
     ),
+    "absurd usage": ((answered(A, 10**24),), r"completion_tokens': 10+ is not a number of tokens"),
     "half a line": ((answered(A), dump_line(answered(B))[:50]), r"line 2, column \d+: not valid JSON"),
 }
 
