@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
-import numpy.typing as npt
 
 from ..data.cost import FloatArray, IntArray
 from ..data.report import BETWEEN, BUBBLES, BUSY, DECODE, NO_ARRIVAL, PREFILL, STALL, TAIL, WAITING
@@ -38,16 +40,14 @@ def slot_seconds(trace: Trace) -> dict[str, float]:
     gap = start - np.concatenate(([0.0], end[:-1]))
     before = np.where(prefill, occupied - active, active)
     seconds[BETWEEN] = float((before * gap).sum())
-    waiting, arriving = idle_clocks(trace)
+    causes = idle_causes(trace)
     for free, first, last in (
         (trace.slots - occupied, start, end),
         (trace.slots - before, start - gap, start),
     ):
-        wait = waiting(last) - waiting(first)
-        none = arriving(last) - arriving(first)
-        seconds[WAITING] += float((free * wait).sum())
-        seconds[NO_ARRIVAL] += float((free * none).sum())
-        seconds[TAIL] += float((free * (last - first - wait - none)).sum())
+        for cause in (WAITING, NO_ARRIVAL, TAIL):
+            clock = causes.seconds_before(cause)
+            seconds[cause] += float((free * (clock(last) - clock(first))).sum())
     return seconds
 
 
@@ -72,22 +72,37 @@ def occupied_slots(trace: Trace) -> IntArray:
     return occupied
 
 
-class _Clock:
-    """Seconds so far during which something held, as a function of time."""
-
-    def __init__(self, times: FloatArray, holds: npt.NDArray[np.bool_]) -> None:
-        self._times = times
-        self._total = np.concatenate(([0.0], np.cumsum(np.diff(times) * holds)))
-
-    def __call__(self, time: FloatArray) -> FloatArray:
-        return np.interp(time, self._times, self._total)
-
-
-def idle_clocks(trace: Trace) -> tuple[_Clock, _Clock]:
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleCauses:
     """
-    Return two clocks that tell why a slot is free: the seconds a request waited, and none had arrived.
+    Why a slot that is free is free, over the time of a run.
 
-    When both stand still no request is left to start: that is the tail.
+    Parameters
+    ----------
+    times
+        Seconds at which the cause changes, from 0 to the makespan, shape (spans + 1,).
+    causes
+        The cause in each span.
+    """
+
+    times: FloatArray
+    causes: tuple[str, ...]
+
+    def seconds_before(self, cause: str) -> Callable[[FloatArray], FloatArray]:
+        """Return the function that gives the seconds before a time during which ``cause`` held."""
+        holds = np.array([each == cause for each in self.causes], dtype=np.float64)
+        total = np.concatenate(([0.0], np.cumsum(np.diff(self.times) * holds)))
+        return lambda time: np.interp(time, self.times, total)
+
+
+def idle_causes(trace: Trace) -> IdleCauses:
+    """
+    Return why a free slot is free: requests wait, the next is yet to arrive, or none is left to start.
+
+    Parameters
+    ----------
+    trace
+        The run, of at least one stage.
     """
     start, end = _edges(trace)
     served = trace.stage_of >= 0
@@ -97,7 +112,9 @@ def idle_clocks(trace: Trace) -> tuple[_Clock, _Clock]:
     times = np.unique(np.concatenate(([0.0, end[-1]], queued, left)))
     arrived = np.searchsorted(np.sort(queued), times[:-1], side="right")
     begun = np.searchsorted(np.sort(left), times[:-1], side="right")
-    return _Clock(times, arrived > begun), _Clock(times, (arrived == begun) & (begun < len(left)))
+    causes = np.where(arrived > begun, WAITING, np.where(begun < len(left), NO_ARRIVAL, TAIL))
+    changes = np.flatnonzero(np.concatenate(([True], causes[1:] != causes[:-1])))
+    return IdleCauses(np.append(times[changes], times[-1]), tuple(causes[changes].tolist()))
 
 
 def _edges(trace: Trace) -> tuple[FloatArray, FloatArray]:
