@@ -1,0 +1,185 @@
+"""Solving the scheduling problem by one of its formulations, on one of the backends."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from ..data.bound import Bound
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from ..models.full_model import literal_model, read_schedule, repaired_model, write_schedule
+from ..models.linear_model import TOLERANCE
+from ..models.slot_free import (
+    interval_model,
+    list_schedule,
+    read_slot_free,
+    schedule_of_starts,
+    slot_free_model,
+    write_slot_free,
+)
+from .backend import BACKENDS
+from .linear import LinearResult, find_backend, solve_linear
+from .result import Limits, Result, Status, StoppedBy
+from .worker import run_in_worker
+
+Formulation = Literal["slot-free", "repaired", "literal"]
+CP_SAT = "cp-sat"
+"""The backend of the slot-free formulation that takes intervals; the others take linear models."""
+
+
+def solve_full(
+    problem: Problem,
+    formulation: Formulation = "slot-free",
+    *,
+    backend: str = CP_SAT,
+    limits: Limits | None = None,
+    start: Schedule | None = None,
+) -> Result:
+    """
+    Return what a formulation of the full problem gives on a backend.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled.
+    formulation
+        ``slot-free``; ``repaired``, the paper's (1)-(25) put right; or ``literal``, as printed, whose optimum
+        is handed back only if the referee accepts it, and whose bound is none.
+    backend
+        ``cp-sat`` (slot-free only), or one of :data:`~batchbound.solvers.backend.BACKENDS`.
+    limits
+        The work is in the backend's unit.
+    start
+        A schedule to start from, or None.
+
+    Raises
+    ------
+    ValueError
+        If the formulation cannot say the problem, or the backend not take the formulation.
+    ImportError
+        If the backend's library is not installed.
+    """
+    limits = limits or Limits()
+    if start is not None and (broken := start.check(problem)) is not None:
+        raise ValueError(f"the start is not a schedule of this problem: {broken}")
+    if backend == CP_SAT:
+        if formulation != "slot-free":
+            raise ValueError(f"the backend {CP_SAT!r} takes the formulation 'slot-free' only")
+        return _by_intervals(problem, limits, start)
+    if formulation == "literal":
+        return _literal(problem, backend, limits)
+    if formulation == "repaired":
+        full = repaired_model(problem)
+        found = solve_linear(
+            full.model, backend, limits, None if start is None else write_schedule(full, start)
+        )
+        schedule = None if found.values is None else read_schedule(full, found.values)
+    else:
+        free = slot_free_model(problem)
+        found = solve_linear(
+            free.model, backend, limits, None if start is None else write_slot_free(free, start)
+        )
+        schedule = None if found.values is None else read_slot_free(free, found.values)
+    return _judged(problem, f"{formulation} on {backend}", found, schedule)
+
+
+def _judged(problem: Problem, solver: str, found: LinearResult, schedule: Schedule | None) -> Result:
+    """Return the result, after the referee has seen the schedule."""
+    broken = None if schedule is None else schedule.check(problem)
+    assert broken is None, f"a solution of a correct formulation breaks a rule: {broken}"
+    return Result(
+        found.status,
+        found.stopped_by,
+        schedule,
+        None if schedule is None else schedule.makespan(problem),
+        None if found.bound is None else _bound(found.bound, solver, found.version),
+        found.seconds,
+        solver,
+        found.version,
+        found.message,
+    )
+
+
+def _bound(seconds: float, solver: str, version: str) -> Bound:
+    return Bound(
+        seconds,
+        f"branch and bound, {solver}",
+        {"proven by the solver": seconds},
+        {"kind": "solver", "solver": solver, "version": version},
+    )
+
+
+def _literal(problem: Problem, backend: str, limits: Limits) -> Result:
+    full = literal_model(problem)
+    found = solve_linear(full.model, backend, limits)
+    schedule = None if found.values is None else read_schedule(full, found.values)
+    broken = None if schedule is None else schedule.check(problem)
+    message = found.message
+    if broken is not None:
+        message = (
+            f"what the printed model calls {found.status}, {found.objective:.6g} s, breaks a rule: {broken}"
+        )
+        schedule = None
+    if schedule is not None:
+        status = Status.FEASIBLE
+    else:
+        status = Status.INFEASIBLE if found.status is Status.INFEASIBLE else Status.NO_SOLUTION
+    return Result(
+        status,
+        found.stopped_by,
+        schedule,
+        None if schedule is None else schedule.makespan(problem),
+        None,
+        found.seconds,
+        f"literal on {backend}",
+        found.version,
+        message,
+    )
+
+
+def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
+    find_backend("ortools-cp-sat")
+    begin = start or list_schedule(problem)
+    model = interval_model(problem, begin)
+    rounds = None if begin is None else begin.starts[begin.bin_of]
+    outcome = run_in_worker(
+        "batchbound.solvers.backend_cp_sat", "solve_intervals", (model, limits, rounds), limits.seconds
+    )
+    answer = outcome.answer
+    version = BACKENDS["ortools-cp-sat"].version
+    solver, message = f"slot-free on {CP_SAT}", outcome.message
+    best, makespan = begin, math.inf if begin is None else begin.makespan(problem)
+    for starts in (getattr(answer, "starts", None), outcome.reports.get("incumbent")):
+        if isinstance(starts, np.ndarray):
+            schedule = schedule_of_starts(problem, starts)
+            if (broken := schedule.check(problem)) is not None:
+                message = message or f"a solution of the backend was refused: {broken}"
+            elif (seconds := schedule.makespan(problem)) < makespan:
+                best, makespan = schedule, seconds
+    units = getattr(answer, "bound", None)
+    units = outcome.reports.get("bound") if units is None else units
+    bound = None
+    if isinstance(units, int | float):
+        seconds = min(makespan, math.ceil(units - 1e-6) * model.unit + model.constant)
+        bound = _bound(seconds, solver, version)
+    stopped_by = outcome.stopped_by or getattr(answer, "limit", None) or StoppedBy.GAVE_UP
+    if best is None:
+        infeasible = getattr(answer, "proof", None) is Status.INFEASIBLE
+        status = Status.INFEASIBLE if infeasible else Status.NO_SOLUTION
+        stopped_by = StoppedBy.PROOF if infeasible else stopped_by
+        return Result(status, stopped_by, None, None, bound, outcome.seconds, solver, version, message)
+    proven = bound is not None and makespan - bound.seconds <= TOLERANCE * makespan
+    return Result(
+        Status.OPTIMAL if proven else Status.FEASIBLE,
+        StoppedBy.PROOF if proven else stopped_by,
+        best,
+        makespan,
+        bound,
+        outcome.seconds,
+        solver,
+        version,
+        message,
+    )
