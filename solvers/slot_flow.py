@@ -214,23 +214,29 @@ def slots_at_least(
         Shape (candidates,); infinite where some request fits into no span.
     """
     first, last = np.triu_indices(times.shape[1], 1)
+    held = times[:, last] - times[:, first]
     reach = (times[:, last - 1] - times[:, first]).min(axis=0)
-    first, last = first[reach < profile.longest], last[reach < profile.longest]
-    rounds = np.minimum(times[:, last] - times[:, first], profile.longest)
-    order = np.argsort(rounds, axis=1)
-    served = profile.at_most[np.take_along_axis(rounds, order, axis=1)]
-    served[served[:, -1] < profile.requests] = -1
-    held = np.diff(served, axis=1, prepend=0)
+    useful = (reach < profile.longest) & (held.max(axis=0) >= profile.shortest)
+    first, last, rounds = first[useful], last[useful], np.minimum(held[:, useful], profile.longest)
+    if not len(first):
+        return np.full(len(times), np.inf)
+    longest_first = np.argsort(-rounds, axis=1)
+    served = profile.at_most[np.take_along_axis(rounds, longest_first, axis=1)]
+    lacking = served[:, 0] < profile.requests
+    payers = -np.diff(served, axis=1, append=0).astype(np.float64)
     bound = np.full(len(times), -np.inf)
     for value, start in zip(values, starts, strict=True):
         price = value[:, last] - value[:, first] + start[:, first]
-        cheapest = np.take_along_axis(np.broadcast_to(price, rounds.shape), order, axis=1)[:, ::-1]
-        cheapest = np.minimum.accumulate(cheapest, axis=1)[:, ::-1]
-        slots = (held * cheapest).sum(axis=1)
+        if len(price) == 1:
+            price = price[0].take(longest_first)
+        else:
+            price = np.take_along_axis(price, longest_first, axis=1)
+        np.minimum.accumulate(price, axis=1, out=price)
+        slots = np.einsum("ij,ij->i", payers, price)
         if profile.starts_per_stage is not None:
             slots -= profile.starts_per_stage * start.sum(axis=-1)
         np.maximum(bound, slots, out=bound)
-    bound[served[:, -1] < 0] = np.inf
+    bound[lacking] = np.inf
     return bound
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +16,17 @@ LACKING, SPARE = 1.15, 0.85
 RUN, REST, FITTED = 0.45, 0.65, 0.8
 """Draws from which a run of stages, all later stages, and a stage made to fit a request are moved."""
 
-PRICES_KEPT = 8
-"""Recent slot prices that screen candidates."""
+PRICES_KEPT = 24
+"""Slot prices that screen candidates."""
+
+RECENT = 3
+"""Prices that screen all candidates; the others screen only those that these leave."""
+
+SURVIVORS = 64
+"""Candidates that the second screening looks at."""
+
+RESIZED = 0.1
+"""Share of the steps that try one stage more or less."""
 
 FEASIBLE_KEPT = 24
 """Cheapest stage times kept for rounding to whole slots."""
@@ -92,35 +100,24 @@ class StageTimesSearch:
         self._profile = profile
         self._costs = costs
         self._rng = rng
-        self._prices: deque[SlotPrice] = deque(maxlen=PRICES_KEPT)
-        self.times = times
-        self.priced = 0
         self._feasible: list[tuple[float, int, IntArray]] = []
-        self._at = self._price(times)
+        self.priced = 0
+        self.restart(times)
 
-    def _price(self, times: IntArray) -> float:
-        """Return the guide at ``times`` and keep its prices."""
-        self.priced += 1
-        price = slot_price(times, self._profile)
-        if price is None:
-            return np.inf
-        self._prices.append(price)
-        if price.slots <= self._costs.slots + 1e-6:
-            heapq.heappush(self._feasible, (-float(self._costs.seconds(times)), self.priced, times))
-            if len(self._feasible) > FEASIBLE_KEPT:
-                heapq.heappop(self._feasible)
-        return float(self._costs.guide(times, price.slots))
+    def restart(self, times: IntArray) -> None:
+        """Continue the walk from other times."""
+        self.times = times
+        stages = len(times) - 1
+        self._pool = _PricePool(np.empty((0, stages + 1)), np.empty((0, stages)))
+        price = self._price(times)
+        self._at = np.inf
+        if price is not None:
+            self._pool = self._pool.with_price(price)
+            self._at = float(self._costs.guide(times, price.slots))
 
     def feasible(self) -> list[IntArray]:
         """Return the cheapest times met that need no more slots than there are, cheapest first."""
         return [times for _, _, times in sorted(self._feasible, key=lambda entry: (-entry[0], entry[1]))]
-
-    def restart(self, times: IntArray) -> None:
-        """Continue the walk from other times."""
-        if len(times) != len(self.times):
-            self._prices.clear()
-        self.times = times
-        self._at = self._price(times)
 
     def step(self, temperature: float) -> None:
         """
@@ -131,68 +128,129 @@ class StageTimesSearch:
         temperature
             Seconds of cost that a step typically may lose.
         """
-        kind = self._rng.random()
-        if kind < 0.9 or len(self.times) < 4:
-            times = moved(self.times, self._profile, self._rng, CANDIDATES)
-            values = np.stack([price.value for price in self._prices])[:, None, :]
-            starts = np.stack([price.start for price in self._prices])[:, None, :]
-        elif kind < 0.95:
-            times, values, starts = self._with_one_less()
-        else:
-            times, values, starts = self._with_one_more()
-        if not len(times):
-            return
+        neighbours = self._neighbours()
+        times = neighbours.times
         limit = self._at + temperature * self._rng.exponential(size=len(times))
-        floor = slots_at_least(times, values, starts, self._profile)
-        for candidate in np.flatnonzero(self._costs.guide(times, floor) <= limit)[:PRICED]:
-            chosen = times[candidate]
-            if len(chosen) != len(self.times) and len(self._prices[0].value) != len(chosen):
-                kept = [
-                    SlotPrice(
-                        np.nan, value[min(candidate, len(value) - 1)], start[min(candidate, len(start) - 1)]
-                    )
-                    for value, start in zip(values, starts, strict=True)
-                ]
-                before, self._prices = self._prices, deque(kept, maxlen=PRICES_KEPT)
-                at = self._price(chosen)
-                if at <= limit[candidate]:
-                    self.times, self._at = chosen, at
-                    return
-                self._prices = before
+        alive = np.arange(len(times))
+        for prices in (slice(-RECENT, None), slice(None, -RECENT)):
+            alive = self._passing(neighbours, prices, alive, limit)[:SURVIVORS]
+        for _ in range(PRICED):
+            if not len(alive):
+                break
+            chosen, alive = alive[0], alive[1:]
+            price = self._price(times[chosen])
+            if price is None:
                 continue
-            at = self._price(chosen)
-            if at <= limit[candidate]:
-                self.times, self._at = chosen, at
+            neighbours = neighbours.with_price(price)
+            at = float(self._costs.guide(times[chosen], price.slots))
+            if at <= limit[chosen]:
+                self.times, self._at = times[chosen], at
+                self._pool = neighbours.pool(chosen)
                 return
+            alive = self._passing(neighbours, slice(-1, None), alive, limit)
+        if times.shape[1] == len(self.times):
+            self._pool = neighbours.pool(0)
 
-    def _with_one_less(self) -> tuple[IntArray, FloatArray, FloatArray]:
+    def _price(self, times: IntArray) -> SlotPrice | None:
+        """Return the price of ``times``, which are kept if there are slots enough."""
+        self.priced += 1
+        price = slot_price(times, self._profile)
+        if price is not None and price.slots <= self._costs.slots + 1e-6:
+            heapq.heappush(self._feasible, (-float(self._costs.seconds(times)), self.priced, times))
+            if len(self._feasible) > FEASIBLE_KEPT:
+                heapq.heappop(self._feasible)
+        return price
+
+    def _passing(
+        self, neighbours: _Neighbours, prices: slice, alive: IntArray, limit: FloatArray
+    ) -> IntArray:
+        """Return those of the candidates ``alive`` that the given prices do not rule out."""
+        values, starts = neighbours.values[prices], neighbours.starts[prices]
+        if not len(alive) or not len(values):
+            return alive
+        if values.shape[1] > 1:
+            values, starts = values[:, alive], starts[:, alive]
+        floor = slots_at_least(neighbours.times[alive], values, starts, self._profile)
+        return alive[self._costs.guide(neighbours.times[alive], floor) <= limit[alive]]
+
+    def _neighbours(self) -> _Neighbours:
+        kind = self._rng.random()
+        if kind < RESIZED / 2 and len(self.times) > 3:
+            return self._with_one_less()
+        if kind < RESIZED:
+            return self._with_one_more()
+        times = moved(self.times, self._profile, self._rng, CANDIDATES)
+        return _Neighbours(times, self._pool.values[:, None, :], self._pool.starts[:, None, :])
+
+    def _with_one_less(self) -> _Neighbours:
         """Return the times without each of the inner stages, and the prices without it."""
         stages = len(self.times) - 1
-        out = np.arange(1, stages)
-        keep = np.array([np.delete(np.arange(stages + 1), k) for k in out])
-        values = np.stack([price.value[keep] for price in self._prices])
-        starts = np.stack([price.start[keep[:, :-1]] for price in self._prices])
-        return self.times[keep], values, starts
+        keep = np.array([np.delete(np.arange(stages + 1), k) for k in self._rng.permutation(stages - 1) + 1])
+        return _Neighbours(self.times[keep], self._pool.values[:, keep], self._pool.starts[:, keep[:, :-1]])
 
-    def _with_one_more(self) -> tuple[IntArray, FloatArray, FloatArray]:
+    def _with_one_more(self) -> _Neighbours:
         """Return the times with one stage more, and the prices with its value between its neighbours'."""
         end = int(self.times[-1])
-        new = self._rng.integers(0, end + 1, CANDIDATES)
+        anywhere = self._rng.integers(0, end + 1, CANDIDATES // 2)
+        fitting = _fitting(self.times, self._profile, self._rng, CANDIDATES - len(anywhere))
+        new = np.clip(np.concatenate((anywhere, fitting)), 0, end)
+        self._rng.shuffle(new)
         place = np.searchsorted(self.times[1:-1], new, side="right") + 1
         column = np.arange(len(self.times) + 1)
-        source = column[None, :] - (column[None, :] >= place[:, None])
+        source = column - (column >= place[:, None])
         times = self.times[source]
         row = np.arange(len(new))
         times[row, place] = new
-        gap = np.maximum(self.times[place] - self.times[place - 1], 1)
-        share = (new - self.times[place - 1]) / gap
-        values, starts = [], []
-        for price in self._prices:
-            value = price.value[source]
-            value[row, place] = price.value[place - 1] + share * (price.value[place] - price.value[place - 1])
-            values.append(value)
-            starts.append(price.start[source[:, :-1]])
-        return times, np.stack(values), np.stack(starts)
+        before, after = self.times[place - 1], self.times[place]
+        share = (new - before) / np.maximum(after - before, 1)
+        values = self._pool.values[:, source]
+        low, high = self._pool.values[:, place - 1], self._pool.values[:, place]
+        values[:, row, place] = low + share * (high - low)
+        return _Neighbours(times, values, self._pool.starts[:, source[:, :-1]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PricePool:
+    """Prices made for recent stage times: values (prices, stages + 1), starts (prices, stages)."""
+
+    values: FloatArray
+    starts: FloatArray
+
+    def with_price(self, price: SlotPrice) -> _PricePool:
+        """Return the pool with one price more, without the oldest if it is full."""
+        values = np.concatenate((self.values[-PRICES_KEPT + 1 :], price.value[None]))
+        return _PricePool(values, np.concatenate((self.starts[-PRICES_KEPT + 1 :], price.start[None])))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Neighbours:
+    """Candidates (candidates, stages + 1), and the prices for each: (prices, candidates or 1, ...)."""
+
+    times: IntArray
+    values: FloatArray
+    starts: FloatArray
+
+    def with_price(self, price: SlotPrice) -> _Neighbours:
+        """Return the same with one price more, which holds for all of them."""
+        shape = (1, *self.values.shape[1:])
+        values = np.concatenate((self.values, np.broadcast_to(price.value, shape)))
+        shape = (1, *self.starts.shape[1:])
+        return _Neighbours(
+            self.times, values, np.concatenate((self.starts, np.broadcast_to(price.start, shape)))
+        )
+
+    def pool(self, candidate: int) -> _PricePool:
+        """Return the prices for one of the candidates."""
+        at = min(candidate, self.values.shape[1] - 1)
+        return _PricePool(self.values[-PRICES_KEPT:, at], self.starts[-PRICES_KEPT:, at])
+
+
+def _fitting(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
+    """Return rounds at which a stage's span to another stage is exactly what some request needs."""
+    anchor = times[rng.integers(0, len(times), count)]
+    wanted = np.searchsorted(profile.at_most, rng.integers(0, profile.requests, count), side="right")
+    fitting: IntArray = anchor + wanted * rng.choice([-1, 1], count)
+    return fitting
 
 
 def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
@@ -228,10 +286,9 @@ def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, cou
     high = np.select([kind < RUN, kind < REST], [one, np.maximum(one, other)], stages)
     neighbours = times + np.where((column >= low[:, None]) & (column <= high[:, None]), shift[:, None], 0)
     fitted = np.flatnonzero((kind >= FITTED) & (one < stages))
-    anchor = times[rng.integers(0, stages + 1, len(fitted))]
-    wanted = np.searchsorted(profile.at_most, rng.integers(0, profile.requests, len(fitted)), side="right")
     neighbours[fitted] = times
-    neighbours[fitted, one[fitted]] = anchor + wanted * rng.choice([-1, 1], len(fitted))
+    neighbours[fitted, one[fitted]] = _fitting(times, profile, rng, len(fitted))
     neighbours[fitted] = np.sort(neighbours[fitted], axis=1)
     valid = (np.diff(neighbours, axis=1) >= 0).all(axis=1) & (neighbours[:, 0] == 0)
-    return neighbours[valid]
+    kept: IntArray = neighbours[valid]
+    return kept
