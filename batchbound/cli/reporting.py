@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 from ..data.calibration import CalibratedCost
@@ -14,6 +15,9 @@ from ..data.trace import Trace
 from ..executor.report import report
 from ..models.bounds import best_bound
 from .output import note
+
+FILE_WIDTH = 120
+"""Columns of a table that goes to a file or a pipe."""
 
 
 def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Report:
@@ -81,7 +85,7 @@ def print_report(value: Report, *, as_json: bool) -> None:
 
     from ..executor.report_table import report_table
 
-    Console().print(report_table(value))
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(report_table(value))
 
 
 def _served(problem: Problem, trace: Trace) -> Problem:

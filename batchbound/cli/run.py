@@ -13,6 +13,7 @@ from ..data.files import InputError
 from ..data.jsonl import file_digest
 from ..data.openai_batch import PromptRecord, read_batch
 from ..data.plan import Plan
+from ..data.report import Report
 from .inputs import refuse_existing
 from .model import add_model, load
 from .output import note
@@ -45,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +74,12 @@ def run(args: argparse.Namespace) -> int:
         note(f"{args.output}: every answer was there already")
         return 0
     warn_of_other_machine(plan, outcome.trace)
-    print_report(report_of(plan, outcome.trace, seconds=time.perf_counter() - begun), as_json=args.json)
+    report = report_of(plan, outcome.trace, seconds=time.perf_counter() - begun)
+    if args.json:
+        print_report(report, as_json=True)
+        return 0
+    print(f"{args.output}: {report.requests:,} answers in {report.makespan:,.2f} s, {_gap(report)}")
+    print(f"{args.trace}: where the time went; `batchbound report {args.plan} {args.trace}` shows it")
     return 0
 
 
@@ -103,6 +109,12 @@ def load_job(plan: Plan, args: argparse.Namespace) -> Job:
     else:
         prompts = Prompts.encode(records, tokenizer)
     return Job(plan, prompts, model, tokenizer, sampler, pinned=args.pinned)
+
+
+def _gap(report: Report) -> str:
+    if report.run_gap is None:
+        return "of which nothing is proven"
+    return f"{report.run_gap:.2%} above the proven bound, in the cost model's seconds"
 
 
 def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:
