@@ -15,12 +15,13 @@ from ..data.cost import IntArray
 from ..data.files import InputError, atomic_write
 from ..data.plan import Plan
 from ..data.trace import Stage, Trace
-from ..heuristics.replay import Replay, remaining_schedule
+from ..heuristics.replay import Replay
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
 from .loop import execute
 from .model_source import position_limit
 from .prompts import Prompts
+from .simulate import remaining_schedule
 from .tokenizers import Tokenizer
 
 if TYPE_CHECKING:

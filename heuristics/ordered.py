@@ -42,13 +42,16 @@ class Ordered:
         """Return the first waiting requests, one per free slot."""
         wanted = len(free)
         window = self._order[self._head : self._head + 2 * wanted + 32]
-        found = window[state.waiting[window]][:wanted]
+        found = self._waiting(state, window)[:wanted]
         if len(found) < wanted and self._head + len(window) < len(self._order):
-            window = self._order[self._head :]
-            found = window[state.waiting[window]][:wanted]
+            found = self._waiting(state, self._order[self._head :])[:wanted]
         requests: list[int] = found.tolist()
         slots: list[int] = free[: len(requests)].tolist()
         return requests, slots
+
+    def _waiting(self, state: State, window: IntArray) -> IntArray:
+        waiting: IntArray = window[state.waiting[window] & ~self._taken[window]]
+        return waiting
 
     def take(self, requests: Sequence[int]) -> None:
         """Note that these requests are prefilled."""

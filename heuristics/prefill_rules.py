@@ -33,7 +33,7 @@ class Opportunity:
 
 
 class PrefillRule(Protocol):
-    """Decides between prefill and decode; asked only while something runs and a request has a slot to take."""
+    """Decides between prefill and decode; asked while something runs and a request has a slot to take."""
 
     def __call__(self, state: State, opportunity: Opportunity) -> int:
         """Return the decode rounds to run before the stage starts: 0 to start it now."""

@@ -1,0 +1,179 @@
+"""Following a planned schedule, and repairing it online when lengths turn out different."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..data.cost import IntArray
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from .admission import Admission
+from .ordered import Ordered, longest_first
+from .policy import FREE, State, Step
+from .prefill_rules import Opportunity, SkiRental
+
+
+class Replay:
+    """
+    Follows a schedule to the round while lengths are as planned, and repairs it when they are not.
+
+    A bin whose round has come is prefilled as planned if all of its requests still wait and their slots are
+    free; otherwise it is given up, and its requests are anyone's. A slot that falls free earlier or later
+    than planned, or whose next request is gone, is off the plan: it takes the longest waiting request when
+    a planned stage takes place, or when the ski-rental rule, which counts only the idle slot-rounds of slots
+    off the plan, starts a stage of its own. When nothing runs, the plan's clock moves on to its next bin.
+
+    Algorithm 1 of the hybrid offline-online paper would have such a slot serve its own list first, then the
+    longest request of the slot with most left. The longest of all was better wherever lengths were off
+    (by 0.5 to 2.5 % at a log-normal error of 0.1), as the plan's lists are no longer balanced then.
+
+    Parameters
+    ----------
+    schedule
+        The plan, of the requests of ``problem``.
+    problem
+        The problem with the lengths as planned.
+    patience
+        Stage openings' worth of unplanned idle slot-rounds to wait for; see
+        :class:`~batchbound.heuristics.prefill_rules.SkiRental`.
+
+    Raises
+    ------
+    ValueError
+        If the schedule is of another number of requests, or uses a slot the problem lacks.
+    """
+
+    def __init__(self, schedule: Schedule, problem: Problem, patience: float = 0.5) -> None:
+        count = len(problem)
+        if len(schedule.bin_of) != count:
+            raise ValueError(f"the schedule is of {len(schedule.bin_of)} requests, the problem has {count}")
+        if schedule.slot_of.max() >= problem.slots:
+            raise ValueError(f"the schedule uses slot {schedule.slot_of.max()} of {problem.slots}")
+        self._rule = SkiRental(patience)
+        self._admission = Admission(problem)
+        self._queue = Ordered(longest_first(problem))
+        self._rounds = problem.rounds
+        self._slot_of = schedule.slot_of
+        by_bin = np.argsort(schedule.bin_of, kind="stable")
+        used, first = np.unique(schedule.bin_of[by_bin], return_index=True)
+        self._bins = np.split(by_bin, first[1:])
+        self._starts: list[int] = schedule.starts[used].tolist()
+        self._next = 0
+        self._ahead = 0
+        # What each slot waits for: a request, nothing more (its list is done), or anything (off the plan).
+        nothing, self._anything = count, count + 1
+        self._awaited = np.full(problem.slots, nothing, dtype=np.int64)
+        self._successor = np.full(count, nothing, dtype=np.int64)
+        for request in by_bin[::-1]:
+            slot = schedule.slot_of[request]
+            self._successor[request] = self._awaited[slot]
+            self._awaited[slot] = request
+        # Whether waiting for it is in vain; for nothing more it is once anything is off the plan.
+        self._gone = np.zeros(count + 2, dtype=np.bool_)
+        self._gone[self._anything] = True
+        self._nothing = nothing
+        self._planned_finish = np.full(count, -1, dtype=np.int64)
+        self._running_on: dict[int, int] = {}
+        self._idle = 0
+        self._idling = 0
+        self._asked = 0
+
+    def __call__(self, state: State) -> Step:
+        """Return the plan's next step, or the repair's."""
+        self._note_finished(state)
+        evicted = self._admission.overflowing(state)
+        if evicted:
+            self._put_back(evicted)
+            return Step(rounds=0, evict=evicted)
+        self._idle += self._idling * (state.rounds_done - self._asked)
+        self._asked, self._idling = state.rounds_done, 0
+        nothing_runs = not state.running.size
+        if nothing_runs and self._next < len(self._starts) and state.waiting.any():
+            self._ahead = max(self._ahead, self._starts[self._next] - state.rounds_done)
+        members = self._due(state)
+        if members.size and not state.waiting[members].all():
+            return Step(rounds=0)  # the plan waits for an arrival
+        if members.size:
+            self._queue.take(members.tolist())
+            self._planned_finish[members] = self._starts[self._next] + self._rounds[members]
+            self._next += 1
+        requests, slots, full = self._off_plan(state, members)
+        rounds = self._admission.rounds_that_fit(state)
+        if self._next < len(self._starts):
+            rounds = min(rounds, self._starts[self._next] - self._clock(state))
+        if not requests:
+            return Step(rounds=rounds)
+        if not members.size and not nothing_runs:
+            wait = self._rule(state, Opportunity(requests, self._idle, full))
+            if wait > 0:
+                self._idling = len(requests)
+                return Step(rounds=min(wait, rounds))
+        return self._prefill(requests, slots)
+
+    @property
+    def _disturbed(self) -> bool:
+        return bool(self._gone[self._nothing])
+
+    def _disturb(self) -> None:
+        self._gone[self._nothing] = True
+
+    def _clock(self, state: State) -> int:
+        return state.rounds_done + self._ahead
+
+    def _note_finished(self, state: State) -> None:
+        for request in state.finished:
+            slot = self._running_on.pop(request)
+            if self._planned_finish[request] == self._clock(state):
+                self._awaited[slot] = self._successor[request]
+            else:
+                self._awaited[slot] = self._anything
+                self._disturb()
+
+    def _due(self, state: State) -> IntArray:
+        """Return the requests of the bin whose round has come, giving up bins that are not intact."""
+        while self._next < len(self._starts) and self._starts[self._next] <= self._clock(state):
+            members = self._bins[self._next]
+            if self._intact(state, members):
+                return members
+            self._gone[members] = True
+            self._disturb()
+            self._next += 1
+        return np.zeros(0, dtype=np.int64)
+
+    def _intact(self, state: State, members: IntArray) -> bool:
+        there = state.waiting[members] if self._disturbed else ~self._gone[members]
+        return bool(
+            there.all()
+            and not self._gone[members].any()
+            and (state.slot_request[self._slot_of[members]] == FREE).all()
+            and self._admission.fitting(state, members.tolist())[0] == len(members)
+        )
+
+    def _off_plan(self, state: State, members: IntArray) -> tuple[list[int], list[int], bool]:
+        """Return the planned requests and what slots off the plan would take, and whether that is full."""
+        requests: list[int] = members.tolist()
+        slots: list[int] = self._slot_of[members].tolist()
+        free = state.free_slots
+        free = free[self._gone[self._awaited[free]] & ~np.isin(free, slots)]
+        if not free.size:
+            return requests, slots, False
+        riders, their_slots = self._queue.propose(state, free)
+        requests += riders
+        slots += their_slots
+        count, full = self._admission.fitting(state, requests)
+        return requests[:count], slots[:count], full
+
+    def _prefill(self, requests: list[int], slots: list[int]) -> Step:
+        self._queue.take(requests)
+        self._admission.enter(requests)
+        self._gone[requests] = True
+        self._running_on.update(zip(requests, slots, strict=True))
+        self._idle = 0
+        return Step(prefill=requests, slots=slots, rounds=0)
+
+    def _put_back(self, requests: list[int]) -> None:
+        for request in requests:
+            self._awaited[self._running_on.pop(request)] = self._anything
+        self._planned_finish[requests] = -1
+        self._queue.put_back(requests)
+        self._disturb()
