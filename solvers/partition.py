@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,13 +17,13 @@ from ..models.partition_heuristics import (
     machine_loads,
     multifit,
 )
+from .partition_patterns import PatternMaster
 from .partition_search import Resplit
 
-CONSTRUCTIONS: tuple[Callable[[IntArray, int], IntArray], ...] = (
-    longest_processing_time,
-    multifit,
-    karmarkar_karp,
-)
+FIRST_RESPLIT = 1.0
+"""CPU seconds that re-splits get before anything slower: they close nearly every instance of many items."""
+LARGEST_KNAPSACK = 20_000_000
+"""Items times capacity up to which column generation is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,33 +110,95 @@ def solve_partition(
     ValueError
         If a weight is negative or not whole, or there is no machine.
     """
-    started = time.process_time()
     weights = checked_weights(weights, machines)
-    rng = np.random.default_rng(seed)
-
-    def left() -> float:
-        return max(0.0, seconds - (time.process_time() - started))
-
-    bound = lifted_bound(weights, machines)
-    best, makespan = longest_processing_time(weights, machines), 0
-    makespan = int(machine_loads(weights, best, machines).max())
-    for construct in CONSTRUCTIONS[1:]:
-        if makespan > bound.value:
-            candidate = construct(weights, machines)
-            reached = int(machine_loads(weights, candidate, machines).max())
-            if reached < makespan:
-                best, makespan = candidate, reached
-    if makespan > bound.value:
-        bound = dual_feasible_bound(weights, machines, bound.value, makespan) or bound
-    share = 0.1
-    target = bound.value
-    while makespan > bound.value and target < makespan and left() > 0:
-        search = Resplit(weights, best, machines, target, rng)
-        search.run(min(left(), share * seconds))
-        reached = max(search.loads)
-        if reached < makespan:
-            best, makespan = search.assignment(), reached
-        target = max(target + 1, (target + makespan) // 2)
+    search = _Search(weights, machines, seconds, seed)
+    search.construct()
+    search.resplit(search.bound.value, max(0.1 * seconds, FIRST_RESPLIT))
+    if search.master(search.bound.value).work <= LARGEST_KNAPSACK:
+        search.price_out()
+        search.close_in()
+        search.assemble()
+    else:
+        search.close_in()
+    bound = search.bound
     return PartitionResult(
-        best, makespan, bound.value, bound.source, time.process_time() - started, bound.witness
+        search.best, search.makespan, bound.value, bound.source, search.spent(), bound.witness
     )
+
+
+class _Search:
+    """The best assignment and bound so far, and the steps that improve them while there is a gap and time."""
+
+    def __init__(self, weights: IntArray, machines: int, seconds: float, seed: int) -> None:
+        self.started = time.process_time()
+        self.weights = weights
+        self.machines = machines
+        self.seconds = seconds
+        self.rng = np.random.default_rng(seed)
+        self.bound = lifted_bound(weights, machines)
+        self.best = longest_processing_time(weights, machines)
+        self.makespan = int(machine_loads(weights, self.best, machines).max())
+
+    def spent(self) -> float:
+        return time.process_time() - self.started
+
+    def open(self) -> bool:
+        return self.makespan > self.bound.value and self.spent() < self.seconds
+
+    def accept(self, assignment: IntArray) -> None:
+        makespan = int(machine_loads(self.weights, assignment, self.machines).max())
+        if makespan < self.makespan:
+            self.best, self.makespan = assignment, makespan
+
+    def construct(self) -> None:
+        """Try the constructive heuristics and the cheap bounds."""
+        for heuristic in (multifit, karmarkar_karp):
+            if self.makespan > self.bound.value:
+                self.accept(heuristic(self.weights, self.machines))
+        if self.makespan > self.bound.value:
+            refuted = dual_feasible_bound(self.weights, self.machines, self.bound.value, self.makespan)
+            self.bound = refuted or self.bound
+
+    def resplit(self, target: int, seconds: float) -> bool:
+        """Return whether re-splits reach the target."""
+        if not self.open():
+            return False
+        search = Resplit(self.weights, self.best, self.machines, target, self.rng)
+        search.run(min(seconds, self.seconds - self.spent()))
+        self.accept(search.assignment())
+        return self.makespan <= target
+
+    def price_out(self) -> None:
+        """Lift the bound to the first capacity that prices cannot refute."""
+        unrefuted = self.makespan
+        while self.open() and self.bound.value < unrefuted:
+            capacity = (self.bound.value + unrefuted) // 2
+            refuted = self.master(capacity).refute(self.seconds - self.spent())
+            if refuted is None:
+                unrefuted = capacity
+            else:
+                self.bound = refuted
+
+    def close_in(self) -> None:
+        """Bisect between bound and makespan for the least target that re-splits reach."""
+        failed = self.bound.value - 1
+        while self.open() and failed + 1 < self.makespan:
+            target = max(self.bound.value, (failed + self.makespan) // 2)
+            if not self.resplit(target, 0.06 * self.seconds):
+                failed = target
+
+    def assemble(self) -> None:
+        """Assemble assignments from patterns, halving the gap each time one is found."""
+        failed = self.bound.value - 1
+        while self.open() and failed + 1 < self.makespan:
+            capacity = failed + 1 if failed < self.bound.value else (failed + self.makespan) // 2
+            master = self.master(capacity)
+            master.refute(self.seconds - self.spent())
+            assembled = master.assemble(self.weights, max(0.0, 0.4 * (self.seconds - self.spent())))
+            if assembled is None:
+                failed = capacity
+            else:
+                self.accept(assembled)
+
+    def master(self, capacity: int) -> PatternMaster:
+        return PatternMaster(self.weights, self.machines, capacity)
