@@ -179,14 +179,18 @@ def continuous_batching(model: Any, jobs: Sequence[Job], slots: int) -> list[lis
     """Run transformers' continuous batching manager: paged attention, chunked prefill."""
     implementation = model.config._attn_implementation
     tokens = sum(len(job.prompt) + job.tokens for job in jobs)
+    page = "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
+    fields: dict[str, Any] = {page: 32}
     settings = ContinuousBatchingConfig(
-        page_size=32,
+        **fields,
         num_blocks=max(64, tokens // 32 + 2 * len(jobs)),
         max_batch_tokens=512,
         max_requests_per_batch=slots,
         allow_block_sharing=False,
     )
-    generation = GenerationConfig(do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, max_new_tokens=512)
+    generation = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, max_new_tokens=512
+    )
     manager = model.init_continuous_batching(
         generation_config=generation, continuous_batching_config=settings
     )

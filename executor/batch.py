@@ -137,7 +137,7 @@ class WindowBatch:
             [[len(prompt) for prompt in prompts], streams, emitted or [0] * len(slots)], device=device
         )
         first = torch.empty(len(slots), dtype=torch.int64, device=device)
-        for group in length_groups([len(prompt) for prompt in prompts], self._call_tokens()):
+        for group in length_groups([len(prompt) for prompt in prompts], self._decoder.call_tokens):
             logits = self._decoder.prefill(
                 self._window, [rows[i] for i in group], [prompts[i] for i in group]
             )
@@ -176,17 +176,18 @@ class WindowBatch:
         streams, emitted = self._streams[:rows, 0], self._emitted[:rows, 0]
         window.frame.release_front()
         history = torch.empty(rounds, rows, dtype=torch.int64, device=self._decoder.device)
-        for round_ in range(rounds):
-            if window.make_room_after():
-                self._mask = None
-            if self._mask is None:
-                self._mask = self._decoder.mask(window)
-            logits = self._decoder.step(window, self._mask, tokens, positions)
-            chosen = self._sampler.choose(logits, streams, emitted)
-            history[round_] = chosen
-            tokens.copy_(chosen[:, None])
-            positions += 1
-            emitted += 1
+        with self._decoder.decoding():
+            for round_ in range(rounds):
+                if window.make_room_after():
+                    self._mask = None
+                if self._mask is None:
+                    self._mask = self._decoder.mask(window)
+                logits = self._decoder.step(window, self._mask, tokens, positions)
+                chosen = self._sampler.choose(logits, streams, emitted)
+                history[round_] = chosen
+                tokens.copy_(chosen[:, None])
+                positions += 1
+                emitted += 1
         columns = [slot for slot in self._slot_of_row if slot is not None]
         answer[:, columns] = history.cpu().numpy()
         return answer
@@ -248,13 +249,9 @@ class WindowBatch:
             slots.pop()
             starts.pop()
 
-    def _call_tokens(self) -> int:
-        # What a forward call costs beyond its tokens, in tokens: launches on a GPU, the interpreter on a CPU.
-        return 8 if self._decoder.device.type == "cpu" else 256
-
 
 def length_groups(
-    lengths: Sequence[int], call_tokens: int, most_tokens: int = _PREFILL_TOKENS
+    lengths: Sequence[int], call_tokens: float, most_tokens: int = _PREFILL_TOKENS
 ) -> list[list[int]]:
     """
     Split prompts into forward calls so that padding and calls together cost least.
