@@ -104,6 +104,8 @@ class Report:
         Planned against actual answer lengths.
     padding
         Share of the keys and values read in decode rounds that was padding.
+    padding_seconds
+        Model seconds of reading it, a part of ``model_makespan``.
     fit
         Error of the cost model's fit, or None if it is not a fitted one.
     engine
@@ -134,6 +136,7 @@ class Report:
     per_token: Percentiles | None
     lengths: LengthError
     padding: float
+    padding_seconds: float
     fit: FitError | None = None
     engine: Mapping[str, object] = field(default_factory=dict)
     seconds: float | None = None
@@ -217,6 +220,7 @@ class Report:
             "length_bias": self.lengths.bias,
             "length_wrong": self.lengths.wrong,
             "padding": self.padding,
+            "padding_s": self.padding_seconds,
             "fit": None if self.fit is None else self.fit.to_json(),
             "engine": dict(self.engine),
             "seconds": self.seconds,
@@ -277,6 +281,7 @@ class Report:
                 read.integer("length_wrong"),
             ),
             padding=read.number("padding"),
+            padding_seconds=read.number("padding_s"),
             fit=None if value.get("fit") is None else FitError.from_json(value["fit"], file=file),
             engine=read.mapping("engine"),
             seconds=read.optional_number("seconds"),

@@ -11,8 +11,6 @@ from ..data.workload import Workload
 from .engine import Engine
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
-_UNTIMED_ROUNDS = 2
-"""Rounds before the measured ones: the first allocates what the others reuse."""
 
 
 def profile(
@@ -30,8 +28,9 @@ def profile(
     Return the median prefill stage and decode stage at every point of a grid.
 
     At a point, as many requests as slots are prefilled in one stage and decoded together, all of one length,
-    so that nothing is padded. The points are visited in turn for every repeat, so that a disturbance of the
-    machine hits one repeat of many points and the median of none.
+    so that nothing is padded. Rounds are timed from the first after the prefill, as a run has them. The
+    points are visited in turn for every repeat, so that a disturbance of the machine hits one repeat of many
+    points and the median of none.
 
     Parameters
     ----------
@@ -63,7 +62,7 @@ def profile(
         (active, prompt)
         for active in sorted(set(slots))
         for prompt in sorted(set(prompt_tokens))
-        if kv_capacity is None or active * (prompt + _UNTIMED_ROUNDS + rounds) <= kv_capacity
+        if kv_capacity is None or active * (prompt + rounds) <= kv_capacity
     ]
     if not points:
         raise ValueError(
@@ -100,12 +99,11 @@ def _measure(
     engine_for: Callable[[Problem], Engine], active: int, prompt: int, rounds: int
 ) -> tuple[Stage, Stage]:
     # One token more than is decoded: nothing finishes, so the engine never stops early.
-    answer = 1 + _UNTIMED_ROUNDS + rounds + 1
+    answer = 1 + rounds + 1
     workload = Workload.from_lengths([prompt] * active, [answer] * active)
     engine = engine_for(Problem(workload, _NO_COST, active, prefill_emits_first_token=True))
     everyone = list(range(active))
     prefill, _ = engine.prefill(everyone, everyone)
-    engine.decode(_UNTIMED_ROUNDS, float("inf"))
     decode, _ = engine.decode(rounds, float("inf"))
     return prefill, decode
 

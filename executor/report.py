@@ -59,6 +59,7 @@ def report(
     wrong = int(np.count_nonzero(off))
     proven = _valid(bound)
     proven_for_run = proven if run_bound is None and not wrong else _valid(run_bound)
+    padding, padding_seconds = _padding(problem.cost, trace)
     later = served & (trace.tokens > 1)
     return Report(
         clock="model" if trace.engine.get("name") == "simulator" else "measured",
@@ -86,7 +87,8 @@ def report(
             bias=float(off.mean()) if requests else 0.0,
             wrong=wrong,
         ),
-        padding=_padding(trace),
+        padding=padding,
+        padding_seconds=padding_seconds,
         fit=fit,
         engine=dict(trace.engine),
         seconds=seconds,
@@ -97,8 +99,8 @@ def model_seconds(cost: CostModel, trace: Trace) -> float:
     """
     Return the seconds a cost model gives what a run did.
 
-    Every stage costs what the model says of its tokens, active slots and the keys and values they held
-    (padding left out, as in a plan); a stage that prefills a request waits until that has arrived.
+    Every stage costs what the model says of its tokens, active slots and the keys and values it read, padding
+    included; a stage that prefills a request waits until that has arrived.
     """
     ready = np.zeros(len(trace.stages))
     served = trace.stage_of >= 0
@@ -109,9 +111,8 @@ def model_seconds(cost: CostModel, trace: Trace) -> float:
         if stage.kind == "prefill":
             time += cost.prefill_seconds(stage.tokens)
         else:
-            time += (
-                stage.rounds * cost.decode_seconds(stage.active) + cost.decode_per_kv_token * stage.kv_tokens
-            )
+            time += stage.rounds * cost.decode_seconds(stage.active)
+            time += cost.decode_per_kv_token * stage.padded_kv_tokens
     return time
 
 
@@ -145,10 +146,12 @@ def _utilization(cost: CostModel, trace: Trace) -> float:
     return slot_rounds / trace.slots * full_round / trace.makespan if trace.makespan else 0.0
 
 
-def _padding(trace: Trace) -> float:
+def _padding(cost: CostModel, trace: Trace) -> tuple[float, float]:
+    """Return the share of the keys and values read that was padding, and the model seconds of reading it."""
     decodes = [stage for stage in trace.stages if stage.kind == "decode"]
     read = sum(stage.padded_kv_tokens for stage in decodes)
-    return 1.0 - sum(stage.kv_tokens for stage in decodes) / read if read else 0.0
+    padding = read - sum(stage.kv_tokens for stage in decodes)
+    return padding / read if read else 0.0, cost.decode_per_kv_token * padding
 
 
 def _percentiles(seconds: FloatArray) -> Percentiles | None:

@@ -68,7 +68,7 @@ def test_a_profile_takes_the_median_of_its_repeats() -> None:
         return Simulator(replace(problem, cost=slow))
 
     stages = profile(disturbed, [1], [16, 64], rounds=2)
-    assert stages[1].seconds == pytest.approx(TRUE.decode_seconds(1, 19) + TRUE.decode_seconds(1, 20))
+    assert stages[1].seconds == pytest.approx(TRUE.decode_seconds(1, 17) + TRUE.decode_seconds(1, 18))
 
 
 def test_a_profile_leaves_out_points_beyond_the_kv_capacity() -> None:

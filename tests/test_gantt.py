@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_rgba
 
 from batchbound.data.bound import Bound
 from batchbound.data.cost import CostModel
@@ -54,7 +54,7 @@ def rectangles(axis: Axes, colour: str) -> list[list[float]]:
     found = []
     for drawn in axis.collections:
         assert isinstance(drawn, PolyCollection)
-        if drawn.get_array() is None and to_hex(drawn.get_facecolor()[0]) == colour:
+        if drawn.get_array() is None and np.allclose(np.asarray(drawn.get_facecolor()), to_rgba(colour)):
             corners = [np.asarray(path.vertices) for path in drawn.get_paths()]
             found += [[*each[[0, 2], 0], *np.round(each[[0, 1], 1], 2)] for each in corners]
     return sorted(found)

@@ -239,15 +239,17 @@ def test_a_formula_that_is_no_bound_gives_no_gap() -> None:
 
 
 def test_a_measured_run_meets_the_bound_through_the_cost_model() -> None:
-    problem = Problem(Workload.from_lengths([5], [3]), COST, slots=2, prefill_emits_first_token=True)
+    cost = replace(COST, decode_per_kv_token=0.01)
+    problem = Problem(Workload.from_lengths([5], [3]), cost, slots=2, prefill_emits_first_token=True)
     stages = (Stage("prefill", 0.0, 4.0, 0, 1, 5, 5, 5), Stage("decode", 4.0, 7.0, 2, 1, 2, 13, 26))
     fit = FitError(0.1, 0.05, 0.02, 10, 100)
     result = report(problem, one_request_trace(stages, 7.0), Bound(5.0, "by hand"), 6.5, fit)
-    # The model gives the prefill 3.5 s and the rounds 1.5 s each.
-    assert (result.clock, result.makespan, result.model_makespan) == ("measured", 7.0, 6.5)
-    assert result.run_gap == pytest.approx(0.3)
-    assert result.model_error == pytest.approx(-0.5 / 7)
+    # The model gives the prefill 3.5 s, a round 1.5 s, and reading 26 tokens 0.26 s, half of it for padding.
+    assert (result.clock, result.makespan, result.model_makespan) == ("measured", 7.0, 6.76)
+    assert result.run_gap == pytest.approx(1.76 / 5)
+    assert result.model_error == pytest.approx(-0.24 / 7)
     assert result.padding == 0.5
+    assert result.padding_seconds == pytest.approx(0.13)
     assert result.fit == fit
 
 
