@@ -46,12 +46,12 @@ def _mps_lines(model: LinearModel) -> Iterator[str]:
     for j, name in enumerate(model.column_names):
         if bool(model.integer[j]) != whole:
             whole = not whole
-            yield f" MARKER MARKER 'MARKER' '{'INTORG' if whole else 'INTEND'}'"
+            yield f" MARKER 'MARKER' '{'INTORG' if whole else 'INTEND'}'"
         yield f" {name} OBJ {_number(model.objective[j])}"
         for at in range(by_column.indptr[j], by_column.indptr[j + 1]):
             yield f" {name} {model.row_names[by_column.indices[at]]} {_number(by_column.data[at])}"
     if whole:
-        yield " MARKER MARKER 'MARKER' 'INTEND'"
+        yield " MARKER 'MARKER' 'INTEND'"
     yield "RHS"
     if model.offset:
         yield f" RHS OBJ {_number(-model.offset)}"
