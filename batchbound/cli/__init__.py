@@ -21,6 +21,7 @@ COMMANDS = {
     "bound": "print the lower bounds of a workload with their terms",
     "verify": "check a plan's schedule and its bound's certificate again, without the solver",
     "profile": "measure a model on this machine and fit the cost model",
+    "validate": "print the simulator's error against a measured run",
 }
 
 

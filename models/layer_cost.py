@@ -1,0 +1,278 @@
+"""What an iteration costs, composed from a table of operations."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..data.cost import FloatArray
+from ..data.layer_profile import LayerProfile, Operation
+
+_FAR = 0.5
+"""Beyond the last point the slope is that from the point at this share of it: neighbours are too noisy."""
+
+
+class Curve:
+    """
+    A function of one number through points: linear between, a line after the last, flat before the first.
+
+    Parameters
+    ----------
+    at
+        Where it is known, ascending.
+    values
+        What it is there, same length.
+    """
+
+    __slots__ = ("_at", "_slope", "_values")
+
+    def __init__(self, at: Sequence[float], values: Sequence[float]) -> None:
+        self._at, self._values = list(at), list(values)
+        self._slope = 0.0
+        if len(self._at) > 1:
+            far = min(bisect_right(self._at, _FAR * self._at[-1]) - 1, len(self._at) - 2)
+            far = max(far, 0)
+            rise = self._values[-1] - self._values[far]
+            self._slope = max(0.0, rise / (self._at[-1] - self._at[far]))
+
+    def __call__(self, x: float) -> float:
+        """Return the value at ``x``."""
+        at, values = self._at, self._values
+        if x <= at[0]:
+            return values[0]
+        if x >= at[-1]:
+            return values[-1] + self._slope * (x - at[-1])
+        right = bisect_right(at, x)
+        left = right - 1
+        share = (x - at[left]) / (at[right] - at[left])
+        return values[left] + share * (values[right] - values[left])
+
+    def plus(self, other: Curve, times: int) -> Curve:
+        """Return this curve and ``times`` the other, added."""
+        at = sorted({*self._at, *other._at})
+        return Curve(at, [self(x) + times * other(x) for x in at])
+
+
+class Surface:
+    """
+    A function of several numbers through points that need not form a full grid.
+
+    At each known value of the first number stands a function of the others; between two of those it is
+    linear, and beyond the last a line.
+
+    Parameters
+    ----------
+    points
+        Shape (points, axes).
+    values
+        Shape (points,).
+    """
+
+    __slots__ = ("_at", "_inner")
+
+    def __init__(self, points: FloatArray, values: FloatArray) -> None:
+        firsts = np.unique(points[:, 0])
+        self._at: list[float] = firsts.tolist()
+        self._inner: list[Curve | Surface] = []
+        for first in firsts:
+            rows = points[:, 0] == first
+            rest, inner = points[rows][:, 1:], values[rows]
+            if rest.shape[1] == 1:
+                order = np.argsort(rest[:, 0], kind="stable")
+                self._inner.append(Curve(rest[order, 0].tolist(), inner[order].tolist()))
+            else:
+                self._inner.append(Surface(rest, inner))
+
+    def __call__(self, first: float, *rest: float) -> float:
+        """Return the value at a point."""
+        at = self._at
+        if first <= at[0] or len(at) == 1:
+            return self._inner[0](*rest)
+        right = min(bisect_right(at, first), len(at) - 1)
+        left = right - 1
+        if first >= at[-1]:
+            # As far back as for a curve: neighbours on a fine grid say little about what comes after.
+            left = min(max(bisect_right(at, _FAR * at[-1]) - 1, 0), right - 1)
+        low, high = self._inner[left](*rest), self._inner[right](*rest)
+        share = (first - at[left]) / (at[right] - at[left])
+        return max(0.0, low + share * (high - low))
+
+
+class LayerCost:
+    """
+    Seconds of encoding, decoding and mixed iterations, from one table.
+
+    Parameters
+    ----------
+    profile
+        The table.
+    """
+
+    def __init__(self, profile: LayerProfile) -> None:
+        self.profile = profile
+        self._encode = _Phase(profile, "encode")
+        self._decode = _Phase(profile, "decode")
+        mixed = next((op for op in profile.operations if op.phase == "mixed"), None)
+        self._mixed = None if mixed is None else Surface(mixed.points, mixed.seconds)
+
+    def encode(self, sequences: float, length: float) -> tuple[float, float]:
+        """
+        Return seconds per layer, and seconds once an iteration, of encoding prompts of equal length.
+
+        Parameters
+        ----------
+        sequences
+            Prompts; an expectation may be fractional.
+        length
+            Tokens of each.
+        """
+        return self._encode(sequences * length, sequences, (length, 0.0))
+
+    def encode_many(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """
+        Return seconds per layer, and seconds once an iteration, of encoding chunks of prompts.
+
+        Parameters
+        ----------
+        chunks
+            New tokens and tokens already held, of each prompt.
+        """
+        return self._encode.chunks(chunks)
+
+    def decode(self, sequences: float, context: float) -> tuple[float, float]:
+        """
+        Return seconds per layer, and seconds once an iteration, of one decode iteration.
+
+        Parameters
+        ----------
+        sequences
+            Decoding sequences.
+        context
+            Tokens each of them holds, on average.
+        """
+        return self._decode(sequences, sequences, (context, 0.0))
+
+    def iteration(
+        self,
+        decodes: int,
+        context: float,
+        chunks: Sequence[tuple[int, int]],
+        *,
+        sampled: int | None = None,
+        padded_tokens: int | None = None,
+    ) -> float:
+        """
+        Return the seconds of one iteration of the whole model, on one pipeline stage.
+
+        Parameters
+        ----------
+        decodes
+            Sequences that get one token.
+        context
+            Tokens each of them holds, on average.
+        chunks
+            New tokens and tokens already held, of each prompt encoded in the iteration.
+        sampled
+            Sequences whose next token is drawn; by default all that are there.
+        padded_tokens
+            Tokens the engine computes for, if it rounds them up (to a captured graph, say).
+        """
+        layers = self.profile.shape.layers
+        tokens = padded_tokens or decodes + sum(new for new, _ in chunks)
+        drawn = decodes + len(chunks) if sampled is None else sampled
+        phase = self._encode if chunks else self._decode
+        per_layer, once = phase.rest(tokens, drawn)
+        if not chunks:
+            attention, whole = self._decode.attention(decodes, (context, 0.0))
+        elif not decodes:
+            attention, whole = self._encode.attention_of(chunks)
+        else:
+            attention, whole = self._mixed_attention(decodes, context, chunks)
+        return layers * (per_layer + attention) + once + whole
+
+    def _mixed_attention(
+        self, decodes: int, context: float, chunks: Sequence[tuple[int, int]]
+    ) -> tuple[float, float]:
+        encoded, once = self._encode.attention_of(chunks)
+        if self._mixed is None:
+            decoded, also = self._decode.attention(decodes, (context, 0.0))
+            return encoded + decoded, once + also
+        new = sum(chunk for chunk, _ in chunks)
+        # One chunk of the same size that reads as many keys in all stands for them.
+        past = sum(chunk * held for chunk, held in chunks) / new
+        alone = self._encode.attention_of([(new, past)])[0]
+        return encoded + max(0.0, self._mixed(new, past, decodes, context) - alone), once
+
+
+class _Phase:
+    """The operations of one phase: curves of all tokens and of sequences, and what depends on lengths."""
+
+    def __init__(self, profile: LayerProfile, phase: str) -> None:
+        zero = Curve([0.0], [0.0])
+        self.by_tokens = {True: zero, False: zero}
+        self.by_sequences = {True: zero, False: zero}
+        self.others: list[tuple[Operation, Curve | Surface]] = []
+        for operation in profile.operations:
+            if operation.phase not in ("both", phase):
+                continue
+            if operation.axes in (("tokens",), ("sequences",)):
+                order = np.argsort(operation.points[:, 0], kind="stable")
+                curve = Curve(operation.points[order, 0].tolist(), operation.seconds[order].tolist())
+                sums = self.by_tokens if operation.axes == ("tokens",) else self.by_sequences
+                sums[operation.per_layer] = sums[operation.per_layer].plus(curve, operation.times)
+            else:
+                self.others.append((operation, Surface(operation.points, operation.seconds)))
+
+    def rest(self, tokens: float, sequences: float) -> tuple[float, float]:
+        per_layer = self.by_tokens[True](tokens) + self.by_sequences[True](sequences)
+        return per_layer, self.by_tokens[False](tokens) + self.by_sequences[False](sequences)
+
+    def attention(self, sequences: float, size: tuple[float, float]) -> tuple[float, float]:
+        """Return what depends on lengths, for equal ones: (new, held) of each prompt, or what each holds."""
+        seconds = {True: 0.0, False: 0.0}
+        for operation, surface in self.others:
+            values = {"sequences": sequences, "decodes": sequences, "length": size[0], "context": size[0]}
+            values |= {"past": size[1], "tokens": sequences * size[0]}
+            one = operation.times * surface(*(values[axis] for axis in operation.axes))
+            if "length" in operation.axes and "sequences" not in operation.axes:
+                one = _together(one, surface, operation, sequences)
+            seconds[operation.per_layer] += one
+        return seconds[True], seconds[False]
+
+    def attention_of(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        seconds = {True: 0.0, False: 0.0}
+        for operation, surface in self.others:
+            if "sequences" in operation.axes:
+                length = sum(new for new, _ in chunks) / len(chunks)
+                values = {"sequences": float(len(chunks)), "length": length, "past": 0.0}
+                total = surface(*(values[axis] for axis in operation.axes))
+            else:
+                launch = _launch(surface, operation)
+                total = launch
+                for new, held in chunks:
+                    values = {"length": new, "past": held}
+                    total += max(0.0, surface(*(values[axis] for axis in operation.axes)) - launch)
+            seconds[operation.per_layer] += operation.times * total
+        return seconds[True], seconds[False]
+
+    def chunks(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        per_layer, once = self.rest(sum(new for new, _ in chunks), len(chunks))
+        attention, whole = self.attention_of(chunks)
+        return per_layer + attention, once + whole
+
+    def __call__(self, tokens: float, sequences: float, size: tuple[float, float]) -> tuple[float, float]:
+        per_layer, once = self.rest(tokens, sequences)
+        attention, whole = self.attention(sequences, size)
+        return per_layer + attention, once + whole
+
+
+def _launch(surface: Curve | Surface, operation: Operation) -> float:
+    """Return what one sequence costs however short: paid once, not by each sequence of a batch."""
+    return surface(*(0.0 for _ in operation.axes))
+
+
+def _together(one: float, surface: Curve | Surface, operation: Operation, sequences: float) -> float:
+    launch = operation.times * _launch(surface, operation)
+    return launch + sequences * max(0.0, one - launch)
