@@ -118,8 +118,10 @@ def gantt(*panels: Panel) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
-    heights = [min(5.5, max(1.5, 0.3 * panel.trace.slots)) for panel in panels]
-    figure = Figure(figsize=(12, sum(heights) + 0.8 * len(panels) + 0.9), layout="constrained")
+    highest = 5.5 if len(panels) == 1 else 4.0
+    heights = [min(highest, max(1.5, 0.3 * panel.trace.slots)) for panel in panels]
+    height = sum(heights) + 0.8 * len(panels) + 0.9
+    figure = Figure(figsize=(12, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     lengths = Normalize(0, max(int(panel.trace.tokens.max(initial=1)) for panel in panels))
     # The ends of the map are left out: near white reads as idle, near black as a line.
@@ -130,7 +132,11 @@ def gantt(*panels: Panel) -> Figure:
     axes[0].set_xlim(0, 1.003 * end or 1.0)
     axes[-1].set_xlabel("seconds")
     bar = figure.colorbar(
-        ScalarMappable(lengths, shades), ax=axes.tolist(), pad=0.01, fraction=0.02, aspect=30
+        ScalarMappable(lengths, shades),
+        ax=axes.tolist(),
+        pad=0.01,
+        fraction=0.02,
+        aspect=(height - 1.5) / 0.2,
     )
     bar.set_label("answer tokens")
     bar.outline.set_linewidth(0)
@@ -295,29 +301,33 @@ def _headline(panel: Panel) -> str:
 
 
 def _summary(report: Report) -> str:
-    causes = [cause for cause in (*BUSY, *BUBBLES) if report.slot_seconds[cause]]
-    shares = [f"{cause} {100 * report.share(cause):.1f} %" for cause in causes]
+    shares = [f"{cause} {100 * report.share(cause):.1f} %" for cause in _shown([report])]
     return f"of {report.slots:,} slots' time: " + " \N{MIDDLE DOT} ".join(shares)
+
+
+def _shown(reports: Sequence[Report]) -> list[str]:
+    """Return the work, and the bubbles of at least a twentieth of a percent."""
+    return [
+        cause
+        for cause in (*BUSY, *BUBBLES)
+        if cause in BUSY or any(report.share(cause) >= 0.0005 for report in reports)
+    ]
 
 
 def _add_legend(figure: Figure, panels: Sequence[Panel]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    shown = [
-        cause
-        for cause in (*BUSY, *BUBBLES)
-        if any(panel.report.share(cause) > (0.002 if cause == BETWEEN else 0) for panel in panels)
-    ]
     handles: list[Patch | Line2D] = []
-    for cause in shown:
+    for cause in _shown([panel.report for panel in panels]):
         hatch, ink = _HATCHES.get(cause, (None, _COLOURS[cause]))
         handles.append(Patch(facecolor=_COLOURS[cause], edgecolor=ink, hatch=hatch, label=_WORDS[cause]))
     bounded = [panel.report.clock for panel in panels if panel.report.bound is not None]
     if bounded:
         label = "proven bound" + (", in model seconds" if "measured" in bounded else "")
         handles.append(Line2D([], [], color="black", linestyle=(0, (4, 3)), linewidth=1.6, label=label))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    columns = len(handles) if len(handles) <= 6 else (len(handles) + 1) // 2
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def _seconds(value: float) -> str:
