@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def longest_first(problem: Problem) -> IntArray:
 
 
 def ski_rental_schedule(
-    problem: Problem, *, order: IntArray | None = None, patience: float = 0.5
+    problem: Problem, *, order: IntArray | None = None, patience: float = 0.5, burst: int | None = None
 ) -> Schedule:
     """
     Return a schedule that fills free slots in the given order whenever waiting has cost enough.
@@ -43,6 +44,9 @@ def ski_rental_schedule(
         The requests in the order they are taken, shape (requests,); longest first if left out.
     patience
         Stage openings' worth of idle rounds to wait for.
+    burst
+        Most requests a stage starts, or None for no limit. Requests that start together also hold most
+        tokens together, so a tight KV capacity is better used by small bursts.
     """
     waiting = list((longest_first(problem) if order is None else order).tolist())
     waiting.reverse()
@@ -56,20 +60,22 @@ def ski_rental_schedule(
     finishes: list[int] = []
     rounds = problem.rounds.tolist()
     now, idle = 0, 0.0
+    most = problem.slots if burst is None else burst
     while waiting:
-        chosen, full = chooser.choose(waiting, problem.slots - len(finishes), now)
+        chosen, full = chooser.choose(waiting, min(most, problem.slots - len(finishes)), now)
         if chosen:
             wait = math.ceil((bearable - idle) / len(chosen)) if finishes and not full else 0
             if wait <= 0:
                 bin_of[chosen] = len(starts)
                 starts.append(now)
-                chooser.admit(chosen, now)
+                chooser.admit()
                 _remove(waiting, chosen)
                 for request in chosen:
                     heapq.heappush(finishes, now + rounds[request])
                 idle = 0.0
                 continue
-            elapsed = min(wait, finishes[0] - now)
+            # Choosing anew at every finish is slow where memory is checked, and four times a wait is enough.
+            elapsed = min(wait, max(finishes[0] - now, -(-wait // 4) if problem.kv_capacity else 1))
             idle += len(chosen) * elapsed
             now += elapsed
         else:
@@ -97,16 +103,17 @@ class _Chooser:
     """Which waiting requests the next prefill stage takes."""
 
     def __init__(self, problem: Problem) -> None:
-        self._slots = problem.slots
         self._cap = problem.prefill_token_cap
         self._prompt = problem.prompt_tokens.tolist()
         self._memory = None if problem.kv_capacity is None else Memory(problem, problem.kv_capacity)
+        self._held = 0
 
     def choose(self, waiting: list[int], free: int, now: int) -> tuple[list[int], bool]:
         """Return the requests a stage at round ``now`` takes, and whether it is as full as can be."""
         if self._cap is None and self._memory is None:
-            return waiting[-free:][::-1] if free else [], free == self._slots
+            return waiting[-free:][::-1] if free else [], False
         if self._memory is not None:
+            self._memory.forget(self._held)
             self._memory.advance(now)
         chosen: list[int] = []
         tokens, misses = 0, 0
@@ -120,15 +127,12 @@ class _Chooser:
                 tokens += prompt
             else:
                 misses += 1
-        if self._memory is not None:
-            self._memory.release(len(chosen))
+        self._held = len(chosen)
         return chosen, self._cap is not None and tokens >= FULL_STAGE * self._cap
 
-    def admit(self, chosen: list[int], now: int) -> None:
-        """Note that the chosen requests run from round ``now`` on."""
-        if self._memory is not None:
-            for request in chosen:
-                self._memory.place(request, now)
+    def admit(self) -> None:
+        """Note that the requests chosen last run from the round they were chosen for."""
+        self._held = 0
 
 
 class Memory:
@@ -148,40 +152,45 @@ class Memory:
 
     def __init__(self, problem: Problem, capacity: int) -> None:
         self._capacity = capacity
-        self._rounds = problem.rounds
-        self._at_start = problem.kv_at_start
-        self._prompt = problem.prompt_tokens
-        self._finish = np.empty(problem.slots + 1, dtype=np.int64)
-        self._offset = np.empty(problem.slots + 1, dtype=np.int64)
-        self._count = 0
+        self._rounds = problem.rounds.tolist()
+        self._at_start = problem.kv_at_start.tolist()
+        self._prompt = problem.prompt_tokens.tolist()
+        self._running: list[tuple[int, int]] = []
+        self._index()
+
+    def _index(self) -> None:
+        """Sort the running requests by their last round, latest first, and add up what they hold."""
+        last, offset = np.array(self._running, dtype=np.int64).reshape(-1, 2).T
+        latest_first = np.argsort(-last, kind="stable")
+        last, offset = last[latest_first], offset[latest_first]
+        held = np.cumsum(offset) + np.arange(1, len(last) + 1) * last
+        self._before = (-last).tolist()
+        self._offsets = [0, *np.cumsum(offset).tolist()]
+        # What a newcomer's offset is added to, at the worst of the last rounds up to its own.
+        self._worst = [*np.maximum.accumulate((held + last)[::-1])[::-1].tolist(), -self._capacity]
 
     def advance(self, now: int) -> None:
         """Forget the requests that have finished by round ``now``."""
-        running = self._finish[: self._count] > now
-        kept = int(running.sum())
-        self._finish[:kept] = self._finish[: self._count][running]
-        self._offset[:kept] = self._offset[: self._count][running]
-        self._count = kept
+        self._running = [entry for entry in self._running if entry[0] >= now]
+        self._index()
 
-    def place(self, request: int, now: int) -> None:
-        """Let a request run from round ``now`` on."""
-        self._finish[self._count] = now + self._rounds[request]
-        self._offset[self._count] = self._at_start[request] - now
-        self._count += 1
+    def forget(self, count: int) -> None:
+        """Take the requests let in last out again."""
+        if count:
+            del self._running[-count:]
 
     def hold(self, request: int, now: int) -> bool:
         """Let a request run from round ``now`` on if the capacity allows, and return whether it does."""
-        self.place(request, now)
-        finish, offset = self._finish[: self._count], self._offset[: self._count]
-        by_finish = np.argsort(-finish)
-        last = finish[by_finish] - 1
-        held = np.cumsum(offset[by_finish]) + np.arange(1, self._count + 1) * last
-        entry = int((offset + now).sum())
-        if max(entry, int(held[last >= now].max(initial=0))) <= self._capacity:
-            return True
-        self._count -= 1
-        return False
-
-    def release(self, count: int) -> None:
-        """Take the requests placed last out again."""
-        self._count -= count
+        offset, last = self._at_start[request] - now, now + self._rounds[request] - 1
+        count = len(self._before)
+        if self._offsets[-1] + count * now + self._prompt[request] > self._capacity:
+            return False
+        if last >= now:
+            if offset + self._worst[bisect_left(self._before, -last)] > self._capacity:
+                return False
+            beside = bisect_right(self._before, -last)
+            if self._offsets[beside] + offset + (beside + 1) * last > self._capacity:
+                return False
+        self._running.append((last, offset))
+        self._index()
+        return True

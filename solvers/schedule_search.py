@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.cost import IntArray
+from ..data.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from .constructive import longest_first, ski_rental_schedule
@@ -103,6 +103,25 @@ def _can_fill(problem: Problem, capacity: int) -> bool:
     return int(largest.sum()) > capacity
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """Settings of the construction: requests are taken by rising keys, shape (requests,)."""
+
+    keys: FloatArray
+    patience: float
+    burst: int
+
+    def changed(self, rng: np.random.Generator, slots: int) -> _Order:
+        """Return the settings with some keys, the patience and the burst changed a little."""
+        noise = 0.5 ** rng.integers(0, 8) * rng.standard_normal(len(self.keys))
+        touched = rng.random(len(self.keys)) < rng.choice([0.0, 0.02, 0.2, 1.0])
+        factors = np.exp(0.3 * rng.standard_normal(2))
+        burst = int(np.clip(round(self.burst * factors[1]), 1, slots))
+        return _Order(
+            np.where(touched, self.keys + noise, self.keys), self.patience * float(factors[0]), burst
+        )
+
+
 class _Search:
     """The incumbent, the limits, and the phases that improve it."""
 
@@ -150,23 +169,31 @@ class _Search:
                 return
 
     def reorder(self) -> None:
-        """Search the order in which requests are taken, and the patience, by random changes."""
-        keys = np.empty(len(self._problem))
-        keys[longest_first(self._problem)] = np.linspace(0.0, 1.0, len(self._problem))
-        patience, best = 0.5, np.inf
+        """Search the order in which requests are taken, the patience and the burst, by random changes."""
+        ranks = np.empty(len(self._problem))
+        ranks[longest_first(self._problem)] = np.linspace(0.0, 1.0, len(self._problem))
+        mixed = self._rng.random(len(self._problem))
+        slots = self._problem.slots
+        plans = [
+            _Order(keys, patience, burst)
+            for burst in (slots, max(1, slots // 8), max(1, slots // 16))
+            for keys in (ranks, mixed)
+            for patience in (0.5, 1.5)
+        ]
+        best, at = plans[0], np.inf
         while self._progress < 1.0:
+            plan = (
+                plans[self._iterations] if self._iterations < len(plans) else best.changed(self._rng, slots)
+            )
             self._iterations += 1
-            spread = 2.0 ** -self._rng.integers(0, 8)
-            changed = self._rng.random(len(keys)) < self._rng.choice([0.02, 0.2, 1.0])
-            tried = np.where(changed, keys + spread * self._rng.standard_normal(len(keys)), keys)
-            stretch = patience * float(np.exp(0.3 * self._rng.standard_normal()))
+            order = np.argsort(plan.keys, kind="stable")
             schedule = ski_rental_schedule(
-                self._problem, order=np.argsort(tried, kind="stable"), patience=stretch
+                self._problem, order=order, patience=plan.patience, burst=plan.burst
             )
             makespan = schedule.makespan(self._problem)
             self.offer(schedule)
-            if makespan <= best:
-                best, keys, patience = makespan, tried, stretch
+            if makespan <= at:
+                best, at = plan, makespan
 
     def anneal(self) -> None:
         """Anneal over the stage times, and make schedules of the best ones."""
