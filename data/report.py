@@ -80,7 +80,7 @@ class Report:
     bound, bound_source
         Proven model seconds and by what argument, or None where nothing is proven.
     run_bound
-        The same for the answer lengths that came out, or None: equal to ``bound`` if all came out as planned.
+        The same for the requests this run served and the answer lengths that came out, or None.
     requests
         Requests served in this run.
     resumed
@@ -153,9 +153,9 @@ class Report:
         """
         How far the run is above its bound, as a fraction of it: in model seconds of what the run did.
 
-        None without a bound for the lengths that came out, or if the run served only a part of the problem.
+        None without a bound for what this run served, at the lengths that came out.
         """
-        if self.run_bound is None or self.resumed:
+        if self.run_bound is None:
             return None
         return _relative(self.model_makespan, self.run_bound)
 

@@ -39,8 +39,8 @@ def report(
     fit
         The error of the problem's cost model, if it is a fitted one.
     run_bound
-        A proven bound of the problem with the answer lengths that came out; ``bound`` if all came out as
-        planned.
+        A proven bound of the requests served, at the answer lengths that came out. If all were served and
+        came out as planned it is a bound of the problem, too, and the larger of the two counts.
     seconds
         What planning or running took the program, to be handed on.
 
@@ -58,7 +58,8 @@ def report(
     makespan = trace.makespan
     wrong = int(np.count_nonzero(off))
     proven = _valid(bound)
-    proven_for_run = proven if run_bound is None and not wrong else _valid(run_bound)
+    as_planned = requests == len(problem) and not wrong
+    bounds_of_run = [each for each in (_valid(run_bound), proven if as_planned else None) if each is not None]
     padding, padding_seconds = _padding(problem.cost, trace)
     later = served & (trace.tokens > 1)
     return Report(
@@ -68,7 +69,7 @@ def report(
         planned_makespan=planned_makespan,
         bound=None if proven is None else proven.seconds,
         bound_source=None if proven is None else proven.source,
-        run_bound=None if proven_for_run is None else proven_for_run.seconds,
+        run_bound=max((each.seconds for each in bounds_of_run), default=None),
         requests=requests,
         resumed=len(problem) - requests,
         slots=trace.slots,

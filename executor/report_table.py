@@ -93,7 +93,7 @@ def _makespan_rows(report: Report) -> list[Row]:
     else:
         rows.append(Row(group, "bound", _seconds(report.bound), f"proven: {report.bound_source}"))
     if report.run_bound is not None and report.run_bound != report.bound:
-        note = "proven, for the lengths that came out"
+        note = "proven, for the requests served and the lengths that came out"
         rows.append(Row(group, "bound of the run", _seconds(report.run_bound), note))
     if report.plan_gap is not None:
         rows.append(
@@ -124,10 +124,10 @@ def _run_gap_row(report: Report, group: str) -> Row:
         if report.clock == "measured":
             note += f"; the model is {_signed(report.model_error)} on this run"
         return Row(group, name, _percent(report.run_gap, 2), note)
-    if report.resumed:
-        return Row(group, name, "-", f"{report.resumed} requests were answered by an earlier run")
     if report.bound is None:
         return Row(group, name, "-", "no bound")
+    if report.resumed:
+        return Row(group, name, "-", f"{report.resumed} requests were answered by an earlier run")
     return Row(group, name, "-", f"{report.lengths.wrong} answers had another length than planned")
 
 

@@ -232,6 +232,14 @@ def test_lengths_that_turn_out_different_need_a_bound_of_their_own() -> None:
     assert again.plan_gap == pytest.approx(0.25)
 
 
+def test_the_larger_of_two_bounds_of_a_run_as_planned_counts() -> None:
+    problem = three_requests()
+    trace = served(problem)
+    for first, second in ((10.0, 9.0), (9.0, 10.0)):
+        result = report(problem, trace, Bound(first, "a"), 12.5, run_bound=Bound(second, "b"))
+        assert (result.run_bound, result.run_gap) == (10.0, 0.25)
+
+
 def test_a_formula_that_is_no_bound_gives_no_gap() -> None:
     problem = three_requests()
     result = report(problem, served(problem), Bound(10.0, "as printed", valid=False), planned_makespan=12.0)
@@ -259,6 +267,9 @@ def test_a_resumed_run_counts_what_was_answered_before_and_states_no_gap() -> No
     result = report(whole, served(rest), Bound(5.0, "by hand"), 12.5)
     assert (result.requests, result.resumed) == (1, 2)
     assert (result.run_gap, result.plan_error) == (None, None)
+    again = report(whole, served(rest), Bound(5.0, "by hand"), 12.5, run_bound=Bound(4.0, "by hand"))
+    # Prefill 1 (2 s) and 4 rounds of it alone (6 s).
+    assert again.run_gap == pytest.approx(1.0)
 
 
 def test_a_trace_of_another_plan_is_refused() -> None:
