@@ -67,8 +67,15 @@ def error_line(record: PromptRecord, code: str, message: str) -> dict[str, objec
 
 
 def dump_line(line: dict[str, object]) -> str:
-    """Return an output line as the text that is written, with its line break."""
-    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+    """
+    Return an output line as the text that is written, with its line break.
+
+    Unicode's own line breaks are escaped: many a reader would end the line there.
+    """
+    text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+    for separator in ("\x85", "\u2028", "\u2029"):
+        text = text.replace(separator, f"\\u{ord(separator):04x}")
+    return text + "\n"
 
 
 def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:

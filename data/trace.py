@@ -143,7 +143,7 @@ class Trace:
             If the file is not a whole trace of this version.
         """
         rows: list[dict[str, object]] = []
-        for number, line in enumerate(read_text(path).splitlines(), 1):
+        for number, line in enumerate(read_text(path).rstrip("\n").split("\n"), 1):
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:

@@ -151,7 +151,7 @@ class Job:
         """Write every answer in the plan's order, whole or not at all, and let go of the journal."""
         with atomic_write(path) as stream:
             for name in self.plan.problem.workload.ids.tolist():
-                stream.write(dump_line(journal.finished[name]) + "\n")
+                stream.write(dump_line(journal.finished[name]))
         journal.remove()
 
     def _answer(self, index: int, tokens: list[int]) -> dict[str, object]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..data.files import InputError
+
 _POSITIONS = 512
 _VOCABULARY = 288
 """The byte tokenizer's 256 bytes and its special tokens, with room to spare."""
@@ -137,12 +139,12 @@ def tiny_config(family: str) -> Any:
 
     Raises
     ------
-    ValueError
+    InputError
         If the family is not known.
     """
     if family not in FAMILIES:
-        raise ValueError(
-            f"there is no tiny model of family {family!r}; choose from {', '.join(sorted(FAMILIES))}"
+        raise InputError(
+            f"there is no tiny model 'tiny:{family}'", mend=f"Choose from {', '.join(sorted(FAMILIES))}."
         )
     from transformers import AutoConfig
 

@@ -64,7 +64,9 @@ class StageCosts:
         """Return the same with slots lacking or spare priced in rounds; ``slots`` are those needed."""
         excess = (np.asarray(slots) - self.slots) / self.slots
         worth = np.where(excess > 0, LACKING * excess, SPARE * excess)
-        return np.asarray(self.seconds(times) + self.round * times[..., -1] * worth, dtype=np.float64)
+        # At least one round, so that no slots will do at a price without end, and not at one of nothing.
+        rounds = np.maximum(times[..., -1], 1)
+        return np.asarray(self.seconds(times) + self.round * rounds * worth, dtype=np.float64)
 
 
 class StageTimesSearch:

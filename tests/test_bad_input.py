@@ -97,8 +97,17 @@ def model_of(config: dict[str, object]) -> Callable[[Path], None]:
     return write
 
 
+def replaced(folder: Path) -> None:
+    (folder / "prompts.jsonl").write_text(line(custom_id="b"))
+
+
+def trace_of_nothing(folder: Path) -> list[str]:
+    planned()(folder)
+    return ["report", "plan.json", "prompts.jsonl"]
+
+
 CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "half a line of JSON": (batch(line(), line(custom_id="b")[:40]), r"prompts.jsonl, line 2: .*JSON"),
+    "half a line of JSON": (batch(line(), line(custom_id="b")[:40]), r"prompts.jsonl, line 2.*JSON"),
     "a line that is no object": (batch(line(), "[1, 2]"), r"line 2"),
     "an empty file": (batch(""), r"prompts.jsonl.*(empty|no request)"),
     "a missing file": (options("plan", "absent.jsonl"), r"absent.jsonl.*(no such file|does not exist)"),
@@ -171,7 +180,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"plan.json: the plan's schedule breaks a rule: every request finishes",
     ),
     "prompts that changed since they were planned": (
-        planned(change=lambda folder: (folder / "prompts.jsonl").write_text(line(custom_id="b")) and None),
+        planned(change=replaced),
         r"prompts.jsonl: the file is not what was planned",
     ),
     "prompts that are gone": (
@@ -191,7 +200,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"(?i)encoder-decoder",
     ),
     "a tokenizer other than planned": (
-        planned(change=lambda folder: None, run=("--tokenizer", "./absent")),
+        planned(run=("--tokenizer", "./absent")),
         r"absent",
     ),
     "stop sequences": (planned(body(stop=["END"])), r"line 1, field 'body.stop'"),
@@ -201,7 +210,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "a temperature below zero": (planned(run=("--temperature", "-1")), r"temperature.*-1"),
     "a trace of nothing": (
-        lambda folder: [planned()(folder) and "report", "plan.json", "prompts.jsonl"],
+        trace_of_nothing,
         r"prompts.jsonl.*trace",
     ),
 }
