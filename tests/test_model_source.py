@@ -71,7 +71,7 @@ def test_the_number_format_is_as_asked(dtype: str, saved: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("tiny:lama", "no tiny model of family 'lama'; choose from .*llama"),
+        ("tiny:lama", "no tiny model 'tiny:lama'. Choose from .*llama"),
         ("tiny:llama:x", "it is not tiny:FAMILY or tiny:FAMILY:SEED"),
         ("./nowhere", "there is no such directory"),
         ("/nowhere/at/all", "there is no such directory"),
