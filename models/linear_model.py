@@ -242,6 +242,8 @@ class ModelBuilder:
             Broadcast to (rows,).
         """
         count = len(terms[0][1])
+        if count == 0:
+            return
         first = len(self._row_names)
         for coefficients, columns in terms:
             block = columns.reshape(count, -1)
