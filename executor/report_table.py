@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..data.report import BUBBLES, BUSY, Percentiles, Report
+from ..data.report import (
+    BETWEEN,
+    BUBBLES,
+    BUSY,
+    DECODE,
+    NO_ARRIVAL,
+    PREFILL,
+    STALL,
+    TAIL,
+    WAITING,
+    Percentiles,
+    Report,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,7 +119,7 @@ def _makespan_rows(report: Report) -> list[Row]:
                 group,
                 "error of the fit",
                 f"{_percent(report.fit.prefill_mape)} / {_percent(report.fit.decode_mape)}",
-                f"mean absolute error {note}",
+                f"mean, {note}",
             )
         )
     return rows
@@ -116,13 +128,9 @@ def _makespan_rows(report: Report) -> list[Row]:
 def _run_gap_row(report: Report, group: str) -> Row:
     name = "gap of the run"
     if report.run_gap is not None:
-        note = (
-            "its model seconds against the bound, padding included"
-            if report.clock == "measured"
-            else "run against bound"
-        )
+        note = "model seconds, padding included" if report.clock == "measured" else "run against bound"
         if report.clock == "measured":
-            note += f"; the model is {_signed(report.model_error)} on this run"
+            note += f"; the model is {_signed(report.model_error)} here"
         return Row(group, name, _percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")
@@ -138,21 +146,21 @@ def _slot_rows(report: Report) -> list[Row]:
             group,
             "utilization",
             _percent(report.utilization),
-            "full decode rounds for the same tokens / makespan",
+            "full decode rounds' seconds / makespan",
         )
     ]
     notes = {
-        "decode": "slots that decode",
-        "prefill": "slots that are prefilled",
-        "prefill stall": "paused while others are prefilled",
-        "waiting for a prefill": "free while a request waits",
-        "tail": "free, no request left to start",
-        "nothing has arrived": "free, the next request is to come",
-        "between stages": "held by a request while no stage runs",
+        DECODE: "",
+        PREFILL: "of its own request",
+        STALL: "paused while others are prefilled",
+        WAITING: "free while a request waits",
+        TAIL: "free, none left to start",
+        NO_ARRIVAL: "free, the next is to come",
+        BETWEEN: "occupied while no stage runs",
     }
     for cause in (*BUSY, *BUBBLES):
         if cause in BUSY or report.slot_seconds[cause]:
-            note = f"{notes[cause]}: {_number(report.slot_seconds[cause])} slot-seconds"
+            note = f"{_number(report.slot_seconds[cause])} slot-s " + notes[cause]
             rows.append(Row(group, cause, _percent(report.share(cause)), note))
     return rows
 
@@ -176,7 +184,7 @@ def _throughput_rows(report: Report) -> list[Row]:
         ),
     ]
     if report.padding:
-        note = f"of the keys and values that were read: {_seconds(report.padding_seconds)} of model seconds"
+        note = f"of the keys and values read: {_seconds(report.padding_seconds)}, model seconds"
         rows.append(Row(group, "padding", _percent(report.padding), note))
     if report.evictions:
         rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests put back and prefilled again"))
@@ -189,7 +197,7 @@ def _throughput_rows(report: Report) -> list[Row]:
 
 
 def _latency_rows(report: Report) -> list[Row]:
-    group = "Latency, p50 / p90 / p99"
+    group = "Latency p50/p90/p99"
     named = (
         ("finish", report.finish, "arrival to last token"),
         ("TTFT", report.first_token, "arrival to first token"),
