@@ -12,7 +12,7 @@ _ENCODER_DECODER_MEND = "use a decoder-only causal language model"
 _PLAIN_CACHE_MEND = (
     "use a model that caches plain keys and values in every layer, such as Llama, Qwen, Mistral or Gemma"
 )
-_OWN_POSITIONS = frozenset({"ctrl", "cpmant", "doge", "git"})
+_OWN_POSITIONS = frozenset({"cpmant", "git", "moshi"})
 """Families that number positions or shape masks past ``position_ids`` and ``attention_mask``."""
 _DECODERS_ALL_THE_SAME = frozenset({"gpt_neox", "gpt_neox_japanese"})
 """Decoders whose configuration has an ``is_decoder`` switch, as encoders' have, and does not mean it."""
@@ -135,7 +135,11 @@ def _cache(config: Any) -> Refusal | None:
 
     if getattr(config, "num_kv_shared_layers", 0):
         return "some of its layers share the keys and values of others", _PLAIN_CACHE_MEND
-    for layer in _cache_layers(config):
+    try:
+        layers = _cache_layers(config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"transformers cannot tell what its layers cache ({error})", _PLAIN_CACHE_MEND
+    for layer in layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             return f"it has layers that are not plain attention ({type(layer).__name__})", _PLAIN_CACHE_MEND
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}

@@ -51,7 +51,8 @@ def test_the_tiny_families_are_supported(family: str) -> None:
         ("llava", {}, "multimodal"),
         ("gemma3n_text", {}, "share the keys and values of others"),
         ("llama4_text", {}, "chunked_attention"),
-        ("ctrl", {}, "numbers positions or masks tokens on its own"),
+        ("moshi", {}, "numbers positions or masks tokens on its own"),
+        ("blt", {}, "cannot tell what its layers cache"),
         ("vit", {}, "no causal language model"),
         (
             "llama",
