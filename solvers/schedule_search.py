@@ -11,7 +11,7 @@ from ..data.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from .constructive import longest_first, ski_rental_schedule
-from .slot_flow import LengthProfile, stages_of_requests, whole_slots
+from .slot_flow import LengthProfile, slot_price, stages_of_requests, whole_slots
 from .stage_times import StageCosts, StageTimesSearch
 from .token_caps import within_token_cap
 
@@ -23,6 +23,16 @@ HOT, COLD = 1.0, 0.06
 
 ROUNDING_SHARE = 0.12
 """Share of the time left for turning the last stage times into a schedule."""
+
+
+START_PATIENCE = (8.0, 4.0, 2.0, 1.0)
+"""Settings of the ski-rental rule whose stage times the annealing may start from."""
+
+LEVELS_KEPT = 3
+"""Levels of longest requests that the annealing may still place."""
+
+FEW = 24
+"""Requests up to which orders are searched too: stage times alone leave much to chance in small problems."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,8 +101,9 @@ def search_schedule(
         search.offer(start)
     search.construct()
     if problem.kv_capacity is not None and _can_fill(problem, problem.kv_capacity):
-        search.reorder()
+        search.reorder(1.0)
     else:
+        search.reorder(0.5 if len(problem) <= FEW else 0.0)
         search.anneal()
     return search.outcome()
 
@@ -115,7 +126,7 @@ class _Order:
         """Return the settings with some keys, the patience and the burst changed a little."""
         noise = 0.5 ** rng.integers(0, 8) * rng.standard_normal(len(self.keys))
         touched = rng.random(len(self.keys)) < rng.choice([0.0, 0.02, 0.2, 1.0])
-        factors = np.exp(0.3 * rng.standard_normal(2))
+        factors = np.exp(0.4 * rng.standard_normal(2))
         burst = int(np.clip(round(self.burst * factors[1]), 1, slots))
         return _Order(
             np.where(touched, self.keys + noise, self.keys), self.patience * float(factors[0]), burst
@@ -168,8 +179,15 @@ class _Search:
             if self._progress > 0.5:
                 return
 
-    def reorder(self) -> None:
-        """Search the order in which requests are taken, the patience and the burst, by random changes."""
+    def reorder(self, share: float) -> None:
+        """
+        Search the order in which requests are taken, the patience and the burst, by random changes.
+
+        Parameters
+        ----------
+        share
+            The share of the limits to use up.
+        """
         ranks = np.empty(len(self._problem))
         ranks[longest_first(self._problem)] = np.linspace(0.0, 1.0, len(self._problem))
         mixed = self._rng.random(len(self._problem))
@@ -178,10 +196,10 @@ class _Search:
             _Order(keys, patience, burst)
             for burst in (slots, max(1, slots // 8), max(1, slots // 16))
             for keys in (ranks, mixed)
-            for patience in (0.5, 1.5)
+            for patience in (0.5, 1.5, 5.0)
         ]
         best, at = plans[0], np.inf
-        while self._progress < 1.0:
+        while self._progress < share:
             plan = (
                 plans[self._iterations] if self._iterations < len(plans) else best.changed(self._rng, slots)
             )
@@ -200,20 +218,21 @@ class _Search:
         costs = self._costs()
         if costs.round == 0 or self._progress >= 1.0:
             return
-        profile = LengthProfile.of(self._problem.rounds, self._starts_per_stage())
-        patient = ski_rental_schedule(self._problem, patience=1.4)
-        walk = StageTimesSearch(profile, costs, np.asarray(patient.starts), self._rng)
+        split = _Split.of(self._problem)
+        profile = LengthProfile.of(split.rest.rounds, self._starts_per_stage())
+        walk = StageTimesSearch(profile, costs, _start_times(split.rest, profile, costs), self._rng)
+        begun = self._progress
         next_rounding = 0.3
         while self._progress < 1.0 - ROUNDING_SHARE:
             self._iterations += 1
-            done = self._progress / (1.0 - ROUNDING_SHARE)
+            done = (self._progress - begun) / (1.0 - ROUNDING_SHARE - begun)
             walk.step(costs.stage * HOT * (COLD / HOT) ** done)
             if done >= next_rounding:
                 next_rounding = done + 0.2
                 for times in walk.feasible()[:1]:
-                    self._realise(times, profile)
+                    self._realise(times, profile, split)
         for times in walk.feasible():
-            if self._realise(times, profile) or self._progress >= 1.0:
+            if self._realise(times, profile, split) or self._progress >= 1.0:
                 break
 
     def _costs(self) -> StageCosts:
@@ -230,16 +249,76 @@ class _Search:
             return None
         return float(max(1, int(1.03 * cap / self._problem.prompt_tokens.mean())))
 
-    def _realise(self, times: IntArray, profile: LengthProfile) -> bool:
+    def _realise(self, times: IntArray, profile: LengthProfile, split: _Split) -> bool:
         """Offer a schedule with these stage times, if there is one, and return whether it is better."""
-        left = (1.0 - self._elapsed / self._seconds) * self._seconds
+        left = max(0.0, self._seconds - self._elapsed)
         flow = whole_slots(times, profile, self._problem.slots, min(max(0.5 * left, 0.05), 20.0))
         if flow is None:
             return False
-        bin_of = stages_of_requests(*flow, self._problem.rounds)
-        if self._problem.prefill_token_cap is not None:
-            balanced = within_token_cap(self._problem, times, *flow)
+        if self._problem.prefill_token_cap is None:
+            bin_of = stages_of_requests(*flow, split.rest.rounds)
+        else:
+            balanced = within_token_cap(split.rest, times, *flow)
             if balanced is None:
                 return False
             bin_of = balanced
-        return self.offer(Schedule.from_bins(self._problem, bin_of, np.diff(times)))
+        return self.offer(split.schedule(self._problem, bin_of, np.diff(times)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Split:
+    """
+    A head of full levels, every slot busy with a longest request in each, and the rest of the problem.
+
+    Levels waste nothing, and leave a problem whose stage times are far fewer.
+
+    Parameters
+    ----------
+    levels
+        Requests of each level, shape (levels, slots).
+    rest
+        The problem without them.
+    others
+        The requests of the rest, shape (requests of the rest,).
+    """
+
+    levels: IntArray
+    rest: Problem
+    others: IntArray
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Split:
+        """Return the problem split so that some levels' worth of longest requests stays in the rest."""
+        longest = np.flatnonzero(problem.rounds == problem.rounds.max())
+        levels = len(longest) // problem.slots - LEVELS_KEPT
+        if levels < 1 or problem.prefill_token_cap is not None:
+            return cls(np.empty((0, problem.slots), dtype=np.int64), problem, np.arange(len(problem)))
+        head = longest[: levels * problem.slots]
+        others = np.setdiff1d(np.arange(len(problem)), head)
+        rest = Problem(
+            problem.workload.select(others),
+            problem.cost,
+            problem.slots,
+            prefill_emits_first_token=problem.prefill_emits_first_token,
+        )
+        return cls(head.reshape(levels, problem.slots), rest, others)
+
+    def schedule(self, problem: Problem, bin_of: IntArray, rounds: IntArray) -> Schedule:
+        """Return the whole schedule, given that of the rest."""
+        levels = len(self.levels)
+        bins = np.empty(len(problem), dtype=np.int64)
+        bins[self.levels] = np.arange(levels)[:, None]
+        bins[self.others] = bin_of + levels
+        full = np.full(levels, problem.rounds.max())
+        return Schedule.from_bins(problem, bins, np.concatenate((full, rounds)))
+
+
+def _start_times(problem: Problem, profile: LengthProfile, costs: StageCosts) -> IntArray:
+    """Return the stage times of a ski-rental schedule from which the annealing has least to make up for."""
+    best, least = np.zeros(1, dtype=np.int64), np.inf
+    for patience in START_PATIENCE:
+        times = np.asarray(ski_rental_schedule(problem, patience=patience).starts)
+        price = slot_price(times, profile)
+        if price is not None and (seconds := float(costs.guide(times, price.slots))) < least:
+            best, least = times, seconds
+    return best

@@ -1,0 +1,264 @@
+"""The schedule search: construction, slot flow, annealing over stage times, limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.models.bounds import best_bound
+from batchbound.solvers.constructive import Memory, ski_rental_schedule
+from batchbound.solvers.schedule_search import search_schedule
+from batchbound.solvers.slot_flow import (
+    LengthProfile,
+    Spans,
+    slot_price,
+    slots_at_least,
+    stages_of_requests,
+    whole_slots,
+)
+from batchbound.solvers.stage_times import StageCosts, StageTimesSearch, moved
+from batchbound.solvers.token_caps import within_token_cap
+
+SMALL = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=14)
+
+
+def problem_of(
+    lengths: list[tuple[int, int]], slots: int, cost: CostModel | None = None, **limits: int | bool | None
+) -> Problem:
+    prompts, answers = zip(*lengths, strict=True)
+    workload = Workload.from_lengths(prompts, answers)
+    return Problem(workload, cost or CostModel.paper(), slots, **limits)  # type: ignore[arg-type]
+
+
+def batch_like(seed: int, count: int, slots: int, **limits: int | None) -> Problem:
+    """Answers of which half reach the cap of 512 tokens, as in the hybrid paper's Table III."""
+    rng = np.random.default_rng(seed)
+    answers = np.where(
+        rng.random(count) < 0.5, 512, np.clip(rng.gamma(1.5, 130.0, count), 1, 511).astype(int)
+    )
+    prompts = np.clip(rng.lognormal(4.16, 0.35, count), 1, 400).astype(int)
+    return problem_of(list(zip(prompts.tolist(), answers.tolist(), strict=True)), slots, None, **limits)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    lengths = draw(SMALL)
+    first = draw(st.booleans())
+    peak = max(p + n for p, n in lengths)
+    capacity = draw(st.none() | st.integers(peak, 3 * peak))
+    cap = draw(st.none() | st.integers(9, 30))
+    return problem_of(
+        lengths,
+        draw(st.integers(1, 4)),
+        kv_capacity=capacity,
+        prefill_token_cap=cap,
+        prefill_emits_first_token=first,
+    )
+
+
+@given(problems(), st.sampled_from([0.0, 0.5, 3.0]), st.none() | st.integers(1, 3))
+def test_the_ski_rental_schedule_keeps_every_rule(
+    problem: Problem, patience: float, burst: int | None
+) -> None:
+    schedule = ski_rental_schedule(problem, patience=patience, burst=burst)
+    assert schedule.check(problem) is None
+    assert schedule.makespan(problem) >= best_bound(problem).seconds - 1e-9
+
+
+def test_a_patient_rule_opens_fewer_stages() -> None:
+    problem = batch_like(0, 400, 40)
+    stages = [ski_rental_schedule(problem, patience=p).prefill_stages() for p in (0.1, 0.5, 4.0)]
+    assert stages == sorted(stages, reverse=True)
+    assert stages[0] > stages[-1]
+
+
+def test_longest_first_with_ski_rental_is_within_two_percent_of_the_bound() -> None:
+    problem = batch_like(1, 1319, 200)
+    assert best_bound(problem).gap(ski_rental_schedule(problem).makespan(problem)) < 0.02
+
+
+def test_a_free_round_cost_waits_for_everything_to_finish() -> None:
+    cost = CostModel(1.0, 0.0, 0.0, 0.0)
+    schedule = ski_rental_schedule(problem_of([(1, 3), (1, 1), (1, 1), (1, 1)], 2, cost))
+    assert schedule.rounds.tolist() == [3, 1]
+
+
+def test_memory_counts_what_running_requests_will_still_take() -> None:
+    problem = problem_of([(4, 6), (4, 6), (4, 2)], 3, kv_capacity=14)
+    memory = Memory(problem, 14)
+    assert memory.hold(0, 0)  # holds 4 tokens now, 9 in its last round
+    assert not memory.hold(1, 0)  # 9 + 9 in round 6
+    assert memory.hold(2, 0)  # 5 + 5 in round 2, then it is gone
+    assert not memory.hold(1, 0)
+    memory.advance(6)
+    assert memory.hold(1, 6)
+
+
+def test_four_requests_of_two_rounds_need_two_slots_in_two_stages() -> None:
+    profile = LengthProfile.of(np.array([2, 2, 2, 2]))
+    price = slot_price(np.array([0, 2, 4]), profile)
+    assert price is not None
+    assert price.slots == pytest.approx(2.0)
+    assert slot_price(np.array([0, 1]), profile) is None
+
+
+def test_a_request_between_two_span_lengths_takes_the_longer_one() -> None:
+    profile = LengthProfile.of(np.array([3, 3, 2]))
+    price = slot_price(np.array([0, 2, 4]), profile)
+    assert price is not None
+    assert price.slots == pytest.approx(2.5)  # a slot for each 3, half of one for the 2
+
+
+def random_times(rng: np.random.Generator, longest: int) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(rng.integers(0, longest + 1, rng.integers(1, 7)))))
+
+
+@given(st.integers(0, 10**6), st.none() | st.integers(1, 5))
+def test_prices_made_elsewhere_never_ask_for_more_slots_than_are_needed(seed: int, limit: int | None) -> None:
+    rng = np.random.default_rng(seed)
+    profile = LengthProfile.of(rng.integers(0, 9, 12), limit)
+    times = random_times(rng, profile.longest)
+    others = moved(times, profile, rng, 6)
+    price = slot_price(times, profile)
+    if price is None:
+        return
+    bounds = slots_at_least(others, price.value[None, None], price.start[None, None], profile)
+    assert slots_at_least(times[None], price.value[None, None], price.start[None, None], profile)[
+        0
+    ] == pytest.approx(price.slots)
+    for other, bound in zip(others, bounds, strict=True):
+        needed = slot_price(other, profile)
+        assert needed is None or bound <= needed.slots + 1e-6
+
+
+@given(st.integers(0, 10**6))
+def test_whole_slots_serve_every_request(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rounds = rng.integers(1, 9, 12)
+    profile = LengthProfile.of(rounds)
+    times = random_times(rng, profile.longest)
+    price = slot_price(times, profile)
+    slots = 12 if price is None else int(np.ceil(price.slots - 1e-6)) + 1
+    flow = whole_slots(times, profile, slots, 5.0)
+    if flow is None:
+        return
+    stage = stages_of_requests(*flow, rounds)
+    starts = times[stage]
+    assert (starts + rounds <= times[-1]).all()
+    running = [(starts <= r) & (r < starts + rounds) for r in range(int(times[-1]))]
+    assert max(int(now.sum()) for now in running) <= slots
+
+
+def test_requests_swap_spans_until_every_stage_is_under_the_token_cap() -> None:
+    problem = problem_of([(9, 4), (9, 4), (1, 4), (1, 4)], 2, prefill_token_cap=10)
+    times, profile = np.array([0, 4, 8]), LengthProfile.of(problem.rounds)
+    flow = whole_slots(times, profile, 2, 5.0)
+    assert flow is not None
+    stage = within_token_cap(problem, times, *flow)
+    assert stage is not None
+    assert np.bincount(stage, weights=problem.prompt_tokens).tolist() == [10, 10]
+
+
+def test_swaps_that_cannot_help_are_reported() -> None:
+    problem = problem_of([(9, 4), (9, 4), (9, 4), (9, 4)], 2, prefill_token_cap=10)
+    times = np.array([0, 4, 8])
+    spans = Spans.between(times, LengthProfile.of(problem.rounds))
+    assert within_token_cap(problem, times, spans, np.full(len(spans), 2)) is None
+
+
+def test_neighbouring_times_start_at_zero_and_never_decrease() -> None:
+    profile = LengthProfile.of(np.array([3, 7, 12]))
+    neighbours = moved(np.array([0, 3, 10, 12]), profile, np.random.default_rng(0), 200)
+    assert len(neighbours) > 50
+    assert (neighbours[:, 0] == 0).all()
+    assert (np.diff(neighbours, axis=1) >= 0).all()
+
+
+def test_annealing_changes_the_number_of_stages() -> None:
+    problem = batch_like(2, 60, 10)
+    profile = LengthProfile.of(problem.rounds)
+    start = np.linspace(0, 5 * 512, 21).astype(np.int64)
+    walk = StageTimesSearch(profile, StageCosts(0.025, 0.029, 10), start, np.random.default_rng(0))
+    sizes = set()
+    for _ in range(40):
+        walk.step(0.02)
+        sizes.add(len(walk.times))
+    assert len(sizes) > 1
+    assert walk.feasible()
+
+
+def test_the_search_is_mostly_optimal_on_tiny_problems(
+    optimal_makespan: Callable[[Problem], float],
+) -> None:
+    stage = CostModel.paper().prefill_base
+    optimal = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        lengths = list(zip(rng.integers(1, 9, 6).tolist(), rng.integers(1, 7, 6).tolist(), strict=True))
+        kinds: list[dict[str, int | bool]] = [
+            {},
+            {"prefill_token_cap": 12},
+            {"kv_capacity": 26},
+            {"prefill_emits_first_token": True},
+        ]
+        problem = problem_of(lengths, 2 + seed % 2, **kinds[seed % 4])
+        found = search_schedule(problem, iterations=100, seed=seed)
+        optimum = optimal_makespan(problem)
+        assert found.schedule.check(problem) is None
+        assert optimum - 1e-9 <= found.makespan <= optimum + 1.5 * stage
+        optimal += found.makespan <= optimum + 1e-9
+    assert optimal >= 8
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(), st.integers(0, 3))
+def test_the_search_never_returns_less_than_its_start(problem: Problem, seed: int) -> None:
+    start = ski_rental_schedule(problem, patience=0.0, burst=1)
+    found = search_schedule(problem, iterations=4, seed=seed, start=start)
+    assert found.schedule.check(problem) is None
+    assert found.makespan <= start.makespan(problem) + 1e-12
+    assert found.makespan == pytest.approx(found.schedule.makespan(problem))
+
+
+@pytest.mark.parametrize("limits", [{}, {"prefill_token_cap": 600}, {"kv_capacity": 3000}])
+def test_the_same_seed_and_work_give_the_same_schedule(limits: dict[str, int]) -> None:
+    problem = batch_like(3, 80, 16, **limits)
+    first, second = (search_schedule(problem, iterations=12, seed=5).schedule for _ in range(2))
+    assert first.bin_of.tolist() == second.bin_of.tolist()
+    assert first.rounds.tolist() == second.rounds.tolist()
+
+
+def test_the_search_improves_on_longest_first_with_ski_rental() -> None:
+    problem = batch_like(4, 200, 40)
+    found = search_schedule(problem, iterations=250, seed=0)
+    assert found.makespan < ski_rental_schedule(problem).makespan(problem)
+    times, makespans = zip(*found.improvements, strict=True)
+    assert list(times) == sorted(times)
+    assert list(makespans) == sorted(makespans, reverse=True)
+    assert makespans[-1] == found.makespan
+
+
+def test_the_search_stops_at_its_time_limit() -> None:
+    problem = batch_like(5, 300, 40)
+    begun = time.monotonic()
+    search_schedule(problem, seconds=1.0, seed=0)
+    assert time.monotonic() - begun < 3.0  # one step of the search beyond the limit, on a busy machine
+
+
+def test_a_search_without_a_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a limit"):
+        search_schedule(batch_like(6, 10, 2))
+
+
+def test_a_start_that_breaks_a_rule_is_refused() -> None:
+    start = ski_rental_schedule(problem_of([(1, 4), (1, 4)], 2))
+    with pytest.raises(ValueError, match="breaks a rule"):
+        search_schedule(problem_of([(1, 4), (1, 4)], 1), iterations=1, start=start)
