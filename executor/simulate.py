@@ -42,8 +42,8 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
     """
     Return the problem of some of a plan's requests, and a schedule for them that starts from nothing.
 
-    The schedule is the plan without the others, or a fresh one (longest first, ski-rental rule) where that
-    is shorter: once a good part is done, the plan's slots and rounds no longer fit together.
+    The schedule is the plan without the others, or a fresh one (ski-rental rule, longest first or in order)
+    where that is shorter: once a good part is done, the plan's slots and rounds no longer fit together.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
     thinned = _thinned(left, schedule.bin_of[kept], schedule.slot_of[kept], schedule.starts)
     if len(kept) == len(problem):
         return left, thinned
-    fresh = schedule_of(simulate(left, policy_named("lpt-ski", left)))
-    return left, min(thinned, fresh, key=lambda candidate: candidate.makespan(left))
+    fresh = (schedule_of(simulate(left, policy_named(name, left))) for name in ("lpt-ski", "fcfs-ski"))
+    return left, min(thinned, *fresh, key=lambda candidate: candidate.makespan(left))
 
 
 def _thinned(problem: Problem, bin_of: IntArray, slot_of: IntArray, starts: IntArray) -> Schedule:

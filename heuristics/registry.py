@@ -45,6 +45,10 @@ def _fcfs(problem: Problem, _: IntArray) -> Policy:
     return Dispatch(Ordered(arrival_order(problem)), PrefillFirst(), Admission(problem, "present"))
 
 
+def _fcfs_ski(problem: Problem, _: IntArray) -> Policy:
+    return Dispatch(Ordered(arrival_order(problem)), SkiRental(), Admission(problem))
+
+
 def _packing(problem: Problem, assignment: IntArray) -> Policy:
     return Dispatch(Assigned(problem, assignment), PrefillFirst(), Admission(problem))
 
@@ -75,6 +79,7 @@ def _threshold(problem: Problem, _: IntArray) -> Policy:
 
 POLICIES: Mapping[str, Entry] = {
     "fcfs": Entry("first come, first served, prefill first: vLLM's rule, the papers' baseline", _fcfs),
+    "fcfs-ski": Entry("first come, first served, prefill by the ski-rental rule", _fcfs_ski),
     "packing": Entry("each slot serves its own list of an offline bin packing", _packing, _packed),
     "algorithm1": Entry(
         "the hybrid paper's Algorithm 1: own list longest first, then help the busiest slot",

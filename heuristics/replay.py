@@ -22,6 +22,8 @@ class Replay:
     than planned, or whose next request is gone, is off the plan: it takes the longest waiting request when
     a planned stage takes place, or when the ski-rental rule, which counts only the idle slot-rounds of slots
     off the plan, starts a stage of its own. When nothing runs, the plan's clock moves on to its next bin.
+    Where memory rather than slots is scarce, it takes the first request of the plan instead of the longest:
+    requests of a length would reach their peaks together.
 
     Algorithm 1 of the hybrid offline-online paper would have such a slot serve its own list first, then the
     longest request of the slot with most left. The longest of all was better wherever lengths were off
@@ -51,7 +53,7 @@ class Replay:
             raise ValueError(f"the schedule uses slot {schedule.slot_of.max()} of {problem.slots}")
         self._rule = SkiRental(patience)
         self._admission = Admission(problem)
-        self._queue = Ordered(longest_first(problem))
+        self._queue = Ordered(_repair_order(schedule, problem))
         self._rounds = problem.rounds
         self._slot_of = schedule.slot_of
         by_bin = np.argsort(schedule.bin_of, kind="stable")
@@ -177,3 +179,9 @@ class Replay:
         self._planned_finish[requests] = -1
         self._queue.put_back(requests)
         self._disturb()
+
+
+def _repair_order(schedule: Schedule, problem: Problem) -> IntArray:
+    if problem.kv_capacity is not None and problem.kv_capacity < problem.slots * problem.kv_peak.mean():
+        return np.argsort(schedule.bin_of, kind="stable")
+    return longest_first(problem)

@@ -228,3 +228,14 @@ def test_a_repaired_plan_is_no_worse_than_deciding_afresh_on_the_same_prediction
     assert np.mean(replayed[::2]) <= 1.002 * np.mean(fresh)
     assert np.mean(replayed[1::2]) <= 1.01 * np.mean(fresh)
     assert np.mean(replayed) < np.mean(served_in_order)
+
+
+def test_a_repaired_plan_keeps_to_its_order_where_memory_is_scarce() -> None:
+    workload = generate("table3", 0)
+    noise = np.random.default_rng(0).normal(0, 0.2, len(workload))
+    predicted = np.maximum(1, np.rint(workload.output_tokens * np.exp(noise))).astype(np.int64)
+    problem = Problem(workload.with_output_tokens(predicted), CostModel.paper(), 200, kv_capacity=60_000)
+    plan = schedule_of(simulate(problem, policy_named("fcfs-ski", problem)))
+    fresh = simulate(problem, policy_named("fcfs-ski", problem), workload.output_tokens)
+    trace = simulate(problem, Watched(Replay(plan, problem)), workload.output_tokens)
+    assert trace.makespan < 1.01 * fresh.makespan
