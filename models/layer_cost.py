@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, Operation
+from ..data.lengths import LengthDistribution
 
 _FAR = 0.5
 """Beyond the last point the slope is that from the point at this share of it: neighbours are too noisy."""
@@ -48,6 +49,11 @@ class Curve:
         left = right - 1
         share = (x - at[left]) / (at[right] - at[left])
         return values[left] + share * (values[right] - values[left])
+
+    def many(self, x: FloatArray) -> FloatArray:
+        """Return the values at several places, shape (places,)."""
+        inside = np.interp(x, self._at, self._values)
+        return np.asarray(inside + self._slope * np.maximum(0.0, x - self._at[-1]))
 
     def plus(self, other: Curve, times: int) -> Curve:
         """Return this curve and ``times`` the other, added."""
@@ -100,6 +106,21 @@ class Surface:
         return max(0.0, low + share * (high - low))
 
 
+    def many(self, first: FloatArray, *rest: FloatArray) -> FloatArray:
+        """Return the values at several points, their coordinates of shape (points,) each."""
+        at = np.array(self._at)
+        if len(at) == 1:
+            return self._inner[0].many(*rest)
+        known = np.array([inner.many(*rest) for inner in self._inner])
+        right = np.clip(np.searchsorted(at, first, side="right"), 1, len(at) - 1)
+        far = min(max(bisect_right(self._at, _FAR * self._at[-1]) - 1, 0), len(at) - 2)
+        left = np.where(first >= at[-1], far, right - 1)
+        points = np.arange(len(first))
+        low, high = known[left, points], known[right, points]
+        share = (np.maximum(first, at[0]) - at[left]) / (at[right] - at[left])
+        return np.asarray(np.maximum(0.0, low + share * (high - low)))
+
+
 class LayerCost:
     """
     Seconds of encoding, decoding and mixed iterations, from one table.
@@ -140,6 +161,27 @@ class LayerCost:
             New tokens and tokens already held, of each prompt.
         """
         return self._encode.chunks(chunks)
+
+    def encode_rest(self, tokens: float, sequences: float) -> tuple[float, float]:
+        """Return what of :meth:`encode` depends on all tokens and on the number of prompts alone."""
+        return self._encode.rest(tokens, sequences)
+
+    def encode_attention_mean(
+        self, lengths: LengthDistribution
+    ) -> Callable[[float], tuple[float, float]]:
+        """
+        Return what of :meth:`encode` depends on each prompt's length, as a function of the number of prompts.
+
+        Parameters
+        ----------
+        lengths
+            Of the prompts; long ones cost more than in proportion, so the mean length would not do.
+        """
+        return self._encode.attention_mean(lengths)
+
+    def decode_many(self, sequences: FloatArray, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return :meth:`decode` for several iterations at once, shapes (iterations,)."""
+        return self._decode.many(sequences, contexts)
 
     def decode(self, sequences: float, context: float) -> tuple[float, float]:
         """
@@ -239,6 +281,43 @@ class _Phase:
             if "length" in operation.axes and "sequences" not in operation.axes:
                 one = _together(one, surface, operation, sequences)
             seconds[operation.per_layer] += one
+        return seconds[True], seconds[False]
+
+    def attention_mean(self, lengths: LengthDistribution) -> Callable[[float], tuple[float, float]]:
+        launch, each = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+        joint: list[tuple[Operation, Curve | Surface]] = []
+        probable = lengths.probabilities > 0
+        values, chances = lengths.values[probable].astype(np.float64), lengths.probabilities[probable]
+        for operation, surface in self.others:
+            if "sequences" in operation.axes:
+                joint.append((operation, surface))
+                continue
+            coordinates = {"length": values, "past": np.zeros_like(values)}
+            seconds = surface.many(*(coordinates[axis] for axis in operation.axes))
+            alone = _launch(surface, operation)
+            launch[operation.per_layer] += operation.times * alone
+            excess = float(np.maximum(0.0, seconds - alone) @ chances)
+            each[operation.per_layer] += operation.times * excess
+
+        def of(prompts: float) -> tuple[float, float]:
+            total = {key: launch[key] + prompts * each[key] for key in (True, False)}
+            for operation, surface in joint:
+                coordinates = {"sequences": prompts, "length": lengths.mean, "past": 0.0}
+                one = surface(*(coordinates[axis] for axis in operation.axes))
+                total[operation.per_layer] += operation.times * one
+            return total[True], total[False]
+
+        return of
+
+    def many(self, sequences: FloatArray, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        seconds = {
+            key: self.by_tokens[key].many(sequences) + self.by_sequences[key].many(sequences)
+            for key in (True, False)
+        }
+        values = {"sequences": sequences, "decodes": sequences, "context": contexts, "length": contexts}
+        for operation, surface in self.others:
+            one = surface.many(*(values[axis] for axis in operation.axes))
+            seconds[operation.per_layer] = seconds[operation.per_layer] + operation.times * one
         return seconds[True], seconds[False]
 
     def attention_of(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:

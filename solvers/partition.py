@@ -180,12 +180,15 @@ class _Search:
                 self.bound = refuted
 
     def close_in(self) -> None:
-        """Bisect between bound and makespan for the least target that re-splits reach."""
-        failed = self.bound.value - 1
-        while self.open() and failed + 1 < self.makespan:
-            target = max(self.bound.value, (failed + self.makespan) // 2)
-            if not self.resplit(target, 0.06 * self.seconds):
-                failed = target
+        """Step the makespan down by re-splits, with half as long a step after each failure."""
+        deadline = self.spent() + 0.6 * (self.seconds - self.spent())
+        step = (self.makespan - self.bound.value) // 2
+        while self.open() and self.spent() < deadline:
+            target = max(self.bound.value, self.makespan - max(1, step))
+            # The last step gets all the time there is.
+            slice_seconds = 0.15 * self.seconds if step > 1 else deadline - self.spent()
+            if not self.resplit(target, min(slice_seconds, deadline - self.spent())):
+                step //= 2
 
     def assemble(self) -> None:
         """Assemble assignments from patterns, halving the gap each time one is found."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ SMOOTHING = 0.7
 
 class PatternMaster:
     """
-    Patterns (sets of items that fit together) for one capacity, generated until the capacity is refuted or they suffice.
+    Patterns (sets of items that fit together) for one capacity, until it is refuted or they suffice.
 
-    The Gilmore-Gomory relaxation: the least number of patterns, fractions allowed, that cover every item. If it exceeds
-    the machines, its prices refute the capacity.
+    The Gilmore-Gomory relaxation: the least number of patterns, fractions allowed, that cover every item.
+    If it exceeds the machines, its prices refute the capacity.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class PatternMaster:
         count = len(self.patterns)
         result = milp(
             np.ones(count),
-            integrality=np.ones(count),
+            integrality=np.ones(count, dtype=np.int64),
             constraints=[
                 LinearConstraint(cover, self.counts, np.inf),
                 LinearConstraint(np.ones((1, count)), 0, self.machines),
@@ -136,9 +136,7 @@ class PatternMaster:
         )
         if result.x is None:
             return None
-        waiting = {
-            int(length): np.flatnonzero(weights == length).tolist() for length in self.lengths
-        }
+        waiting = {int(length): np.flatnonzero(weights == length).tolist() for length in self.lengths}
         assignment = np.zeros(len(weights), dtype=np.int64)
         machine = 0
         for pattern, times in zip(self.patterns, np.round(result.x).astype(int).tolist(), strict=True):
@@ -194,14 +192,17 @@ class PatternMaster:
         """Return the fractional number of patterns needed and the price of each kind of item."""
         from scipy.optimize import linprog
 
-        result = linprog(np.ones(len(self.patterns)), A_ub=-self._cover(), b_ub=-self.counts, method="highs")
-        return float(result.fun), -np.asarray(result.ineqlin.marginals)
+        # scipy takes a sparse matrix here, its type stubs do not.
+        cover = cast(Any, -self._cover())
+        result = linprog(np.ones(len(self.patterns)), A_ub=cover, b_ub=-self.counts, method="highs")
+        return cast(float, result.fun), -np.asarray(result.ineqlin.marginals)
 
     def _whole_prices(self, prices: FloatArray) -> PartitionBound | None:
         """Return the bound of the prices rounded down to whole numbers, if they still refute the capacity."""
         whole = np.floor(np.maximum(prices, 0) * PRICE_SCALE).astype(np.int64)
         dearest = np.zeros(self.capacity + 1, dtype=np.int64)
-        for length, most, price in zip(self.lengths.tolist(), self.most.tolist(), whole.tolist(), strict=True):
+        kinds = zip(self.lengths.tolist(), self.most.tolist(), whole.tolist(), strict=True)
+        for length, most, price in kinds:
             for _ in range(most):
                 dearest[length:] = np.maximum(dearest[length:], dearest[:-length] + price)
         limit = int(dearest[-1])

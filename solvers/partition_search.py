@@ -8,6 +8,11 @@ import numpy as np
 
 from ..models.partition_heuristics import IntArray
 
+MOST_PARTNERS = 16
+"""Machines below the target tried with an overloaded one before others are shuffled."""
+SHUFFLED_SHARE = 4
+"""One in so many machines is shuffled when an overloaded one is stuck."""
+
 
 def subset_sums(weights: list[int]) -> int:
     """
@@ -120,7 +125,10 @@ class Resplit:
                 return False
             over = self.loads.index(worst)
             if not self._relieve(over):
-                self._shuffle(over)
+                # After a single shuffle most machines are as stuck as before; many are cheaper than a vain
+                # look.
+                for _ in range(self.machines // SHUFFLED_SHARE + 1):
+                    self._shuffle(over)
         return True
 
     def assignment(self) -> IntArray:
@@ -142,7 +150,7 @@ class Resplit:
         load = self.loads[over]
         partners = [machine for machine, other in enumerate(self.loads) if other < self.target]
         self.rng.shuffle(partners)
-        for other in partners:
+        for other in partners[:MOST_PARTNERS]:
             # From here up the excess of the pair grows with the sum, one machine standing for its mirror
             # image.
             least = max(0, min(self.target, load + self.loads[other] - self.target))
