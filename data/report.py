@@ -94,7 +94,7 @@ class Report:
     prompt_tokens, output_tokens
         Of the requests served.
     utilization
-        Seconds that full decode rounds would have needed for the same tokens, over the makespan.
+        Model seconds that full decode rounds would have needed for the same tokens, over the makespan's.
     slot_seconds
         What the slots' time went into, slot-seconds by cause; they add up to slots x makespan.
     finish, first_token, per_token

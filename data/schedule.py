@@ -104,6 +104,11 @@ class Schedule:
             heapq.heappush(free, (int(starts[k] + problem.rounds[request]), k, slot))
         return cls(bins, slot_of, np.asarray(rounds))
 
+    def trimmed(self, problem: Problem) -> Schedule:
+        """Return the same schedule without the rounds after the last request is done."""
+        last = int((self.starts[self.bin_of] + problem.rounds).max())
+        return Schedule(self.bin_of, self.slot_of, np.diff(np.minimum(self.starts, last)))
+
     @property
     def bins(self) -> int:
         """Number of bins."""

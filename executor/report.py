@@ -78,7 +78,7 @@ def report(
         evictions=trace.evictions,
         prompt_tokens=int(problem.prompt_tokens[rows][served].sum()),
         output_tokens=int(actual.sum()),
-        utilization=_utilization(problem.cost, trace),
+        utilization=_utilization(problem.cost, trace, model_seconds(problem.cost, trace)),
         slot_seconds=slot_seconds(trace),
         finish=_percentiles((trace.finished - trace.queued)[served]),
         first_token=_percentiles((trace.first_token - trace.queued)[served]),
@@ -131,12 +131,13 @@ def _rows(problem: Problem, trace: Trace) -> IntArray:
     return np.array([row_of[name] for name in trace.ids], dtype=np.int64)
 
 
-def _utilization(cost: CostModel, trace: Trace) -> float:
+def _utilization(cost: CostModel, trace: Trace, makespan: float) -> float:
     r"""
     Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full rounds' seconds over the makespan.
 
     As the hybrid paper counts it (section V), where a full round takes t(J) = 71 ms at J = 200 slots. Such
-    a round holds J times the keys and values that an active slot held on average.
+    a round holds J times the keys and values that an active slot held on average. The makespan is in model
+    seconds as well: a share of measured seconds would be more or less than all by the model's error.
     """
     decodes = [stage for stage in trace.stages if stage.kind == "decode"]
     slot_rounds = sum(stage.rounds * stage.active for stage in decodes)
@@ -144,7 +145,7 @@ def _utilization(cost: CostModel, trace: Trace) -> float:
         return 0.0
     held = sum(stage.kv_tokens for stage in decodes) / slot_rounds
     full_round = cost.decode_seconds(trace.slots, round(held * trace.slots))
-    return slot_rounds / trace.slots * full_round / trace.makespan if trace.makespan else 0.0
+    return slot_rounds / trace.slots * full_round / makespan if makespan else 0.0
 
 
 def _padding(cost: CostModel, trace: Trace) -> tuple[float, float]:

@@ -69,6 +69,7 @@ def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result
 
 
 def _result(problem: Problem, schedule: Schedule, solver: str, begun: float, stopped_by: StoppedBy) -> Result:
+    schedule = schedule.trimmed(problem)
     makespan, bound = schedule.makespan(problem), best_bound(problem)
     optimal = bound.seconds > 0 and bound.gap(makespan) <= OPTIMAL_WITHIN
     return Result(

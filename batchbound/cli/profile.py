@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(
         f"  decode round   {cost.decode_base * 1e3:.3f} ms + {cost.decode_per_slot * 1e3:.5f} ms/slot"
-        f" + {cost.decode_per_kv_token * 1e6:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
+        f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
     )
     return 0
 
