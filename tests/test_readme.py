@@ -20,7 +20,9 @@ def test_the_library_snippets_run() -> None:
 
 
 def test_every_command_named_exists() -> None:
-    named = set(re.findall(r"(?:^|`)batchbound ([a-z]+)\b", README, re.MULTILINE))
+    shell = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
+    named = set(re.findall(r"^batchbound ([a-z]+)", shell, re.MULTILINE))
+    named |= set(re.findall(r"`batchbound ([a-z]+)", README))
     assert {"plan", "run", "report"} <= named
     assert named <= set(COMMANDS)
 
