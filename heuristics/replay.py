@@ -27,7 +27,7 @@ class Replay:
 
     Algorithm 1 of the hybrid offline-online paper would have such a slot serve its own list first, then the
     longest request of the slot with most left. The longest of all was better wherever lengths were off
-    (by 0.5 to 2.5 % at a log-normal error of 0.1), as the plan's lists are no longer balanced then.
+    (by 0.4 to 2.7 % at a log-normal error of 0.1), as the plan's lists are no longer balanced then.
 
     Parameters
     ----------
