@@ -24,6 +24,8 @@ FIRST_RESPLIT = 1.0
 """CPU seconds that re-splits get before anything slower: they close nearly every instance of many items."""
 LARGEST_KNAPSACK = 20_000_000
 """Items times capacity up to which column generation is tried."""
+SMALL_KNAPSACK = 400_000
+"""Items times capacity up to which integer programming over patterns beats re-splits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,12 @@ def solve_partition(
     search = _Search(weights, machines, seconds, seed)
     search.construct()
     search.resplit(search.bound.value, max(0.1 * seconds, FIRST_RESPLIT))
-    if search.master(search.bound.value).work <= LARGEST_KNAPSACK:
+    knapsack = search.master(search.bound.value).work
+    if knapsack <= LARGEST_KNAPSACK:
         search.price_out()
-        search.close_in()
+    if knapsack <= SMALL_KNAPSACK:
         search.assemble()
-    else:
-        search.close_in()
+    search.close_in()
     bound = search.bound
     return PartitionResult(
         search.best, search.makespan, bound.value, bound.source, search.spent(), bound.witness
@@ -181,13 +183,12 @@ class _Search:
 
     def close_in(self) -> None:
         """Step the makespan down by re-splits, with half as long a step after each failure."""
-        deadline = self.spent() + 0.6 * (self.seconds - self.spent())
-        step = (self.makespan - self.bound.value) // 2
-        while self.open() and self.spent() < deadline:
-            target = max(self.bound.value, self.makespan - max(1, step))
-            # The last step gets all the time there is.
-            slice_seconds = 0.15 * self.seconds if step > 1 else deadline - self.spent()
-            if not self.resplit(target, min(slice_seconds, deadline - self.spent())):
+        step = self.makespan
+        while self.open():
+            step = max(1, min(step, (self.makespan - self.bound.value) // 2))
+            # The shortest step gets all the time there is.
+            seconds = 0.1 * self.seconds if step > 1 else self.seconds
+            if not self.resplit(self.makespan - step, seconds):
                 step //= 2
 
     def assemble(self) -> None:
