@@ -18,8 +18,14 @@ from .token_caps import within_token_cap
 PATIENCE = (0.5, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
 """Settings of the ski-rental rule tried first."""
 
-HOT, COLD = 1.0, 0.06
-"""Temperatures at the start and the end of the annealing, in costs of a prefill stage."""
+HOT, COLD = 0.5, 0.04
+"""Temperatures at the start and the end of a long annealing, in costs of a prefill stage."""
+
+LONG = 1000
+"""Steps from which an annealing is long; a shorter one starts colder in proportion."""
+
+TIMED = 4
+"""Steps after which the annealing first judges how many there will be."""
 
 ROUNDING_SHARE = 0.12
 """Share of the time left for turning the last stage times into a schedule."""
@@ -221,12 +227,14 @@ class _Search:
         split = _Split.of(self._problem)
         profile = LengthProfile.of(split.rest.rounds, self._starts_per_stage())
         walk = StageTimesSearch(profile, costs, _start_times(split.rest, profile, costs), self._rng)
-        begun = self._progress
+        begun, first, hot = self._progress, self._iterations, COLD
         next_rounding = 0.3
         while self._progress < 1.0 - ROUNDING_SHARE:
             self._iterations += 1
             done = (self._progress - begun) / (1.0 - ROUNDING_SHARE - begun)
-            walk.step(costs.stage * HOT * (COLD / HOT) ** done)
+            if self._iterations - first == TIMED:
+                hot = min(HOT, max(COLD, HOT * TIMED / max(done, 1e-9) / LONG))
+            walk.step(costs.stage * hot * (COLD / hot) ** done)
             if done >= next_rounding:
                 next_rounding = done + 0.2
                 for times in walk.feasible()[:1]:

@@ -31,7 +31,7 @@ RESIZED = 0.1
 FEASIBLE_KEPT = 24
 """Cheapest stage times kept for rounding to whole slots."""
 
-CANDIDATES = 256
+CANDIDATES = 192
 """Stage times screened at a time."""
 
 PRICED = 6
