@@ -54,7 +54,10 @@ def make_plan(
     violation = result.schedule.check(problem)
     if violation is not None:
         raise PlanningError(f"the solver {result.solver!r} broke a rule: {violation}")
-    bound = result.bound if result.bound is not None and result.bound.valid else best_bound(problem)
+    bound = result.bound
+    if bound is None or bound.certificate.get("kind") == "solver":
+        # A plan's bound is one that `verify` can derive again without the solver.
+        bound = best_bound(problem)
     return Plan(
         problem=problem,
         schedule=result.schedule,

@@ -10,10 +10,13 @@ from types import MappingProxyType
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds import best_bound
+from .backend import BACKENDS
 from .constructive import ski_rental_schedule
+from .full import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
 from .schedule_search import search_schedule
 
+FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
 DEFAULT_SECONDS = 1.5
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
@@ -91,7 +94,26 @@ def _version() -> str:
         return "from source"
 
 
+def _formulation(formulation: Formulation, backend: str) -> Solver:
+    def run(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
+        return solve_full(problem, formulation, backend=backend, limits=limits, start=start)
+
+    return run
+
+
 Solver = Callable[[Problem, Limits, Schedule | None], Result]
 
-SOLVERS: Mapping[str, Solver] = MappingProxyType({"search": _search, "lpt-ski": _lpt_ski})
-"""Every solver by name."""
+SOLVERS: Mapping[str, Solver] = MappingProxyType(
+    {
+        "search": _search,
+        "lpt-ski": _lpt_ski,
+        f"slot-free:{CP_SAT}": _formulation("slot-free", CP_SAT),
+        **{
+            f"{formulation}:{backend}": _formulation(formulation, backend)
+            for formulation in FORMULATIONS
+            for backend, entry in BACKENDS.items()
+            if not entry.whole_numbers_only
+        },
+    }
+)
+"""Every solver by name; a formulation of the full problem is named with the backend that solves it."""
