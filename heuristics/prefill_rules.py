@@ -56,7 +56,7 @@ class SkiRental:
 
     An idle slot-round is priced at its share ``decode_base / slots`` of a round. The prompts' tokens have
     to be prefilled anyway, so their cost does not count: renting or buying, as in ski rental, where either
-    choice is paid for at most twice. A full stage never waits.
+    choice is paid for at most twice. A full stage never waits, nor one of the last requests: none could join.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class SkiRental:
     def __call__(self, state: State, opportunity: Opportunity) -> int:
         """Return the rounds until the idle slot-rounds reach their price."""
         cost, slots = state.problem.cost, state.problem.slots
-        if opportunity.full:
+        if opportunity.full or len(opportunity.requests) == state.unarrived + int(state.waiting.sum()):
             return 0
         if cost.decode_base == 0:
             return UNTIL_CHANGE

@@ -33,8 +33,8 @@ def ski_rental_schedule(
     A prefill stage starts once the slot-rounds idle since the last one, priced at the share
     ``decode_base / slots`` of a round each, reach ``patience`` times the cost of opening a stage: the rule
     of ski rental, under which either choice is paid for at most twice. A stage also starts when its
-    requests already fill the token cap, or when nothing runs. A request joins only if the KV capacity
-    holds to the end of everything that runs, which known lengths tell.
+    requests already fill the token cap, when no others are left, or when nothing runs. A request joins only
+    if the KV capacity holds to the end of everything that runs, which known lengths tell.
 
     Parameters
     ----------
@@ -64,7 +64,9 @@ def ski_rental_schedule(
     while waiting:
         chosen, full = chooser.choose(waiting, min(most, problem.slots - len(finishes)), now)
         if chosen:
-            wait = math.ceil((bearable - idle) / len(chosen)) if finishes and not full else 0
+            # The last requests wait for nobody who could still join them.
+            now_or_never = full or len(chosen) == len(waiting) or not finishes
+            wait = 0 if now_or_never else math.ceil((bearable - idle) / len(chosen))
             if wait <= 0:
                 bin_of[chosen] = len(starts)
                 starts.append(now)

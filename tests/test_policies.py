@@ -168,14 +168,19 @@ def test_algorithm_1_serves_its_own_list_longest_first_then_helps_the_busiest_sl
     ],
 )
 def test_a_free_slot_waits_as_long_as_the_rule_says(rule: PrefillRule, waits: int) -> None:
-    problem = problem_of([1] * 5, [1, 40, 40, 40, 5], slots=4)
+    problem = problem_of([1] * 6, [1, 40, 40, 40, 5, 5], slots=4)
     policy = Dispatch(Ordered(arrival_order(problem)), rule, Admission(problem))
-    schedule = schedule_of(simulate(problem, policy))
-    assert schedule.rounds.tolist() == [1 + waits, 39 - waits]
+    assert schedule_of(simulate(problem, policy)).rounds[0] == 1 + waits
+
+
+def test_the_last_request_waits_for_nobody() -> None:
+    problem = problem_of([1] * 5, [1, 40, 40, 40, 5], slots=4)
+    policy = Dispatch(Ordered(arrival_order(problem)), SkiRental(1.0), Admission(problem))
+    assert schedule_of(simulate(problem, policy)).rounds.tolist() == [1, 39]
 
 
 def test_idle_slot_rounds_add_up_over_slots() -> None:
-    problem = problem_of([1] * 6, [1, 4, 40, 40, 5, 5], slots=4)
+    problem = problem_of([1] * 7, [1, 4, 40, 40, 5, 5, 5], slots=4)
     policy = Dispatch(Ordered(arrival_order(problem)), SkiRental(0.5), Admission(problem))
     # One slot idles for three rounds, then two until ten slot-rounds are reached or passed: four rounds.
     assert schedule_of(simulate(problem, policy)).rounds[0] == 4 + 4

@@ -147,8 +147,8 @@ def test_a_slot_free_early_takes_the_longest_request_when_idling_has_cost_enough
     schedule = Schedule(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), np.array([30, 9]))
     trace = simulate(problem, Replay(schedule, problem), np.array([10, 30, 5, 9]))
     followed = schedule_of(trace)
-    # Slot 0 idles from round 10; 10 s * 0.5 at 2 s / 2 slots are five slot-rounds.
-    assert followed.starts[followed.bin_of].tolist() == [0, 0, 29, 15]
+    # Slot 0 idles from round 10; 10 s * 0.5 at 2 s / 2 slots are five slot-rounds. The last waits for nobody.
+    assert followed.starts[followed.bin_of].tolist() == [0, 0, 24, 15]
     assert followed.slot_of.tolist() == [0, 1, 0, 0]
 
 
