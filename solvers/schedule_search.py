@@ -232,9 +232,11 @@ class _Search:
         while self._progress < 1.0 - ROUNDING_SHARE:
             self._iterations += 1
             done = (self._progress - begun) / (1.0 - ROUNDING_SHARE - begun)
-            if self._iterations - first == TIMED:
+            if len(self._problem) <= FEW:
+                hot = HOT
+            elif self._iterations - first == TIMED:
                 hot = min(HOT, max(COLD, HOT * TIMED / max(done, 1e-9) / LONG))
-            walk.step(costs.stage * hot * (COLD / hot) ** done)
+            walk.step(costs.stage * hot * (COLD / hot) ** done, lambda: self._elapsed > self._seconds)
             if done >= next_rounding:
                 next_rounding = done + 0.2
                 for times in walk.feasible()[:1]:
@@ -323,10 +325,10 @@ class _Split:
 
 def _start_times(problem: Problem, profile: LengthProfile, costs: StageCosts) -> IntArray:
     """Return the stage times of a ski-rental schedule from which the annealing has least to make up for."""
-    best, least = np.zeros(1, dtype=np.int64), np.inf
+    best, least = None, np.inf
     for patience in START_PATIENCE:
         times = np.asarray(ski_rental_schedule(problem, patience=patience).starts)
         price = slot_price(times, profile)
         if price is not None and (seconds := float(costs.guide(times, price.slots))) < least:
             best, least = times, seconds
-    return best
+    return times if best is None else best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +122,7 @@ class StageTimesSearch:
         """Return the cheapest times met that need no more slots than there are, cheapest first."""
         return [times for _, _, times in sorted(self._feasible, key=lambda entry: (-entry[0], entry[1]))]
 
-    def step(self, temperature: float) -> None:
+    def step(self, temperature: float, out_of_time: Callable[[], bool] = lambda: False) -> None:
         """
         Screen one set of candidates and move to the first one accepted, if any is.
 
@@ -129,6 +130,8 @@ class StageTimesSearch:
         ----------
         temperature
             Seconds of cost that a step typically may lose.
+        out_of_time
+            Asked before every linear programme.
         """
         neighbours = self._neighbours()
         times = neighbours.times
@@ -137,7 +140,7 @@ class StageTimesSearch:
         for prices in (slice(-RECENT, None), slice(None, -RECENT)):
             alive = self._passing(neighbours, prices, alive, limit)[:SURVIVORS]
         for _ in range(PRICED):
-            if not len(alive):
+            if not len(alive) or out_of_time():
                 break
             chosen, alive = alive[0], alive[1:]
             price = self._price(times[chosen])
