@@ -16,6 +16,7 @@ import numpy as np
 from ..data.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from .difference_bound import RoundUp, useful_differences
 from .full_model import UnsupportedProblemError, bins_needed, refuse_unsaid, without_empty_bins
 from .linear_model import LinearModel, ModelBuilder
 
@@ -124,6 +125,35 @@ def least_rounds(problem: Problem) -> int:
     return max(-(-int(problem.rounds.sum()) // problem.slots), int(problem.rounds.max()))
 
 
+def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
+    """
+    Return how many decode rounds so many prefill stages take at least, by the difference-set argument.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled.
+    stages
+        Stages at most.
+
+    Returns
+    -------
+    IntArray
+        Shape (stages + 1,); never increasing.
+    """
+    lengths, numbers = np.unique(problem.rounds[problem.rounds > 0], return_counts=True)
+    fewest = least_rounds(problem)
+    least = np.full(stages + 1, fewest)
+    if len(lengths) == 0:
+        return least
+    round_up, work = RoundUp(lengths, numbers), int(problem.rounds.sum())
+    for count in range(1, stages + 1):
+        values = useful_differences(count, int(lengths[-1]), fewest)
+        least[count] = max(fewest, -(-(work + round_up.least_waste(values)) // problem.slots))
+    least[0] = least[min(1, stages)]
+    return np.minimum.accumulate(least)
+
+
 def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
     """
     Return the seconds that every schedule takes: for active slots, KV tokens and prompt tokens.
@@ -215,7 +245,7 @@ class IntervalModel:
     stages, horizon
         Stages and rounds at most.
     least_rounds
-        Rounds at least.
+        Rounds that so many stages take at least, shape (stages + 1,).
     groups
         Requests that can trade places.
     """
@@ -234,7 +264,7 @@ class IntervalModel:
     constant: float
     stages: int
     horizon: int
-    least_rounds: int
+    least_rounds: IntArray
     groups: tuple[IntArray, ...]
 
 
@@ -260,14 +290,13 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
         raise UnsupportedProblemError("the interval model has no requests without a decode round")
     cost, has_floor = problem.cost, floor_binds(problem)
     unit, scale = _unit(problem)
+    stages = bins_needed(problem)
     horizon = int(problem.rounds.sum())
     if start is not None:
-        spent = (
-            start.makespan(problem) - constant_seconds(problem) if not has_floor else start.makespan(problem)
-        )
-        stages = -(-len(problem) // problem.slots)
+        spent = start.makespan(problem) - constant_seconds(problem, tokens=not has_floor)
+        fewest = -(-len(problem) // problem.slots)
         if cost.decode_base > 0:
-            most = (spent - cost.prefill_base * stages) / cost.decode_base
+            most = (spent - cost.prefill_base * fewest) / cost.decode_base
             horizon = min(horizon, int(most * (1 + 1e-9) + 1e-6))
     return IntervalModel(
         lengths=problem.rounds,
@@ -282,9 +311,9 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
         round_cost=int(cost.decode_base * scale + 1e-6),
         unit=unit,
         constant=constant_seconds(problem, tokens=not has_floor),
-        stages=bins_needed(problem),
+        stages=stages,
         horizon=horizon,
-        least_rounds=least_rounds(problem),
+        least_rounds=rounds_by_stages(problem, stages),
         groups=tuple(interchangeable(problem)),
     )
 

@@ -9,31 +9,8 @@ from ortools.sat.python import cp_model
 
 from ..data.cost import IntArray
 from ..models.slot_free import IntervalModel
-from .result import Limits, Status, StoppedBy
+from .result import Limits, StoppedBy
 from .worker import Desk
-
-
-@dataclass(frozen=True, slots=True)
-class IntervalAnswer:
-    """
-    What CP-SAT says, not yet checked.
-
-    Parameters
-    ----------
-    proof
-        OPTIMAL or INFEASIBLE where proven, else None.
-    limit
-        What stopped it where nothing is proven.
-    starts
-        The round each request starts at, shape (requests,), or None.
-    bound
-        Lower bound on the objective in the model's units, or None.
-    """
-
-    proof: Status | None
-    limit: StoppedBy | None
-    starts: IntArray | None
-    bound: float | None
 
 
 @dataclass(slots=True)
@@ -60,9 +37,9 @@ class _Incumbents(cp_model.CpSolverSolutionCallback):
 
 def solve_intervals(
     model: IntervalModel, limits: Limits, start: IntArray | None, desk: Desk
-) -> IntervalAnswer:
+) -> dict[str, object]:
     """
-    Return CP-SAT's answer to the slot-free problem.
+    Return CP-SAT's answer to the slot-free problem, not yet checked.
 
     Parameters
     ----------
@@ -73,7 +50,13 @@ def solve_intervals(
     start
         Rounds at which the requests start in a schedule to begin from, shape (requests,), or None.
     desk
-        Where better solutions go.
+        Where better solutions and bounds go.
+
+    Returns
+    -------
+    dict
+        ``starts``: the round each request starts at, shape (requests,), if there is a solution; ``bound``: a
+        lower bound on the objective in the model's units; ``limit``: what stopped it, if nothing is proven.
     """
     desk.ready()
     cp = cp_model.CpModel()
@@ -96,31 +79,35 @@ def solve_intervals(
         solver.parameters.max_time_in_seconds = seconds
     desk.on_stop(solver.stop_search)
     status = solver.solve(cp, _Incumbents(columns.starts, desk))
-    proof = {cp_model.OPTIMAL: Status.OPTIMAL, cp_model.INFEASIBLE: Status.INFEASIBLE}.get(status)
-    starts = None
+    answer: dict[str, object] = {}
+    if status != cp_model.INFEASIBLE:
+        answer["bound"] = solver.best_objective_bound
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        starts = np.array([solver.value(column) for column in columns.starts])
-    limit = StoppedBy.WORK if limits.work is not None else None
+        answer["starts"] = np.array([solver.value(column) for column in columns.starts])
     if desk.stopping:
-        limit = StoppedBy.INTERRUPT
+        answer["limit"] = StoppedBy.INTERRUPT
     elif seconds is not None and solver.wall_time >= seconds - 0.05:
-        limit = StoppedBy.TIME
-    return IntervalAnswer(
-        proof, limit, starts, None if proof is Status.INFEASIBLE else solver.best_objective_bound
-    )
+        answer["limit"] = StoppedBy.TIME
+    elif limits.work is not None:
+        answer["limit"] = StoppedBy.WORK
+    return answer
 
 
 def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
     """Add the stages' times, in order, used ones first, and each request's place among them."""
-    count, requests = model.stages, range(len(model.lengths))
+    count, requests, longest = model.stages, range(len(model.lengths)), int(model.lengths.max())
     times = [cp.new_int_var(0, model.horizon if k else 0, f"t{k}") for k in range(count)]
     opened = [cp.new_bool_var(f"z{k}") for k in range(count)]
     starts = [cp.new_int_var(0, model.horizon - int(model.lengths[i]), f"s{i}") for i in requests]
     in_stage = [[cp.new_bool_var(f"p{i},{k}") for k in range(count)] for i in requests]
-    end = cp.new_int_var(model.least_rounds, model.horizon, "end")
+    end = cp.new_int_var(int(model.least_rounds[-1]), model.horizon, "end")
+    for k in range(1, count):
+        cp.add(end >= int(model.least_rounds[k])).only_enforce_if(opened[k].negated())
     for k in range(count - 1):
         cp.add_implication(opened[k + 1], opened[k])
         cp.add(times[k + 1] >= times[k] + 1).only_enforce_if(opened[k + 1])
+        # After as many rounds as the longest request has, everything has ended: waiting longer is no use.
+        cp.add(times[k + 1] <= times[k] + longest)
         cp.add(times[k + 1] == times[k]).only_enforce_if(opened[k + 1].negated())
     for i in requests:
         cp.add_exactly_one(in_stage[i])

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +31,18 @@ def solve(
     PuLP calls a solution at a time limit "Optimal", and has an objective value even without a solution: only
     its solution status is believed. It has no word for CBC's bound, which stands in the log.
     """
+    begun = time.monotonic()
     problem, columns = _translated(model)
     handle, log = tempfile.mkstemp(suffix=".log")
     os.close(handle)
     if start is not None:
         for column, value in zip(columns, start.tolist(), strict=True):
             column.setInitialValue(value, check=False)
+    # PuLP takes about as long again to write the model and read the solution as to build the one.
+    remaining, built = desk.remaining(), time.monotonic() - begun
     command = pulp.PULP_CBC_CMD(
         msg=False,
-        timeLimit=desk.remaining(),
+        timeLimit=None if remaining is None else max(0.1, remaining - built),
         threads=limits.threads if limits.threads > 1 else None,
         gapRel=0.0,
         maxNodes=limits.work,

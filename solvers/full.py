@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from ..models.bounds import best_bound
 from ..models.full_model import literal_model, read_schedule, repaired_model, write_schedule
 from ..models.linear_model import TOLERANCE
 from ..models.slot_free import (
@@ -90,20 +92,27 @@ def _judged(problem: Problem, solver: str, found: LinearResult, schedule: Schedu
     """Return the result, after the referee has seen the schedule."""
     broken = None if schedule is None else schedule.check(problem)
     assert broken is None, f"a solution of a correct formulation breaks a rule: {broken}"
+    proven = _stronger(problem, found.bound, solver, found.version)
+    if schedule is None:
+        makespan, status = None, found.status
+    else:
+        makespan = schedule.makespan(problem)
+        status = _status(makespan, proven)
+    stopped_by = StoppedBy.PROOF if status is Status.OPTIMAL else found.stopped_by
     return Result(
-        found.status,
-        found.stopped_by,
-        schedule,
-        None if schedule is None else schedule.makespan(problem),
-        None if found.bound is None else _bound(found.bound, solver, found.version),
-        found.seconds,
-        solver,
-        found.version,
-        found.message,
+        status, stopped_by, schedule, makespan, proven, found.seconds, solver, found.version, found.message
     )
 
 
-def _bound(seconds: float, solver: str, version: str) -> Bound:
+def _status(makespan: float, proven: Bound) -> Status:
+    return Status.OPTIMAL if makespan - proven.seconds <= TOLERANCE * makespan else Status.FEASIBLE
+
+
+def _stronger(problem: Problem, seconds: float | None, solver: str, version: str) -> Bound:
+    """Return the solver's bound, or our own where that is as good: it has a certificate."""
+    ours = best_bound(problem)
+    if seconds is None or seconds <= ours.seconds:
+        return ours
     return Bound(
         seconds,
         f"branch and bound, {solver}",
@@ -148,36 +157,35 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
     outcome = run_in_worker(
         "batchbound.solvers.backend_cp_sat", "solve_intervals", (model, limits, rounds), limits.seconds
     )
-    answer = outcome.answer
-    version = BACKENDS["ortools-cp-sat"].version
-    solver, message = f"slot-free on {CP_SAT}", outcome.message
+    answer = outcome.answer if isinstance(outcome.answer, Mapping) else {}
+    version, message = BACKENDS["ortools-cp-sat"].version, outcome.message
     best, makespan = begin, math.inf if begin is None else begin.makespan(problem)
-    for starts in (getattr(answer, "starts", None), outcome.reports.get("incumbent")):
-        if isinstance(starts, np.ndarray):
-            schedule = schedule_of_starts(problem, starts)
-            if (broken := schedule.check(problem)) is not None:
-                message = message or f"a solution of the backend was refused: {broken}"
-            elif (seconds := schedule.makespan(problem)) < makespan:
-                best, makespan = schedule, seconds
-    units = getattr(answer, "bound", None)
-    units = outcome.reports.get("bound") if units is None else units
-    bound = None
-    if isinstance(units, int | float):
-        seconds = min(makespan, math.ceil(units - 1e-6) * model.unit + model.constant)
-        bound = _bound(seconds, solver, version)
-    stopped_by = outcome.stopped_by or getattr(answer, "limit", None) or StoppedBy.GAVE_UP
-    if best is None:
-        infeasible = getattr(answer, "proof", None) is Status.INFEASIBLE
-        status = Status.INFEASIBLE if infeasible else Status.NO_SOLUTION
-        stopped_by = StoppedBy.PROOF if infeasible else stopped_by
-        return Result(status, stopped_by, None, None, bound, outcome.seconds, solver, version, message)
-    proven = bound is not None and makespan - bound.seconds <= TOLERANCE * makespan
+    for starts in (answer.get("starts"), outcome.reports.get("incumbent")):
+        if not isinstance(starts, np.ndarray):
+            continue
+        schedule = schedule_of_starts(problem, starts)
+        if (broken := schedule.check(problem)) is not None:
+            message = message or f"a solution of the backend was refused: {broken}"
+        elif schedule.makespan(problem) < makespan:
+            best, makespan = schedule, schedule.makespan(problem)
+    units, proven_seconds = answer.get("bound", outcome.reports.get("bound")), None
+    if isinstance(units, int | float) and math.isfinite(units):
+        proven_seconds = math.ceil(units - 1e-6) * model.unit + model.constant
+        if proven_seconds > makespan * (1 + TOLERANCE):
+            proven_seconds, message = None, "the backend's bound is above a checked schedule"
+        else:
+            proven_seconds = min(makespan, proven_seconds)
+    solver = f"slot-free on {CP_SAT}"
+    proven = _stronger(problem, proven_seconds, solver, version)
+    status = Status.NO_SOLUTION if best is None else _status(makespan, proven)
+    limit = answer.get("limit")
+    ended = outcome.stopped_by or (limit if isinstance(limit, StoppedBy) else StoppedBy.GAVE_UP)
     return Result(
-        Status.OPTIMAL if proven else Status.FEASIBLE,
-        StoppedBy.PROOF if proven else stopped_by,
+        status,
+        StoppedBy.PROOF if status is Status.OPTIMAL else ended,
         best,
-        makespan,
-        bound,
+        None if best is None else makespan,
+        proven,
         outcome.seconds,
         solver,
         version,

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 START_UP_SECONDS = 60.0
 """A worker that has not imported its library after this long counts as hung."""
 GRACE_SECONDS = 1.5
-"""What a solver that is asked to stop gets to hand over its best solution."""
+GRACE_SHARE = 0.05
+"""What a solver that is asked to stop gets to hand over its best: so much and a share of its limit."""
 
 _BOOT = """
 import sys, pickle
@@ -215,7 +216,7 @@ class _Call:
     def _ask(self, why: StoppedBy) -> None:
         self.asked = True
         self.stopped_by = why
-        self.deadline = time.monotonic() + GRACE_SECONDS
+        self.deadline = time.monotonic() + GRACE_SECONDS + GRACE_SHARE * (self.seconds or 0.0)
         self.send("stop")
 
     def _take(self, message: tuple[str, object]) -> bool:

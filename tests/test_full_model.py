@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -249,6 +252,18 @@ def test_ten_requests_on_three_slots_keep_a_checked_schedule_and_a_bound_at_a_wo
     assert one.makespan is not None
     assert one.bound.seconds <= one.makespan
     assert (one.makespan, one.bound.seconds) == (other.makespan, other.bound.seconds if other.bound else None)
+
+
+def test_ctrl_c_on_intervals_returns_the_best_schedule_so_far() -> None:
+    rng = np.random.default_rng(1)
+    problem = problem_of([68] * 30, rng.integers(20, 512, 30).tolist(), slots=6)
+    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    found = solve_full(problem, limits=Limits(seconds=60.0))
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
+    assert found.schedule is not None
+    assert found.schedule.check(problem) is None
+    assert found.seconds < 20
 
 
 def test_costs_that_are_not_whole_are_rounded_so_that_a_bound_stays_one() -> None:
