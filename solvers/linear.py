@@ -94,7 +94,11 @@ def solve_linear(
     if point is not None and (broken := model.violation(point)) is not None:
         raise ValueError(f"the start is not a solution: {broken}")
     outcome = run_in_worker(
-        "batchbound.solvers.backend", "solve_here", (chosen, model, limits, point), limits.seconds
+        "batchbound.solvers.backend",
+        "solve_here",
+        (chosen, model, limits, point),
+        limits.seconds,
+        stops_when_asked=chosen.stops_when_asked,
     )
     return _checked(model, chosen, point, outcome)
 

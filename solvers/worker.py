@@ -122,7 +122,14 @@ class Desk:
             self._stop()
 
 
-def run_in_worker(module: str, function: str, task: tuple[object, ...], seconds: float | None) -> Outcome:
+def run_in_worker(
+    module: str,
+    function: str,
+    task: tuple[object, ...],
+    seconds: float | None,
+    *,
+    stops_when_asked: bool = True,
+) -> Outcome:
     """
     Call a function in a process of its own and return what became of it.
 
@@ -134,6 +141,8 @@ def run_in_worker(module: str, function: str, task: tuple[object, ...], seconds:
         What it is called with; anything that can be pickled.
     seconds
         Wall-clock limit from the moment the function calls :meth:`Desk.ready`, or None.
+    stops_when_asked
+        Whether it is worth waiting for the task after Ctrl-C.
 
     Raises
     ------
@@ -153,7 +162,7 @@ def run_in_worker(module: str, function: str, task: tuple[object, ...], seconds:
             start_new_session=True,
         )
         there.close()
-        call = _Call(here, process.pid, seconds)
+        call = _Call(here, seconds, stops_when_asked)
         try:
             with here:
                 call.send([path for path in sys.path if path])
@@ -172,10 +181,10 @@ def run_in_worker(module: str, function: str, task: tuple[object, ...], seconds:
 class _Call:
     """The parent's side of one task."""
 
-    def __init__(self, channel: Connection, pid: int, seconds: float | None) -> None:
+    def __init__(self, channel: Connection, seconds: float | None, stops_when_asked: bool) -> None:
         self.channel = channel
-        self.pid = pid
         self.seconds = seconds
+        self.stops_when_asked = stops_when_asked
         self.deadline: float | None = time.monotonic() + START_UP_SECONDS
         self.answer: object = None
         self.reports: dict[str, object] = {}
@@ -216,7 +225,9 @@ class _Call:
     def _ask(self, why: StoppedBy) -> None:
         self.asked = True
         self.stopped_by = why
-        self.deadline = time.monotonic() + GRACE_SECONDS + GRACE_SHARE * (self.seconds or 0.0)
+        self.deadline = time.monotonic()
+        if self.stops_when_asked or why is not StoppedBy.INTERRUPT:
+            self.deadline += GRACE_SECONDS + GRACE_SHARE * (self.seconds or 0.0)
         self.send("stop")
 
     def _take(self, message: tuple[str, object]) -> bool:

@@ -88,11 +88,11 @@ def market_split() -> LinearModel:
     return builder.build()
 
 
-def loads() -> tuple[LinearModel, FloatArray]:
-    """Balance 40 weights over 7 machines: easy to solve, hard to prove. And everything on one machine."""
-    weights = np.random.default_rng(1).integers(100, 1000, 40)
-    packing = partition_model(weights, 7)
-    return packing.model, write_partition(packing, weights, np.zeros(40, dtype=np.int64))
+def loads(count: int = 40, machines: int = 7) -> tuple[LinearModel, FloatArray]:
+    """Balance weights over machines: easy to solve, hard to prove. And all of them on one machine."""
+    weights = np.random.default_rng(1).integers(100, 1000, count)
+    packing = partition_model(weights, machines)
+    return packing.model, write_partition(packing, weights, np.zeros(count, dtype=np.int64))
 
 
 def three_requests() -> Problem:
@@ -129,7 +129,7 @@ def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: b
 
 
 def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
-    found = solve_linear(market_split(), backend, Limits(seconds=0.6))
+    found = solve_linear(market_split(), backend, Limits(seconds=0.4))
     assert (found.status, found.stopped_by) == (Status.NO_SOLUTION, StoppedBy.TIME)
     assert (found.values, found.objective) == (None, None)
     assert found.bound is None or found.bound <= 0
@@ -137,7 +137,7 @@ def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
 
 def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     model, _ = loads()
-    found = solve_linear(model, backend, Limits(seconds=1.2))
+    found = solve_linear(model, backend, Limits(seconds=1.0))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
     assert found.values is not None
     assert model.violation(found.values) is None
@@ -147,8 +147,8 @@ def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
 
 
 def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
-    model, start = loads()
-    limits = Limits(work=10, seed=3)
+    model, start = loads(20, 4)
+    limits = Limits(work=5, seed=3)
     one, other = (solve_linear(model, backend, limits, start) for _ in range(2))
     assert one.status is Status.FEASIBLE
     assert one.stopped_by is StoppedBy.WORK
@@ -159,7 +159,7 @@ def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
 
 def test_ctrl_c_returns_the_incumbent(backend: str) -> None:
     model, start = loads()
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
     found = solve_linear(model, backend, Limits(seconds=60.0), start)
