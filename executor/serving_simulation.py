@@ -1,0 +1,319 @@
+"""Simulating a device that serves requests as they arrive, iteration by iteration."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.cost import FloatArray, IntArray
+from ..data.iteration_cost import MixedCost
+from ..data.workload import Workload
+from ..heuristics.kv_allocation import KvLedger
+from ..heuristics.serving_policy import ServingPolicy, ServingState, Step
+
+WAITING, EXECUTING, QUEUED, PAUSED = range(4)
+"""What a request spends its time in: before its prompt starts; its prompt or its answer under way; between
+prompt and answer; after it was stopped."""
+
+
+class ServingError(RuntimeError):
+    """A policy asked for something the state does not allow, or for nothing at all while requests wait."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServingRun:
+    """
+    What a device did.
+
+    Parameters
+    ----------
+    workload
+        The requests, with their true lengths.
+    first_token, finished
+        Seconds after the start, shape (requests,).
+    spent
+        Seconds each request was waiting, executing, queued between prompt and answer, and paused,
+        shape (requests, 4).
+    tokens
+        Generated, shape (requests,).
+    preempted
+        How often each request was stopped after it began, shape (requests,).
+    start, seconds
+        Of each iteration, shape (iterations,).
+    decodes, prompt_tokens, held, promised, completed
+        Of each iteration: requests that generated, prompt tokens computed, tokens of keys and values held and
+        promised at its end, answers completed.
+    decided
+        CPU seconds of the policy before each iteration, measured.
+    capacity
+        Tokens of keys and values in all.
+    failures
+        Promises of keys and values that were refused.
+    lent_tokens
+        Tokens lent, over all loans.
+    """
+
+    workload: Workload
+    first_token: FloatArray
+    finished: FloatArray
+    spent: FloatArray
+    tokens: IntArray
+    preempted: IntArray
+    start: FloatArray
+    seconds: FloatArray
+    decodes: IntArray
+    prompt_tokens: IntArray
+    held: IntArray
+    promised: IntArray
+    completed: IntArray
+    decided: FloatArray
+    capacity: int
+    failures: int
+    lent_tokens: int
+
+
+def simulate_serving(
+    workload: Workload,
+    policy: ServingPolicy,
+    cost: MixedCost,
+    kv_capacity: int,
+    *,
+    block_tokens: int = 32,
+    predicted: IntArray | None = None,
+    prefilled: bool = False,
+) -> ServingRun:
+    """
+    Return what a device does whose every iteration a policy puts together; a referee checks each.
+
+    Parameters
+    ----------
+    workload
+        The requests, with their true lengths, arrivals and deadlines.
+    policy
+        Fresh.
+    cost
+        Of an iteration.
+    kv_capacity
+        Tokens of keys and values the device holds.
+    block_tokens
+        Tokens of a block.
+    predicted
+        Answer lengths the policy sees, shape (requests,); the true ones by default.
+    prefilled
+        Whether the requests come with their prompts computed elsewhere: the keys and values need only be
+        received, and the first token is there already.
+
+    Raises
+    ------
+    ServingError
+        If the policy starts what cannot start, or leaves a request unserved.
+    KvLedgerError
+        If a request holds keys and values nobody gave it.
+    """
+    return _Device(
+        workload, policy, cost, KvLedger(kv_capacity, len(workload), block_tokens), predicted, prefilled
+    ).run()
+
+
+class _Device:
+    def __init__(
+        self,
+        workload: Workload,
+        policy: ServingPolicy,
+        cost: MixedCost,
+        ledger: KvLedger,
+        predicted: IntArray | None,
+        prefilled: bool,
+    ) -> None:
+        count = len(workload)
+        self.workload, self.policy, self.cost, self.ledger = workload, policy, cost, ledger
+        self.output = workload.output_tokens
+        given = self.output if predicted is None else predicted
+        zeros = np.zeros(count, dtype=np.int64)
+        self.state = ServingState(
+            prompt=workload.input_tokens,
+            predicted=given,
+            arrival=workload.arrival,
+            deadline=workload.deadline,
+            ledger=ledger,
+            generated=zeros.copy(),
+            held=zeros.copy(),
+        )
+        self.order = np.argsort(workload.arrival, kind="stable").tolist()
+        self.arrivals = workload.arrival[self.order].tolist()
+        self.arrived = self.done = 0
+        self.running: dict[int, None] = {}
+        self.stale = False
+        # What is on the host: tokens of each request that was swapped out.
+        self.away: dict[int, int] = {}
+        self.status = np.full(count, WAITING, dtype=np.int64)
+        self.since = workload.arrival.copy()
+        self.spent = np.zeros((count, 4))
+        self.first_token = np.full(count, np.nan)
+        self.finished = np.full(count, np.nan)
+        self.preempted = zeros.copy()
+        self.records: list[tuple[float, float, int, int, int, int, int, float]] = []
+        if prefilled:
+            self._receive(workload)
+
+    def _receive(self, workload: Workload) -> None:
+        self.state.generated[:] = 1
+        self.away = dict(enumerate(workload.input_tokens.tolist()))
+        self.first_token[:] = workload.arrival
+
+    def run(self) -> ServingRun:
+        count, state, clock = len(self.workload), self.state, 0.0
+        while self.done < count:
+            while self.arrived < count and self.arrivals[self.arrived] <= clock:
+                state.arrived.append(self.order[self.arrived])
+                self.arrived += 1
+            state.time = clock
+            self._refresh()
+            begun = time.process_time()
+            step = self.policy(state)
+            decided = time.process_time() - begun
+            state.arrived, state.prefilled, state.finished = [], [], []
+            swapped = self._apply(step, clock)
+            if not self.running and not step.prefill and not swapped:
+                if self.arrived == count:
+                    raise ServingError(f"nothing runs while {count - self.done} requests are unserved")
+                clock = max(clock, self.arrivals[self.arrived])
+                continue
+            clock = self._iterate(step, clock, swapped, decided)
+        return self._result()
+
+    def _apply(self, step: Step, now: float) -> int:
+        """Carry out what is no computing, and return the tokens swapped."""
+        state, ledger, swapped = self.state, self.ledger, 0
+        for request in (*step.stop, *step.swap_out, *step.drop):
+            if request in self.running:
+                del self.running[request]
+                self.stale = True
+            if self.status[request] != PAUSED:
+                self.preempted[request] += 1
+                self._turn(request, PAUSED, now)
+        for request in step.swap_out:
+            self._gone(request)
+            self.away[request] = int(state.held[request])
+            swapped += self.away[request]
+            state.held[request] = 0
+        for request in step.drop:
+            self._gone(request)
+            state.held[request] = 0
+        for request in step.swap_in:
+            tokens = self.away.pop(request, None)
+            if tokens is None or tokens > ledger.room[request]:
+                raise ServingError(f"request {request} cannot come back from the host")
+            state.held[request] = tokens
+            swapped += tokens
+        for request in step.start:
+            if state.lacks(request) != 1 or request in self.running or state.generated[request] == 0:
+                raise ServingError(f"request {request} cannot generate yet")
+            self.running[request] = None
+            self.stale = True
+            self._turn(request, EXECUTING, now)
+        self._refresh()
+        return swapped
+
+    def _refresh(self) -> None:
+        if self.stale:
+            self.state.running = np.fromiter(self.running, dtype=np.int64, count=len(self.running))
+            self.stale = False
+
+    def _gone(self, request: int) -> None:
+        if self.ledger.room[request] != 0:
+            raise ServingError(f"request {request} leaves the device but keeps its blocks")
+
+    def _turn(self, request: int, status: int, now: float) -> None:
+        self.spent[request, self.status[request]] += now - self.since[request]
+        self.since[request] = now
+        self.status[request] = status
+
+    def _iterate(self, step: Step, now: float, swapped: int, decided: float) -> float:
+        state = self.state
+        running = state.running if step.decode else state.running[:0]
+        prompt_tokens = pairs = 0
+        drawing = []
+        for request, new in step.prefill:
+            held, lacks = int(state.held[request]), state.lacks(request)
+            if not 1 <= new <= lacks or request in self.running:
+                raise ServingError(f"{new} prompt tokens of request {request}, which lacks {lacks}")
+            if self.status[request] != EXECUTING:
+                self._turn(request, EXECUTING, now)
+            prompt_tokens += new
+            pairs += new * (new + 2 * held)
+            state.held[request] = held + new
+            if new == lacks:
+                drawing.append(request)
+        state.held[running] += 1
+        kv_tokens = int(state.held[running].sum())
+        seconds = self.cost.seconds(len(running), kv_tokens, prompt_tokens, pairs)
+        seconds += self.cost.swap_per_token * swapped
+        end = now + seconds
+        self._judge(state.running, [request for request, _ in step.prefill])
+        held = self._held()
+        promised = (self.ledger.blocks - self.ledger.free) * self.ledger.block_tokens
+        state.generated[running] += 1
+        over = running[state.generated[running] >= self.output[running]].tolist()
+        for request in drawing:
+            state.generated[request] += 1
+            if np.isnan(self.first_token[request]):
+                self.first_token[request] = end
+            if state.generated[request] >= self.output[request]:
+                over.append(request)
+            else:
+                self._turn(request, QUEUED if state.generated[request] == 1 else PAUSED, end)
+                state.prefilled.append(request)
+        for request in over:
+            self._finish(request, end)
+        self.records.append((now, seconds, len(running), prompt_tokens, held, promised, len(over), decided))
+        return end
+
+    def _judge(self, running: IntArray, prefilling: list[int]) -> None:
+        self.ledger.check(np.concatenate((running, np.array(prefilling, dtype=np.int64))), self.state.held)
+
+    def _held(self) -> int:
+        own = self.ledger.own
+        return int(self.state.held[np.fromiter(own, dtype=np.int64, count=len(own))].sum())
+
+    def _finish(self, request: int, end: float) -> None:
+        if request in self.running:
+            del self.running[request]
+            self.stale = True
+        self._turn(request, EXECUTING, end)
+        self.finished[request] = end
+        self.ledger.release(request)
+        self.state.held[request] = 0
+        self.state.finished.append(request)
+        self.done += 1
+
+    def _result(self) -> ServingRun:
+        ledger = self.ledger
+        columns = list(zip(*self.records, strict=True))
+        start, seconds, decided = (np.array(columns[at]) for at in (0, 1, 7))
+        decodes, prompts, held, promised, completed = (
+            np.array(columns[at], dtype=np.int64) for at in (2, 3, 4, 5, 6)
+        )
+        if not np.array_equal(self.state.generated, self.output) or ledger.free != ledger.blocks:
+            raise ServingError("requests lack tokens, or blocks were not given back")
+        return ServingRun(
+            workload=self.workload,
+            first_token=self.first_token,
+            finished=self.finished,
+            spent=self.spent,
+            tokens=self.state.generated,
+            preempted=self.preempted,
+            start=start,
+            seconds=seconds,
+            decodes=decodes,
+            prompt_tokens=prompts,
+            held=held,
+            promised=promised,
+            completed=completed,
+            decided=decided,
+            capacity=ledger.blocks * ledger.block_tokens,
+            failures=ledger.failures,
+            lent_tokens=ledger.lent_tokens,
+        )

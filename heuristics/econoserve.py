@@ -1,0 +1,345 @@
+"""EconoServe: prompts fill the iteration, answers fill the memory, and unused memory is lent."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from .serving_policy import ServingState, Step
+from .task_queue import TaskQueue
+
+
+@dataclass(frozen=True, slots=True)
+class EconoServeSettings:
+    """
+    EconoServe's parts and sizes.
+
+    Parameters
+    ----------
+    synced
+        Whether answers of equal predicted length are started as a group, and the queue is looked at only when
+        a group is done (``-SD``); if not, at every iteration (``-D``).
+    ordered
+        Whether both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
+    pipelined
+        Whether promised and unused memory is lent (the full EconoServe).
+    padding
+        Share by which predicted lengths are raised.
+    reserved
+        Share of the memory kept for prompts.
+    buffer
+        Share of a lent part that its guest is not predicted to fill (the paper's b, as a share).
+    forward_size
+        Tokens of an iteration to aim at (TFS).
+    """
+
+    synced: bool = True
+    ordered: bool = True
+    pipelined: bool = True
+    padding: float = 0.1
+    reserved: float = 0.03
+    buffer: float = 0.15
+    forward_size: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("padding", "reserved", "buffer"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0 and (value < 1 or name == "padding")):
+                raise ValueError(f"{name} is {value!r}; it must be a share, at least 0 and below 1")
+        if self.forward_size < 1:
+            raise ValueError(f"forward_size is {self.forward_size}; it must be at least 1")
+
+
+@dataclass(slots=True)
+class _Changes:
+    start: list[int]
+    stop: list[int]
+    swap_out: list[int]
+    swap_in: list[int]
+
+
+class EconoServe:
+    """
+    EconoServe's decision for one iteration (its Algorithm 1).
+
+    Where the paper leaves the rule open: a prompt beyond the reserved memory is begun only if no answer waits
+    and its own answer will fit; an answer longer than predicted asks for a block at a time, and when there is
+    none it pauses in place, predicted to need ``padding`` of its length more (the paper's L_new, predicted
+    minus generated, would be zero), at least a block; when everything left has paused so, the one that holds
+    most is moved to the host.
+
+    Parameters
+    ----------
+    settings
+        Parts and sizes.
+    """
+
+    def __init__(self, settings: EconoServeSettings | None = None) -> None:
+        self.settings = settings = EconoServeSettings() if settings is None else settings
+        self._prompts = TaskQueue(ordered=settings.ordered)
+        self._answers = TaskQueue(ordered=settings.ordered)
+        self._host: deque[int] = deque()
+        self._away: dict[int, int] = {}
+        self._partial: int | None = None
+        self._target: dict[int, int] = {}
+        # Blocks of requests between the start of their prompt and that of their answer.
+        self._parked: dict[int, int] = {}
+        self._parked_blocks = 0
+        self._group_of: dict[int, int] = {}
+        self._members: dict[int, int] = {}
+        self._groups = 0
+        self._look = True
+
+    def __call__(self, state: ServingState) -> Step:
+        """Return the next iteration."""
+        changes = _Changes([], [], [], [])
+        for request in state.arrived:
+            self._prompts.push(request, int(state.prompt[request]), float(state.deadline[request]), 0)
+        for request in state.finished:
+            self._finish(request)
+        for request in state.prefilled:
+            self._queue_answer(state, request, self._predict(state, request), again=False)
+        self._make_room(state, changes)
+        while self._host and self._call_back(state, changes, self._available(state)):
+            pass
+        if self._look or not self.settings.synced:
+            self._select(state, changes)
+        decodes = len(state.running) + len(changes.start) - len(changes.stop) - len(changes.swap_out)
+        prefill = self._fill(state, self.settings.forward_size - decodes)
+        if decodes <= 0 and not prefill and (len(self._answers) or self._host):
+            self._unlock(state, changes)
+        return Step(
+            prefill=prefill,
+            start=changes.start,
+            stop=changes.stop,
+            swap_out=changes.swap_out,
+            swap_in=changes.swap_in,
+        )
+
+    def _predict(self, state: ServingState, request: int) -> int:
+        padded = math.ceil(int(state.predicted[request]) * (1 + self.settings.padding))
+        return max(1, padded - int(state.generated[request]))
+
+    def _more(self, state: ServingState, request: int) -> int:
+        more = math.ceil(int(state.predicted[request]) * self.settings.padding)
+        return max(more, state.ledger.block_tokens)
+
+    def _queue_answer(self, state: ServingState, request: int, length: int, *, again: bool) -> None:
+        most = state.ledger.blocks * state.ledger.block_tokens - int(state.held[request])
+        length = max(1, min(length, most))
+        self._target[request] = int(state.generated[request]) + length
+        deadline = float(state.deadline[request])
+        self._answers.push(request, length, deadline, int(state.held[request]), again=again)
+        # The queue was exhausted when it was last looked at, or what paused may be grouped anew.
+        self._look |= len(self._answers) == 1 or again
+
+    def _finish(self, request: int) -> None:
+        self._target.pop(request, None)
+        self._unpark(request)
+        self._leave_group(request)
+
+    def _leave_group(self, request: int) -> None:
+        group = self._group_of.pop(request, None)
+        if group is not None:
+            self._members[group] -= 1
+            if not self._members[group]:
+                del self._members[group]
+                self._look = True
+
+    def _unpark(self, request: int) -> None:
+        self._parked_blocks -= self._parked.pop(request, 0)
+
+    def _make_room(self, state: ServingState, changes: _Changes) -> None:
+        """See to it that everyone running may write its next token, or stops."""
+        ledger, running = state.ledger, state.running
+        if not running.size:
+            return
+        short = running[state.held[running] + 1 > ledger.room[running]].tolist()
+        for request in short:
+            if request in changes.swap_out or state.held[request] < ledger.room[request]:
+                continue
+            guests = ledger.first_guests(request)
+            for guest in guests:
+                self._move_out(state, guest, changes)
+            if guests:
+                continue
+            if request in ledger.loans:
+                self._move_out(state, request, changes)
+            elif not ledger.grow(request, int(state.held[request]) + 1):
+                self._leave_group(request)
+                changes.stop.append(request)
+                self._queue_answer(state, request, self._more(state, request), again=True)
+
+    def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
+        """Move a guest that overstays to blocks of its own, or to the host."""
+        for inner in state.ledger.guests_of(guest):
+            self._move_out(state, inner, changes)
+        held = int(state.held[guest])
+        left = max(self._target[guest] - int(state.generated[guest]), 1)
+        if state.ledger.settle(guest, held + left) or state.ledger.settle(guest, held + 1):
+            return
+        self._send(state, guest, changes)
+
+    def _send(self, state: ServingState, request: int, changes: _Changes) -> None:
+        self._leave_group(request)
+        self._unpark(request)
+        state.ledger.release(request)
+        changes.swap_out.append(request)
+        self._host.append(request)
+        self._away[request] = int(state.held[request])
+
+    def _call_back(self, state: ServingState, changes: _Changes, available: int) -> bool:
+        """Let the first request on the host go on if the blocks are there, and return whether they were."""
+        request = self._host[0]
+        whole = state.ledger.blocks * state.ledger.block_tokens
+        needed = min(self._away[request] + self._more(state, request), whole)
+        if request in changes.swap_out or state.ledger.lacking(request, needed) > available:
+            return False
+        self._host.popleft()
+        state.ledger.grow(request, needed)
+        del self._away[request]
+        changes.swap_in.append(request)
+        changes.start.append(request)
+        self._target[request] = int(state.generated[request]) + self._more(state, request)
+        return True
+
+    def _reserved(self, state: ServingState) -> int:
+        return int(self.settings.reserved * state.ledger.blocks)
+
+    def _available(self, state: ServingState, leaving: int = 0) -> int:
+        """Return the blocks for answers: what is free, less what of the reserve is not in use."""
+        kept = self._reserved(state) - (self._parked_blocks - leaving)
+        return state.ledger.free - max(0, kept)
+
+    def _select(self, state: ServingState, changes: _Changes) -> None:
+        """Start answers until the memory is given away (line 2), and their guests (line 3)."""
+        tokens = state.ledger.block_tokens
+        hosts: list[int] = []
+        full = False
+        while len(self._answers) and not full:
+            first = self._answers.fitting(self._available(state) * tokens)
+            if first is None or not self._start(state, first, changes, hosts):
+                break
+            length = self._target[first] - int(state.generated[first])
+            while self.settings.synced and (same := self._answers.equal(length)) is not None:
+                if not self._start(state, same, changes, hosts, group=self._groups):
+                    full = True
+                    break
+            self._groups += 1
+        self._look = False
+        if self.settings.pipelined and hosts and len(self._answers):
+            self._lend(state, hosts, changes)
+
+    def _start(
+        self,
+        state: ServingState,
+        request: int,
+        changes: _Changes,
+        hosts: list[int],
+        group: int | None = None,
+    ) -> bool:
+        ledger = state.ledger
+        needed = int(state.prompt[request]) + self._target[request]
+        needed = min(needed, ledger.blocks * ledger.block_tokens)
+        if ledger.lacking(request, needed) > self._available(state, self._parked.get(request, 0)):
+            return False
+        ledger.grow(request, needed)
+        self._begin(request, changes, self._groups if group is None else group)
+        hosts.append(request)
+        return True
+
+    def _begin(self, request: int, changes: _Changes, group: int) -> None:
+        self._answers.remove(request)
+        self._unpark(request)
+        self._group_of[request] = group
+        self._members[group] = self._members.get(group, 0) + 1
+        if request in changes.stop:
+            changes.stop.remove(request)
+        else:
+            changes.start.append(request)
+
+    def _lend(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
+        """Give the second half of what is unused to an answer half as long, and so on in both halves."""
+        regions = deque(
+            (host, int(state.held[host]), int(state.prompt[host]) + self._target[host]) for host in hosts
+        )
+        while regions and len(self._answers):
+            host, begin, end = regions.popleft()
+            end = min(end, begin + self._target[host] - int(state.generated[host]))
+            half = (end - begin) // 2
+            # A buffer's share, but never less than a token: the guest ends before the host comes.
+            guest = self._answers.closest(int(half * (1 - self.settings.buffer)))
+            if guest is None:
+                continue
+            start = end - half
+            self._begin(guest, changes, self._groups)
+            state.ledger.lend(host, guest, start, half)
+            inside = int(state.held[guest])
+            regions.append((host, begin, start))
+            regions.append((guest, inside, int(state.prompt[guest]) + self._target[guest]))
+        self._groups += 1
+
+    def _fill(self, state: ServingState, budget: int) -> list[tuple[int, int]]:
+        """Choose prompts up to the target forward size (line 5); the last one may be a chunk."""
+        prefill: list[tuple[int, int]] = []
+        if self._partial is not None:
+            begun, self._partial = self._partial, None
+            budget = self._chunk(state, begun, budget, prefill)
+        while budget > 0 and len(self._prompts) and self._partial is None:
+            request = self._prompts.fitting(budget)
+            if request is None:
+                request = self._prompts.head()
+            if request is None or not self._park(state, request):
+                break
+            self._prompts.remove(request)
+            budget = self._chunk(state, request, budget, prefill)
+        return prefill
+
+    def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
+        lacks = state.lacks(request)
+        new = max(1, min(budget, lacks))
+        if new < lacks:
+            self._partial = request
+        prefill.append((request, new))
+        return budget - new
+
+    def _park(self, state: ServingState, request: int) -> bool:
+        ledger = state.ledger
+        prompt = int(state.prompt[request])
+        blocks = ledger.blocks_for(prompt)
+        if self._parked_blocks + blocks > self._reserved(state):
+            answer = self._predict(state, request)
+            whole = min(ledger.blocks_for(prompt + answer), ledger.blocks)
+            if len(self._answers) or whole > ledger.free:
+                return False
+        if blocks > ledger.free:
+            return False
+        ledger.grow(request, prompt)
+        self._parked[request] = blocks
+        self._parked_blocks += blocks
+        return True
+
+    def _unlock(self, state: ServingState, changes: _Changes) -> None:
+        """Start something although the reserve is touched, at worst by moving others to the host."""
+        ledger = state.ledger
+        while (request := self._answers.head()) is not None:
+            needed = min(
+                int(state.prompt[request]) + self._target[request], ledger.blocks * ledger.block_tokens
+            )
+            if ledger.lacking(request, needed) <= ledger.free:
+                ledger.grow(request, needed)
+                self._begin(request, changes, self._groups)
+                self._groups += 1
+                return
+            others = [other for other in self._answers.tasks() if other != request]
+            if not others:
+                break
+            victim = max(others, key=lambda other: (int(state.held[other]), other))
+            self._answers.remove(victim)
+            if victim in changes.stop:
+                changes.stop.remove(victim)
+            self._send(state, victim, changes)
+        if self._host:
+            self._call_back(state, changes, ledger.free)
+        self._look = True

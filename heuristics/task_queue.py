@@ -1,0 +1,130 @@
+"""A queue of tasks that finds the next one, and one of a fitting length, in logarithmic time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+
+_SCANNED = 16
+"""Ranges looked through for a task that fits, at most: a decision must not cost the whole queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    length: int
+    turn: int
+    window: int
+    memory: int
+
+
+class TaskQueue:
+    """
+    Tasks in order of arrival, or in EconoServe's order (section 3.4).
+
+    EconoServe orders by range of deadline, then by range of occupied keys and values, most first, then by
+    length, longest first. Ranges of deadlines are fixed windows of time, so that a task never changes its
+    range while it waits (the paper's are relative to now: 0.2-0.5 s, 0.5-2 s, later).
+
+    Parameters
+    ----------
+    ordered
+        Whether EconoServe's order holds; if not, that of arrival.
+    deadline_range
+        Seconds of a range.
+    memory_range
+        Tokens of a range.
+    """
+
+    def __init__(self, *, ordered: bool, deadline_range: float = 2.0, memory_range: int = 128) -> None:
+        self._ordered, self._seconds, self._tokens = ordered, deadline_range, memory_range
+        self._entries: dict[int, _Entry] = {}
+        # By range: (window, memory range), and within it (length, turn, task).
+        self._ranges: list[tuple[int, int]] = []
+        self._tasks: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self._lengths: list[tuple[int, int, int]] = []
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, task: int) -> bool:
+        return task in self._entries
+
+    def push(self, task: int, length: int, deadline: float, memory: int, *, again: bool = False) -> None:
+        """
+        Add a task.
+
+        Parameters
+        ----------
+        task
+            Not in the queue.
+        length
+            Tokens of the prompt, or of the answer yet to come.
+        deadline
+            Seconds after the start; infinite for none.
+        memory
+            Tokens of keys and values it occupies while it waits.
+        again
+            Whether it ran before: in order of arrival it goes to the front.
+        """
+        self._turn += 1
+        if not self._ordered:
+            entry = _Entry(length, self._turn, -self._turn if again else self._turn, 0)
+        else:
+            window = int(min(deadline / self._seconds, 2.0**60))
+            entry = _Entry(length, self._turn, window, -(memory // self._tokens))
+        self._entries[task] = entry
+        place = (entry.window, entry.memory)
+        if place not in self._tasks:
+            insort(self._ranges, place)
+            self._tasks[place] = []
+        # Of equal lengths the one that came last stands first: taken from the end, it comes out last.
+        insort(self._tasks[place], (length, -entry.turn, task))
+        insort(self._lengths, (length, -entry.turn, task))
+
+    def remove(self, task: int) -> None:
+        """Take a task out."""
+        entry = self._entries.pop(task)
+        place, item = (entry.window, entry.memory), (entry.length, -entry.turn, task)
+        tasks = self._tasks[place]
+        del tasks[bisect_left(tasks, item)]
+        if not tasks:
+            del self._tasks[place]
+            del self._ranges[bisect_left(self._ranges, place)]
+        del self._lengths[bisect_left(self._lengths, item)]
+
+    def length(self, task: int) -> int:
+        """Return the length a task was pushed with."""
+        return self._entries[task].length
+
+    def head(self) -> int | None:
+        """Return the first task in order, or None if there is none."""
+        return self._tasks[self._ranges[0]][-1][2] if self._ranges else None
+
+    def fitting(self, most: int) -> int | None:
+        """
+        Return the first task in order that is no longer than ``most``, or None.
+
+        In order of arrival only the very first is looked at; in EconoServe's, the longest that fits is found
+        by binary search in each of the first ranges.
+        """
+        for place in self._ranges[: _SCANNED if self._ordered else 1]:
+            tasks = self._tasks[place]
+            at = bisect_right(tasks, (most, 1, 0)) - 1
+            if at >= 0:
+                return tasks[at][2]
+        return None
+
+    def closest(self, most: int) -> int | None:
+        """Return the longest of all tasks that is no longer than ``most``, the oldest of those, or None."""
+        at = bisect_right(self._lengths, (most, 1, 0)) - 1
+        return self._lengths[at][2] if at >= 0 else None
+
+    def equal(self, length: int) -> int | None:
+        """Return the oldest task of a length, or None."""
+        task = self.closest(length)
+        return task if task is not None and self._entries[task].length == length else None
+
+    def tasks(self) -> list[int]:
+        """Return all tasks, in no order."""
+        return list(self._entries)
