@@ -108,7 +108,8 @@ def simulate_serving(
     Raises
     ------
     ServingError
-        If the policy starts what cannot start, or leaves a request unserved.
+        If a request alone needs more than the device holds, or the policy starts what cannot start or leaves
+        a request unserved.
     KvLedgerError
         If a request holds keys and values nobody gave it.
     """
@@ -130,6 +131,15 @@ class _Device:
         count = len(workload)
         self.workload, self.policy, self.cost, self.ledger = workload, policy, cost, ledger
         self.output = workload.output_tokens
+        needed = workload.input_tokens + workload.output_tokens - 1
+        room = ledger.blocks * ledger.block_tokens
+        if (needed > room).any():
+            request = int(np.argmax(needed))
+            name = str(workload.ids[request])
+            raise ServingError(
+                f"request {name!r} ends with {needed[request]} tokens of keys and values on a device of {room}."
+                " Leave it out or raise the capacity."
+            )
         given = self.output if predicted is None else predicted
         zeros = np.zeros(count, dtype=np.int64)
         self.state = ServingState(

@@ -1,0 +1,160 @@
+"""EconoServe's queue, its parts, the two-device split and the figures of a run."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.iteration_cost import MixedCost
+from batchbound.data.workload import Workload, numbered_ids
+from batchbound.executor.disaggregated import simulate_disaggregated
+from batchbound.executor.serving_metrics import serving_metrics
+from batchbound.executor.serving_simulation import ServingError, ServingRun, simulate_serving
+from batchbound.heuristics.econoserve import EconoServe, EconoServeSettings
+from batchbound.heuristics.task_queue import TaskQueue
+
+UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
+"""Every iteration takes a second."""
+EXACT = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
+
+
+def workload(prompts: list[int], answers: list[int], arrival: list[float] | None = None) -> Workload:
+    count = len(prompts)
+    times = np.zeros(count) if arrival is None else np.array(arrival)
+    return Workload(numbered_ids(count), np.array(prompts), np.array(answers), times, deadline=times + 10)
+
+
+def serve(
+    requests: Workload, sizes: EconoServeSettings, capacity: int, predicted: list[int] | None = None
+) -> ServingRun:
+    seen = None if predicted is None else np.array(predicted)
+    return simulate_serving(requests, EconoServe(sizes), UNIT, capacity, block_tokens=1, predicted=seen)
+
+
+def test_a_queue_without_order_gives_the_first_that_came() -> None:
+    queue = TaskQueue(ordered=False)
+    for task, length in enumerate([5, 9, 5]):
+        queue.push(task, length, deadline=0.0, memory=0)
+    assert (queue.head(), queue.fitting(4), queue.equal(5), queue.closest(8)) == (0, None, 0, 0)
+    queue.push(7, 1, deadline=0.0, memory=0, again=True)
+    assert queue.head() == 7
+
+
+def test_the_order_is_deadline_then_memory_then_length() -> None:
+    queue = TaskQueue(ordered=True, deadline_range=2.0, memory_range=128)
+    tasks = {"late": (900, 5.0, 999), "short": (3, 1.0, 0), "long": (8, 1.9, 5), "holder": (1, 0.1, 300)}
+    for task, (name, (length, deadline, memory)) in enumerate(tasks.items()):
+        queue.push(task, length, deadline, memory)
+        assert name in tasks
+    found = []
+    while (task_found := queue.head()) is not None:
+        found.append(list(tasks)[task_found])
+        queue.remove(task_found)
+    assert found == ["holder", "long", "short", "late"]
+
+
+def test_the_longest_that_fits_is_taken_from_the_first_range_that_has_one() -> None:
+    queue = TaskQueue(ordered=True)
+    for task, (length, deadline) in enumerate([(9, 1.0), (6, 1.0), (4, 1.0), (7, 3.0)]):
+        queue.push(task, length, deadline, memory=0)
+    assert [queue.fitting(most) for most in (9, 8, 5, 3)] == [0, 1, 2, None]
+    assert queue.closest(8) == 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.floats(0, 20), st.integers(0, 400)), max_size=30), st.booleans()
+)
+@settings(max_examples=60, deadline=None)
+def test_a_queue_agrees_with_sorting(tasks: list[tuple[int, float, int]], ordered: bool) -> None:
+    queue = TaskQueue(ordered=ordered)
+    for task, (length, deadline, memory) in enumerate(tasks):
+        queue.push(task, length, deadline, memory)
+
+    def key(task: int) -> tuple[int, ...]:
+        length, deadline, memory = tasks[task]
+        return (int(deadline / 2), -(memory // 128), -length, task) if ordered else (task,)
+
+    for task in sorted(range(len(tasks)), key=key):
+        assert queue.head() == task
+        longest = max(length for other, (length, *_) in enumerate(tasks) if other in queue)
+        assert queue.length(queue.closest(longest) or 0) == longest or queue.closest(longest) == 0
+        queue.remove(task)
+    assert len(queue) == 0
+    assert queue.head() is None
+
+
+def test_prompts_join_while_answers_are_under_way() -> None:
+    run = serve(workload([4, 4], [6, 3], [0.0, 2.5]), EXACT, 100)
+    assert run.prompt_tokens.tolist()[3] == 4
+    assert run.decodes.tolist()[3] == 1
+
+
+def test_unused_memory_is_lent_to_an_answer_half_as_long() -> None:
+    # 24 places: a prompt of 1 with an answer of 16 leaves 7, too few for 1 + 8; half of the 16 is lent.
+    requests = workload([1, 1], [16, 8])
+    reserve = EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0, forward_size=100)
+    alone = serve(requests, EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0, pipelined=False), 22)
+    lent = serve(requests, reserve, 22)
+    assert (alone.lent_tokens, lent.lent_tokens > 0) == (0, True)
+    assert lent.finished.max() < alone.finished.max()
+    assert lent.held.mean() > alone.held.mean()
+    assert lent.preempted.sum() == 0
+
+
+def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
+    requests = workload([1, 1], [16, 14])
+    sizes = EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0, forward_size=100)
+    run = serve(requests, sizes, 20, predicted=[16, 7])
+    assert run.lent_tokens > 0
+    assert run.tokens.tolist() == [16, 14]
+    assert run.preempted.tolist() == [0, 1]
+
+
+def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
+    run = serve(workload([2], [20]), EXACT, 40, predicted=[5])
+    assert run.preempted.tolist() == [0]
+    assert run.finished[0] == 20.0
+
+
+def test_a_request_that_can_never_fit_is_named() -> None:
+    with pytest.raises(ServingError, match="request-1.*13 tokens.*of 12"):
+        serve(workload([2, 2], [5, 12]), EXACT, 12)
+
+
+def test_equal_predictions_start_together() -> None:
+    sizes = EconoServeSettings(padding=0.0, reserved=0.2, buffer=0.0, ordered=False, pipelined=False)
+    run = serve(workload([2] * 6, [5] * 6), sizes, 60)
+    assert run.decodes.max() == 6
+    assert len(set(run.finished.tolist())) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"padding": -0.1}, {"reserved": 1.0}, {"buffer": float("nan")}])
+def test_a_share_that_is_none_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="it must be a share"):
+        EconoServeSettings(**wrong)  # type: ignore[arg-type]  # one field of several, all floats here
+
+
+def test_two_devices_send_keys_and_values_between_them() -> None:
+    both = simulate_disaggregated(workload([4, 4], [3, 1]), UNIT, 100, block_tokens=1)
+    # The first prompt is sent in a second, moved in from the host in two, and decoded in two more.
+    assert both.run.first_token.tolist() == [1.0, 1.0]
+    assert both.transfer_seconds.tolist() == [1.0, 0.0]
+    assert both.run.finished.tolist() == [1 + 1 + 2 + 2, 1.0]
+    assert both.run.spent.sum(1) == pytest.approx(both.run.finished)
+
+
+def test_a_full_prompt_device_waits_for_the_link() -> None:
+    both = simulate_disaggregated(workload([8, 8, 8], [2, 2, 2]), UNIT, 20, block_tokens=1)
+    # Two fit at first; the third's prompt starts when the first has left, two seconds after its end.
+    assert both.run.first_token.tolist() == [1.0, 1.0, 4.0]
+
+
+def test_the_figures_of_a_run_add_up() -> None:
+    requests = workload([2, 2, 2], [5, 12, 1], [0.0, 1.0, 1.5])
+    metrics = serving_metrics(serve(requests, EXACT, 14))
+    parts = metrics.waiting + metrics.execution + metrics.queueing + metrics.preemption
+    assert parts == pytest.approx(metrics.completion)
+    assert metrics.requests_per_s == pytest.approx(3 / metrics.makespan)
+    assert 0 < metrics.kv_held <= metrics.kv_promised <= 1
+    assert 0 <= metrics.slo_satisfaction <= 1
+    assert metrics.to_json()["completion"] == metrics.completion
