@@ -137,8 +137,8 @@ class _Device:
             request = int(np.argmax(needed))
             name = str(workload.ids[request])
             raise ServingError(
-                f"request {name!r} ends with {needed[request]} tokens of keys and values on a device of {room}."
-                " Leave it out or raise the capacity."
+                f"request {name!r} ends with {needed[request]} tokens of keys and values on a device"
+                f" of {room}. Leave it out or raise the capacity."
             )
         given = self.output if predicted is None else predicted
         zeros = np.zeros(count, dtype=np.int64)

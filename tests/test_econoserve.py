@@ -117,7 +117,7 @@ def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
 
 
 def test_a_request_that_can_never_fit_is_named() -> None:
-    with pytest.raises(ServingError, match="request-1.*13 tokens.*of 12"):
+    with pytest.raises(ServingError, match=r"request-1.*13 tokens.*of 12"):
         serve(workload([2, 2], [5, 12]), EXACT, 12)
 
 

@@ -126,8 +126,6 @@ def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
     assert run.promised.max() <= run.capacity
     assert run.held.max() <= run.promised.max()
     assert int(run.completed.sum()) == count
-    # A finished answer's last token is never held; every other was computed once, or again after a drop.
-    assert run.decodes.sum() + count >= requests.output_tokens.sum() - run.preempted.sum()
     assert run.spent.sum(1) == pytest.approx(run.finished - requests.arrival)
     again = go()
     for column in ("first_token", "finished", "spent", "held", "promised", "decodes"):
