@@ -27,6 +27,9 @@ LONG = 1000
 TIMED = 4
 """Steps after which the annealing first judges how many there will be."""
 
+LONGEST_ROUNDING = 2.0
+"""Seconds allowed to turn one set of stage times into whole slots."""
+
 ROUNDING_SHARE = 0.12
 """Share of the time left for turning the last stage times into a schedule."""
 
@@ -262,7 +265,7 @@ class _Search:
     def _realise(self, times: IntArray, profile: LengthProfile, split: _Split) -> bool:
         """Offer a schedule with these stage times, if there is one, and return whether it is better."""
         left = max(0.0, self._seconds - self._elapsed)
-        flow = whole_slots(times, profile, self._problem.slots, min(max(0.5 * left, 0.05), 20.0))
+        flow = whole_slots(times, profile, self._problem.slots, min(max(0.2 * left, 0.05), LONGEST_ROUNDING))
         if flow is None:
             return False
         if self._problem.prefill_token_cap is None:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
 
+ROUNDING_NODES = 200
+"""Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthProfile:
     """
@@ -246,6 +250,9 @@ def whole_slots(
     """
     Return how many slots pass through each span so that every request has one, or None if not found.
 
+    The fractional flow that holds slots for the fewest rounds is rounded up or down in each span where that
+    gives a flow, which it nearly always does; else whole numbers are searched without a guide.
+
     Parameters
     ----------
     times
@@ -296,16 +303,27 @@ def whole_slots(
     lower[-ranks:] = at_least
     whole = np.ones(columns, dtype=np.int64)
     whole[-ranks:] = 0
-    result = milp(
-        np.zeros(columns),
-        integrality=whole,
-        bounds=Bounds(lower, np.inf),
-        constraints=LinearConstraint(_sparse(entries, (rows, columns)), low, high),
-        options={"time_limit": seconds},
-    )
-    if result.x is None:
+    constraints = LinearConstraint(_sparse(entries, (rows, columns)), low, high)
+    holding = np.zeros(columns)
+    holding[: len(spans)] = spans.rounds
+    fractional = milp(holding, bounds=Bounds(lower, np.inf), constraints=constraints)
+    if fractional.x is None:
         return None
-    return spans, np.rint(result.x[: len(spans)]).astype(np.int64)
+    nearest = lower.copy()
+    nearest[: len(spans)] = np.floor(fractional.x[: len(spans)] + 1e-7)
+    above = np.full(columns, np.inf)
+    above[: len(spans)] = nearest[: len(spans)] + 1.0
+    for bounds in (Bounds(nearest, above), Bounds(lower, np.inf)):
+        result = milp(
+            np.zeros(columns),
+            integrality=whole,
+            bounds=bounds,
+            constraints=constraints,
+            options={"time_limit": seconds, "node_limit": ROUNDING_NODES},
+        )
+        if result.x is not None:
+            return spans, np.rint(result.x[: len(spans)]).astype(np.int64)
+    return None
 
 
 def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArray:
