@@ -1,0 +1,221 @@
+"""Several replicas that share one job, and a schedule for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .cost import CostModel, IntArray
+from .files import InputError
+from .problem import Problem
+from .schedule import Schedule, Violation
+from .workload import Workload
+
+_LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """
+    One engine of a fleet: what its stages cost, what it has room for, and what it is busy with.
+
+    Parameters
+    ----------
+    cost
+        Seconds of its stages.
+    slots, kv_capacity, prefill_token_cap, max_position
+        As of :class:`~batchbound.data.problem.Problem`.
+    busy
+        Seconds until it is free of what it works on already.
+
+    Raises
+    ------
+    ValueError
+        If a limit is below one, or ``busy`` is negative.
+    """
+
+    cost: CostModel
+    slots: int
+    kv_capacity: int | None = None
+    prefill_token_cap: int | None = None
+    max_position: int | None = None
+    busy: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in _LIMITS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if not 0 <= self.busy < float("inf"):
+            raise ValueError(f"busy is {self.busy}; it must be seconds, not negative")
+
+    def problem(self, workload: Workload, *, prefill_emits_first_token: bool) -> Problem:
+        """Return the problem of serving a workload on this replica alone."""
+        limits = {name: getattr(self, name) for name in _LIMITS}
+        return Problem(workload, self.cost, **limits, prefill_emits_first_token=prefill_emits_first_token)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fleet:
+    """
+    One job on several replicas: MICO's queries and clouds.
+
+    Parameters
+    ----------
+    workload
+        The requests, all there at the start.
+    replicas
+        At least one; every request must fit each of them.
+    prefill_emits_first_token
+        As of :class:`~batchbound.data.problem.Problem`.
+
+    Raises
+    ------
+    ValueError
+        If there is no replica.
+    ProblemError
+        If a request alone exceeds a replica's limit.
+    """
+
+    workload: Workload
+    replicas: tuple[Replica, ...]
+    prefill_emits_first_token: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ValueError("a fleet has at least one replica")
+        for replica in dict.fromkeys(self.replicas):
+            replica.problem(self.workload, prefill_emits_first_token=self.prefill_emits_first_token)
+
+    @classmethod
+    def of(cls, problem: Problem, replicas: int) -> Fleet:
+        """Return so many replicas, each with the problem's slots, costs and limits, for its requests."""
+        limits = {name: getattr(problem, name) for name in _LIMITS}
+        replica = Replica(problem.cost, **limits)
+        return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
+
+    def __len__(self) -> int:
+        return len(self.workload)
+
+    @property
+    def rounds(self) -> IntArray:
+        """Decode rounds of each request, shape (requests,)."""
+        return self.workload.output_tokens - int(self.prefill_emits_first_token)
+
+    @property
+    def kv_token_rounds(self) -> IntArray:
+        """Tokens of keys and values each request reads over all its rounds, shape (requests,)."""
+        rounds = self.rounds
+        at_start = self.workload.input_tokens + int(self.prefill_emits_first_token)
+        read: IntArray = rounds * at_start + rounds * (rounds - 1) // 2
+        return read
+
+    def problem_of(self, replica: int, requests: npt.ArrayLike) -> Problem:
+        """Return the problem of serving some requests, in that order, on one replica."""
+        return self.replicas[replica].problem(
+            self.workload.select(requests), prefill_emits_first_token=self.prefill_emits_first_token
+        )
+
+    def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Fleet:
+        """Return the same fleet with other answer lengths (tokens, shape (requests,))."""
+        return Fleet(
+            self.workload.with_output_tokens(output_tokens), self.replicas, self.prefill_emits_first_token
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetSchedule:
+    """
+    Which replica serves each request, and a schedule for each replica.
+
+    Parameters
+    ----------
+    replica_of
+        The replica of each request, shape (requests,).
+    schedules
+        One per replica, of its requests in the workload's order; None for a replica without any.
+    """
+
+    replica_of: IntArray
+    schedules: tuple[Schedule | None, ...]
+
+    def __post_init__(self) -> None:
+        column = np.array(self.replica_of, dtype=np.int64)
+        column.flags.writeable = False
+        object.__setattr__(self, "replica_of", column)
+
+    def members(self, replica: int) -> IntArray:
+        """Return the requests of a replica, ascending."""
+        return np.flatnonzero(self.replica_of == replica)
+
+    def finishes(self, fleet: Fleet) -> tuple[float, ...]:
+        """Return the seconds at which each replica is done, what it is busy with included."""
+        seconds = []
+        for k, (replica, schedule) in enumerate(zip(fleet.replicas, self.schedules, strict=True)):
+            work = 0.0 if schedule is None else schedule.makespan(fleet.problem_of(k, self.members(k)))
+            seconds.append(replica.busy + work)
+        return tuple(seconds)
+
+    def makespan(self, fleet: Fleet) -> float:
+        """Return the seconds after which every replica is done, what it was busy with included."""
+        return max(self.finishes(fleet))
+
+    def check(self, fleet: Fleet) -> Violation | None:
+        """Return the first rule this schedule breaks, a request left out included, or None."""
+        if self.replica_of.shape != (len(fleet),):
+            what = f"replica_of has {len(self.replica_of)} entries for {len(fleet)}"
+            return Violation("every request is scheduled", what)
+        if len(self.schedules) != len(fleet.replicas):
+            what = f"{len(self.schedules)} schedules for {len(fleet.replicas)} replicas"
+            return Violation("every replica has a schedule", what)
+        wrong = np.flatnonzero((self.replica_of < 0) | (self.replica_of >= len(fleet.replicas)))
+        if wrong.size:
+            i = int(wrong[0])
+            what = f"on replica {self.replica_of[i]} of {len(fleet.replicas)}"
+            return Violation("every request is scheduled", what, request=i)
+        for k, schedule in enumerate(self.schedules):
+            members = self.members(k)
+            if schedule is None:
+                if members.size:
+                    what = f"replica {k} has requests and no schedule"
+                    return Violation("every request is scheduled", what, request=int(members[0]))
+                continue
+            if not members.size:
+                return Violation(
+                    "every replica has its own schedule", f"replica {k} has a schedule, no request"
+                )
+            violation = schedule.check(fleet.problem_of(k, members))
+            if violation is not None:
+                return Violation(violation.rule, f"replica {k}: {violation}")
+        return None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the assignment and the schedules as plain JSON values."""
+        schedules = [None if schedule is None else schedule.to_json() for schedule in self.schedules]
+        return {"replica_of": self.replica_of.tolist(), "schedules": schedules}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> FleetSchedule:
+        """
+        Return the schedule that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        InputError
+            If it is damaged.
+        """
+        replica_of, schedules = value.get("replica_of"), value.get("schedules")
+        if (
+            not isinstance(replica_of, list)
+            or not all(type(entry) is int for entry in replica_of)
+            or not isinstance(schedules, list)
+            or not all(entry is None or isinstance(entry, dict) for entry in schedules)
+        ):
+            raise InputError("is not a fleet's schedule", file=file, mend="Plan again.")
+        read: Sequence[Schedule | None] = [
+            None if entry is None else Schedule.from_json(entry, file=file) for entry in schedules
+        ]
+        return cls(np.array(replica_of, dtype=np.int64), tuple(read))

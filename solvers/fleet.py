@@ -1,0 +1,228 @@
+"""One optimisation over replicas and slots: who serves what, and when, with a bound for the whole fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..data.bound import Bound
+from ..data.cost import FloatArray, IntArray
+from ..data.fleet import Fleet, FleetSchedule
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from ..models.fleet_bound import fleet_bound, request_costs
+from ..models.fleet_partition import least_loaded, spread_groups
+from .constructive import ski_rental_schedule
+from .result import Limits, Status, StoppedBy
+from .schedule_search import search_schedule
+
+PATIENCE = (0.5, 0.25, 1.0)
+"""Settings of the ski-rental rule tried on each replica."""
+
+FEEDBACKS = 4
+"""Times the requests are shared out, each time knowing what the replicas lost to stages and idle slots."""
+
+SLICE = 0.4
+"""Least wall-clock seconds of search spent on a replica at a time."""
+
+OPTIMAL_WITHIN = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """
+    What planning a fleet hands back.
+
+    Parameters
+    ----------
+    status, stopped_by
+        What is proven of the schedule, and why the search ended.
+    schedule
+        Replica, slot and stage of every request.
+    makespan
+        Seconds until the last replica is done.
+    bound
+        Proven for the whole fleet.
+    seconds
+        Wall-clock seconds spent.
+    """
+
+    status: Status
+    stopped_by: StoppedBy
+    schedule: FleetSchedule
+    makespan: float
+    bound: Bound
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan is above the bound, as a fraction of it."""
+        return self.bound.gap(self.makespan)
+
+
+def plan_fleet(
+    fleet: Fleet,
+    *,
+    limits: Limits | None = None,
+    groups: Sequence[IntArray] | None = None,
+    keep: Literal["together", "spread"] = "together",
+) -> FleetResult:
+    """
+    Return a schedule for all replicas and the bound that is proven for the fleet.
+
+    Requests go, dearest first, to the replica on which they would end first, each priced at its share of
+    stages and rounds; what the replicas' schedules take beyond that is fed back as time they are busy, until
+    sharing out anew does not help. The time left goes to the schedule search, always on the replica that
+    ends last.
+
+    Parameters
+    ----------
+    fleet
+        The job, lengths known or expected, and its replicas.
+    limits
+        When to stop; ``work`` counts searches of one replica. By default after 10 seconds.
+    groups
+        Requests that belong together (answers to one prompt), each request in one of them; None for none.
+    keep
+        Whether a group stays on one replica, or goes to as many as there are.
+    """
+    limits = Limits(seconds=10.0) if limits is None else limits
+    search = _FleetSearch(fleet, limits, groups, keep)
+    search.share_out()
+    stopped_by = search.improve()
+    schedule = search.schedule()
+    makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
+    optimal = bound.gap(makespan) <= OPTIMAL_WITHIN
+    return FleetResult(
+        Status.OPTIMAL if optimal else Status.FEASIBLE,
+        StoppedBy.PROOF if optimal else stopped_by,
+        schedule,
+        makespan,
+        bound,
+        time.perf_counter() - search.began,
+    )
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one replica serves, how, and the seconds it is done at."""
+
+    requests: IntArray
+    problem: Problem | None
+    schedule: Schedule | None
+    finish: float
+    searches: int = 0
+
+
+class _FleetSearch:
+    """The best shares found so far, and what improves them."""
+
+    def __init__(self, fleet: Fleet, limits: Limits, groups: Sequence[IntArray] | None, keep: str) -> None:
+        self.began = time.perf_counter()
+        self._fleet, self._limits, self._groups, self._keep = fleet, limits, groups, keep
+        kinds = list(dict.fromkeys(fleet.replicas))
+        self._kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
+        self._busy = np.array([replica.busy for replica in fleet.replicas])
+        by_memory = [_memory_binds(fleet, k) for k in range(len(kinds))]
+        self._costs = np.array(
+            [
+                request_costs(fleet, kind, "slots", "keys and values" if tight else "slots")
+                for kind, tight in zip(kinds, by_memory, strict=True)
+            ]
+        )
+        self._shares: list[_Share] = []
+
+    @property
+    def _left(self) -> float:
+        seconds = self._limits.seconds
+        return float("inf") if seconds is None else seconds - (time.perf_counter() - self.began)
+
+    def schedule(self) -> FleetSchedule:
+        """Return the best schedule found."""
+        replica_of = np.empty(len(self._fleet), dtype=np.int64)
+        for k, share in enumerate(self._shares):
+            replica_of[share.requests] = k
+        return FleetSchedule(replica_of, tuple(share.schedule for share in self._shares))
+
+    def share_out(self) -> None:
+        """Share the requests out, each time with what the replicas lost before taken into account."""
+        lost = np.zeros(len(self._busy))
+        best = np.inf
+        for _ in range(FEEDBACKS):
+            begun = time.perf_counter()
+            replica_of = self._assign(self._busy + lost)
+            shares = [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(lost))]
+            latest = max(share.finish for share in shares)
+            if latest >= best * (1 - 1e-6):
+                break
+            best, self._shares = latest, shares
+            priced = np.array([self._costs[self._kind_of[k], s.requests].sum() for k, s in enumerate(shares)])
+            lost = np.array([share.finish for share in shares]) - self._busy - priced
+            if self._left < 2 * (time.perf_counter() - begun):
+                break
+
+    def improve(self) -> StoppedBy:
+        """Search the schedule of the replica that ends last, again and again, and return why it ended."""
+        most = self._limits.work
+        patience = 0
+        for count in range(2**31):
+            if most is not None and count >= most:
+                return StoppedBy.WORK
+            if self._left < 0.5 * SLICE:
+                return StoppedBy.TIME
+            last = max(range(len(self._shares)), key=lambda k: self._shares[k].finish)
+            share = self._shares[last]
+            if share.problem is None or share.schedule is None or patience > 3:
+                return StoppedBy.GAVE_UP
+            finish = share.finish
+            self._search(share, self._fleet.replicas[last].busy)
+            patience = 0 if share.finish < finish - 1e-12 else patience + 1
+        return StoppedBy.GAVE_UP
+
+    def _search(self, share: _Share, busy: float) -> None:
+        assert share.problem is not None
+        even = SLICE if self._limits.seconds is None else self._left / (2 * len(self._shares))
+        seconds = min(self._left, max(SLICE, even) * 2**share.searches)
+        seed = self._limits.seed + share.searches
+        found = search_schedule(share.problem, seconds=seconds, seed=seed, start=share.schedule)
+        schedule = found.schedule.trimmed(share.problem)
+        share.searches += 1
+        share.schedule, share.finish = schedule, busy + schedule.makespan(share.problem)
+
+    def _assign(self, busy: FloatArray) -> IntArray:
+        dearest = np.argsort(-self._costs.mean(axis=0), kind="stable")
+        if self._groups is None:
+            return least_loaded(self._costs, self._kind_of, busy, dearest)
+        if self._keep == "spread":
+            return spread_groups(self._costs, self._kind_of, busy, self._groups)
+        unit_of = np.empty(len(self._fleet), dtype=np.int64)
+        for unit, members in enumerate(self._groups):
+            unit_of[members] = unit
+        costs = np.array([np.bincount(unit_of, weights=row) for row in self._costs])
+        dearest = np.argsort(-costs.mean(axis=0), kind="stable")
+        replica_of: IntArray = least_loaded(costs, self._kind_of, busy, dearest)[unit_of]
+        return replica_of
+
+    def _scheduled(self, replica: int, requests: IntArray) -> _Share:
+        busy = self._fleet.replicas[replica].busy
+        if not requests.size:
+            return _Share(requests, None, None, busy)
+        problem = self._fleet.problem_of(replica, requests)
+        schedules = [
+            ski_rental_schedule(problem, patience=patience).trimmed(problem) for patience in PATIENCE
+        ]
+        best = min(schedules, key=lambda schedule: schedule.makespan(problem))
+        return _Share(requests, problem, best, busy + best.makespan(problem))
+
+
+def _memory_binds(fleet: Fleet, kind: int) -> bool:
+    """Return whether a kind of replica runs out of KV capacity before it runs out of slots."""
+    replica = list(dict.fromkeys(fleet.replicas))[kind]
+    if replica.kv_capacity is None:
+        return False
+    mean_held = fleet.kv_token_rounds.sum() / max(1, fleet.rounds.sum())
+    return bool(mean_held * replica.slots > replica.kv_capacity)
