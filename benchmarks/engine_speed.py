@@ -1,5 +1,5 @@
 """
-Compare the window batch with other ways to run a batch on a transformers model, at pinned answer lengths.
+Compare the tiers with other ways to run a batch on a transformers model, at pinned answer lengths.
 
 Every way runs the same requests, in turns in one process on one thread, and gives every request exactly the
 same number of tokens. CPU seconds, so that other load on the machine matters less than on the clock.
@@ -27,6 +27,9 @@ from transformers import AutoConfig, ContinuousBatchingConfig, DynamicCache, Gen
 
 from batchbound.executor.batch import WindowBatch
 from batchbound.executor.model_source import build_random
+from batchbound.executor.ragged import RaggedBatch
+from batchbound.executor.running import RunningBatch
+from batchbound.executor.slab import SlabBatch
 
 NO_TOKEN = -1
 """As an end token: never matched, so answers have their pinned lengths."""
@@ -151,28 +154,32 @@ def concatenate(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
     return answers
 
 
-def window(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
-    """Refill freed slots of a window batch as soon as they are free."""
-    batch = WindowBatch(model, slots, max(len(job.prompt) + job.tokens for job in jobs))
-    answers: list[list[int]] = [[] for _ in jobs]
-    waiting, free, running = list(range(len(jobs))), list(range(slots)), dict[int, int]()
-    while waiting or running:
-        joining = [waiting.pop(0) for _ in range(min(len(free), len(waiting)))]
-        if joining:
-            places = [free.pop() for _ in joining]
-            first = batch.prefill(places, [jobs[job].prompt for job in joining])
-            for slot, job, token in zip(places, joining, first, strict=True):
-                running[slot] = job
-                answers[job].append(token)
-        rounds = min(jobs[job].tokens - len(answers[job]) for job in running.values())
-        tokens = batch.decode(rounds)
-        for slot, job in list(running.items()):
-            answers[job] += tokens[:, slot].tolist()
-            if len(answers[job]) == jobs[job].tokens:
-                batch.release(slot)
-                free.append(slot)
-                del running[slot]
-    return answers
+def refilled(tier: type[RunningBatch]) -> Way:
+    """Return the way that refills freed slots of a running batch as soon as they are free."""
+
+    def way(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
+        batch = tier(model, slots, max(len(job.prompt) + job.tokens for job in jobs))
+        answers: list[list[int]] = [[] for _ in jobs]
+        waiting, free, running = list(range(len(jobs))), list(range(slots)), dict[int, int]()
+        while waiting or running:
+            joining = [waiting.pop(0) for _ in range(min(len(free), len(waiting)))]
+            if joining:
+                places = [free.pop() for _ in joining]
+                first = batch.prefill(places, [jobs[job].prompt for job in joining])
+                for slot, job, token in zip(places, joining, first, strict=True):
+                    running[slot] = job
+                    answers[job].append(token)
+            rounds = min(jobs[job].tokens - len(answers[job]) for job in running.values())
+            tokens = batch.decode(rounds)
+            for slot, job in list(running.items()):
+                answers[job] += tokens[:, slot].tolist()
+                if len(answers[job]) == jobs[job].tokens:
+                    batch.release(slot)
+                    free.append(slot)
+                    del running[slot]
+        return answers
+
+    return way
 
 
 def continuous_batching(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
@@ -218,10 +225,17 @@ def continuous_batching(model: Any, jobs: Sequence[Job], slots: int) -> list[lis
 WAYS: dict[str, Way] = {
     "static generate": static_generate,
     "concatenate (BATON as published)": concatenate,
-    "window": window,
+    "window": refilled(WindowBatch),
+    "slab": refilled(SlabBatch),
+    "ragged": refilled(RaggedBatch),
     "transformers continuous batching": continuous_batching,
 }
-BASELINE = "static generate"
+WORKLOADS = ((64, 128), (48, 384))
+"""Requests, and the most tokens of a prompt and of an answer."""
+ORDERS: dict[str, Callable[[list[Job]], list[Job]]] = {
+    "arrival": list,
+    "longest": lambda jobs: sorted(jobs, key=lambda job: -job.tokens),
+}
 
 
 def make_jobs(count: int, longest: int, vocabulary: int, seed: int) -> list[Job]:
@@ -274,6 +288,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workload", type=int, nargs="*", choices=(0, 1), default=(0, 1))
+    parser.add_argument("--orders", nargs="*", choices=sorted(ORDERS), default=sorted(ORDERS))
     parser.add_argument("--only", nargs="*", choices=sorted(WAYS), default=sorted(WAYS))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     arguments = parser.parse_args()
@@ -284,20 +300,18 @@ def main() -> None:
     ways = {name: way for name, way in WAYS.items() if name in arguments.only}
     measure(model, make_jobs(4, 16, 4096, 1), 2, ways, 1)  # warm up
     results = []
-    for count, longest in ((64, 128), (48, 384)):
+    for count, longest in [WORKLOADS[number] for number in arguments.workload]:
         arrival = make_jobs(count, longest, 4096, arguments.seed)
-        for order, jobs in (
-            ("arrival", arrival),
-            ("longest answer first", sorted(arrival, key=lambda job: -job.tokens)),
-        ):
+        for order in arguments.orders:
+            jobs = ORDERS[order](arrival)
             seconds = measure(model, jobs, arguments.slots, ways, arguments.repeats)
             medians = {name: statistics.median(values) for name, values in seconds.items()}
             results.append({"requests": count, "longest": longest, "order": order, "cpu_seconds": medians})
             if not arguments.json:
                 print(f"\n{count} requests, prompts and answers of 4 to {longest} tokens, {order} order")
-                print(f"{'way':36s} {'CPU s':>8s} {'window is':>10s}")
+                print(f"{'way':36s} {'CPU s':>8s} {'ragged is':>10s}")
                 for name, value in medians.items():
-                    ratio = value / medians["window"] if "window" in medians else float("nan")
+                    ratio = value / medians["ragged"] if "ragged" in medians else float("nan")
                     print(f"{name:36s} {value:8.2f} {ratio:9.2f}x")
     weights = sum(parameter.numel() for parameter in model.parameters())
     if arguments.json:

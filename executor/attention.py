@@ -1,13 +1,13 @@
 """
-Grouped-query attention for decode rounds, on transformers releases that would repeat all keys first.
+Attention functions in place of transformers' own, such as one that does not repeat grouped keys.
 
 This module needs torch and transformers when it is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -82,8 +82,7 @@ def repeats_keys(model: Any) -> bool:
     return any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules())
 
 
-@contextmanager
-def grouped(model: Any) -> Iterator[None]:
+def grouped(model: Any) -> AbstractContextManager[None]:
     """
     Let a model's layers call :func:`grouped_attention` meanwhile.
 
@@ -92,14 +91,36 @@ def grouped(model: Any) -> Iterator[None]:
     model
         A transformers causal language model whose masks are built by the caller.
 
+    Returns
+    -------
+    context manager
+        The function is in place within it.
+    """
+    return attending(model, _NAME, grouped_attention)
+
+
+@contextmanager
+def attending(model: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """
+    Let a model's layers call an attention function meanwhile, and build no masks.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model.
+    name
+        Under which to register the function.
+    function
+        Called as transformers' own attention functions are.
+
     Yields
     ------
     None
         While the function is in place.
     """
-    AttentionInterface.register(_NAME, grouped_attention)
+    AttentionInterface.register(name, function)
     before = model.config._attn_implementation
-    model.config._attn_implementation = _NAME
+    model.config._attn_implementation = name
     try:
         yield
     finally:

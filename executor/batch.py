@@ -1,253 +1,147 @@
 """
-A running padded batch of slots on a transformers model: BATON's loop without its scheduling.
+The window tier: BATON's end-aligned padded batch, which runs every supported model.
 
 This module needs torch and transformers when it is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from .decoder import Decoder
+from .decoder import Mask
 from .families import check_supported
-from .sampling import Sampler
+from .running import RunningBatch
 from .window import KeyValueWindow
 
 _PREFILL_TOKENS = 16_384
 """Padded tokens of one forward call over prompts: bounds the activations."""
 
 
-class WindowBatch:
+class WindowBatch(RunningBatch):
     """
-    A batch of slots that decode together, each joined and left by requests at any time.
+    A running batch whose rows all end at the same column, shorter ones padded in front.
 
-    A slot is the caller's name for a place in the batch; a row is where its keys and values lie. Rows are
-    always packed, so a round computes exactly the occupied slots.
+    Index distance equals position distance, which sliding windows, ALiBi and index-based biases rely on.
+    Parameters are those of :class:`~.running.RunningBatch`; the buffers are somewhat wider than ``capacity``.
+    """
+
+    tier: ClassVar[str] = "window"
+    _store: KeyValueWindow
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Refuse what the engine cannot run at all."""
+        check_supported(config)
+
+    def _make_store(self, capacity: int) -> KeyValueWindow:
+        self._mask: torch.Tensor | None = None
+        columns = capacity + max(64, capacity // 4)
+        return KeyValueWindow(self.slots, columns, self._decoder.sliding_windows)
+
+    def _changed(self) -> None:
+        self._mask = None
+
+    def _insert(
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        window, device = self._store, self._decoder.device
+        lengths = [len(prompt) for prompt in prompts]
+        window.make_room_before(max(lengths))
+        for group in length_groups(lengths, self._decoder.call_tokens):
+            ids, positions, last = padded_prompts([prompts[i] for i in group], device)
+            frame = window.frame
+            frame.inserting = [(rows[i], lengths[i]) for i in group]
+            try:
+                logits = self._decoder.forward(window, ids, positions, last=last)
+            finally:
+                for row, tokens in frame.inserting:
+                    frame.starts[row] = frame.end - tokens
+                frame.low = min(frame.low, frame.end - ids.shape[1])
+                frame.inserting = ()
+            yield group, logits
+
+    def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        window = self._store
+        if window.make_room_after():
+            self._mask = None
+        if self._mask is None:
+            window.frame.release_front()
+            self._mask = self._padding()
+        logits = self._decoder.forward(
+            window, tokens[:, None], positions[:, None], mask=self._attention_mask(self._mask)
+        )
+        window.frame.end += 1
+        return logits
+
+    def _padding(self) -> torch.Tensor:
+        """Return what hides padding, shape (rows, columns); good until rows change or shift."""
+        visible = self._store.visible(self._decoder.device)
+        if self._decoder.padding_mask:
+            return visible.long()
+        return hiding(visible, self._decoder.dtype)
+
+    def _attention_mask(self, mask: torch.Tensor) -> Mask:
+        low, end = self._store.frame.low, self._store.frame.end + 1
+        if self._decoder.padding_mask:
+            return mask[:, low:end]
+        masks = {
+            kind: mask[:, None, None, low if size is None else max(low, end - size) : end]
+            for kind, size in self._decoder.windows_by_kind.items()
+        }
+        return next(iter(masks.values())) if len(masks) == 1 else masks
+
+
+def hiding(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """
+    Return what is added to attention scores to hide columns.
 
     Parameters
     ----------
-    model
-        A transformers causal language model in evaluation mode.
-    slots
-        The most requests that run at once.
-    capacity
-        The most tokens (prompt and answer) a request is expected to hold; the buffers are somewhat wider,
-        and grow when a request turns out longer.
-    sampler
-        How tokens are chosen; greedily if left out.
+    visible
+        bool, of any shape.
+    dtype
+        Number format of the scores.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If the model's answers would be wrong.
-    ValueError
-        If ``slots`` or ``capacity`` is not positive.
+    Returns
+    -------
+    torch.Tensor
+        0 where visible, else the most negative number: finite, so that no arithmetic on it gives NaN.
     """
+    scores = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return scores.masked_fill_(~visible, torch.finfo(dtype).min)
 
-    def __init__(self, model: Any, slots: int, capacity: int, *, sampler: Sampler | None = None) -> None:
-        if slots < 1 or capacity < 1:
-            raise ValueError(f"slots and capacity must be positive, got {slots} and {capacity}")
-        check_supported(model.config)
-        self.slots = slots
-        self._sampler = sampler or Sampler()
-        self._decoder = Decoder(model)
-        columns = capacity + max(64, capacity // 4)
-        self._window = KeyValueWindow(slots, columns, self._decoder.sliding_windows)
-        self._slot_of_row: list[int | None] = []
-        self._row_of_slot: dict[int, int] = {}
-        self._mask: torch.Tensor | None = None
-        device = self._decoder.device
-        self._tokens, self._positions, self._streams, self._emitted = torch.zeros(
-            4, slots, 1, dtype=torch.int64, device=device
-        ).unbind()
 
-    @property
-    def active(self) -> int:
-        """Occupied slots."""
-        return len(self._row_of_slot)
+def padded_prompts(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """
+    Lay prompts out side by side.
 
-    @property
-    def occupied(self) -> tuple[int, ...]:
-        """The occupied slots, in increasing order."""
-        return tuple(sorted(self._row_of_slot))
+    Padded on the right: real tokens never see what follows them, so plain causal attention is right.
 
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens held by the occupied slots, without padding."""
-        frame = self._window.frame
-        return sum(frame.end - frame.starts[row] for row in self._row_of_slot.values())
+    Parameters
+    ----------
+    prompts
+        Token ids of each prompt.
+    device
+        Where to put the answer.
 
-    @property
-    def padded_kv_tokens(self) -> int:
-        """Columns that attention reads in the next round, padding included, over all occupied slots."""
-        frame = self._window.frame
-        starts = [frame.starts[row] for row in self._row_of_slot.values()]
-        return len(starts) * (frame.end - min(starts, default=frame.end))
-
-    @torch.inference_mode()
-    def prefill(
-        self,
-        slots: Sequence[int],
-        prompts: Sequence[Sequence[int]],
-        *,
-        request_ids: Sequence[str] | None = None,
-        emitted: Sequence[int] | None = None,
-    ) -> list[int]:
-        """
-        Run prompts and let them join the batch.
-
-        Parameters
-        ----------
-        slots
-            A free slot for each prompt.
-        prompts
-            Token ids of each prompt; of a resumed request with the tokens it has emitted before.
-        request_ids
-            Name each request's random stream; needed unless sampling is greedy.
-        emitted
-            Tokens each request has emitted before; none if left out.
-
-        Returns
-        -------
-        list of int
-            The token that follows each prompt. It is the request's next input: the coming round embeds it.
-
-        Raises
-        ------
-        ValueError
-            If a slot is taken, named twice or out of range, or a prompt is empty.
-        """
-        self._check_prefill(slots, prompts)
-        if not slots:
-            return []
-        if request_ids is None:
-            if not self._sampler.greedy:
-                raise ValueError("sampling needs request_ids, which name the random stream of each request")
-            request_ids = [""] * len(slots)
-        rows = [self._take_row(slot) for slot in slots]
-        self._window.make_room_before(max(len(prompt) for prompt in prompts))
-        device = self._decoder.device
-        streams = [self._sampler.stream(request_id) for request_id in request_ids]
-        state = torch.tensor(
-            [[len(prompt) for prompt in prompts], streams, emitted or [0] * len(slots)], device=device
-        )
-        first = torch.empty(len(slots), dtype=torch.int64, device=device)
-        for group in length_groups([len(prompt) for prompt in prompts], self._decoder.call_tokens):
-            logits = self._decoder.prefill(
-                self._window, [rows[i] for i in group], [prompts[i] for i in group]
-            )
-            chosen = self._sampler.choose(logits, state[1, group], state[2, group])
-            first[group] = chosen
-        self._tokens[rows, 0] = first
-        self._positions[rows, 0] = state[0]
-        self._streams[rows, 0] = state[1]
-        self._emitted[rows, 0] = state[2] + 1
-        self._mask = None
-        answer: list[int] = first.tolist()
-        return answer
-
-    @torch.inference_mode()
-    def decode(self, rounds: int = 1) -> NDArray[np.int64]:
-        """
-        Give one token to every occupied slot, ``rounds`` times, and read the tokens back once.
-
-        Parameters
-        ----------
-        rounds
-            Rounds to run. All occupied slots take part in all of them: what a request gives beyond its end
-            is the caller's to discard.
-
-        Returns
-        -------
-        numpy.ndarray
-            Tokens, shape (rounds, slots); -1 where a slot is free.
-        """
-        answer = np.full((rounds, self.slots), -1, dtype=np.int64)
-        if not self._row_of_slot or rounds == 0:
-            return answer
-        self._pack()
-        window, rows = self._window, self._window.rows
-        tokens, positions = self._tokens[:rows], self._positions[:rows]
-        streams, emitted = self._streams[:rows, 0], self._emitted[:rows, 0]
-        window.frame.release_front()
-        history = torch.empty(rounds, rows, dtype=torch.int64, device=self._decoder.device)
-        with self._decoder.decoding():
-            for round_ in range(rounds):
-                if window.make_room_after():
-                    self._mask = None
-                if self._mask is None:
-                    self._mask = self._decoder.mask(window)
-                logits = self._decoder.step(window, self._mask, tokens, positions)
-                chosen = self._sampler.choose(logits, streams, emitted)
-                history[round_] = chosen
-                tokens.copy_(chosen[:, None])
-                positions += 1
-                emitted += 1
-        columns = [slot for slot in self._slot_of_row if slot is not None]
-        answer[:, columns] = history.cpu().numpy()
-        return answer
-
-    def release(self, slot: int) -> None:
-        """
-        Free a slot: its request is done or evicted.
-
-        Parameters
-        ----------
-        slot
-            An occupied slot.
-
-        Raises
-        ------
-        ValueError
-            If the slot is free.
-        """
-        if slot not in self._row_of_slot:
-            raise ValueError(f"slot {slot} is free already; occupied are {list(self.occupied)}")
-        self._slot_of_row[self._row_of_slot.pop(slot)] = None
-
-    def _check_prefill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        if len(slots) != len(prompts):
-            raise ValueError(f"{len(slots)} slots were given for {len(prompts)} prompts")
-        if len(set(slots)) != len(slots):
-            raise ValueError(f"a slot is named twice: {list(slots)}")
-        for slot, prompt in zip(slots, prompts, strict=True):
-            if not 0 <= slot < self.slots:
-                raise ValueError(f"slot {slot} does not exist: the batch has slots 0 to {self.slots - 1}")
-            if slot in self._row_of_slot:
-                raise ValueError(f"slot {slot} is taken: release it first")
-            if not len(prompt):
-                raise ValueError(f"the prompt for slot {slot} is empty: give it at least one token")
-
-    def _take_row(self, slot: int) -> int:
-        if None in self._slot_of_row:
-            row = self._slot_of_row.index(None)
-        else:
-            row = len(self._slot_of_row)
-            self._slot_of_row.append(None)
-            self._window.frame.starts.append(self._window.frame.end)
-        self._slot_of_row[row] = slot
-        self._row_of_slot[slot] = row
-        return row
-
-    def _pack(self) -> None:
-        """Fill the rows that were freed from the last ones, so that the rows in use come first."""
-        slots, starts = self._slot_of_row, self._window.frame.starts
-        while None in slots:
-            self._mask = None
-            hole, last = slots.index(None), len(slots) - 1
-            slot = slots[last]
-            if slot is not None:
-                self._window.move_row(last, hole)
-                for state in (self._tokens, self._positions, self._streams, self._emitted):
-                    state[hole] = state[last]
-                slots[hole], self._row_of_slot[slot] = slot, hole
-            slots.pop()
-            starts.pop()
+    Returns
+    -------
+    ids, positions : torch.Tensor
+        int64, shape (prompts, longest prompt).
+    last : tuple of torch.Tensor
+        Row and column of each prompt's last token.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(lengths)
+    ids = torch.tensor([list(prompt) + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
+    positions = torch.arange(longest, device=device).expand(len(prompts), -1)
+    last = torch.arange(len(prompts), device=device), torch.tensor(lengths, device=device) - 1
+    return ids, positions, last
 
 
 def length_groups(

@@ -17,6 +17,11 @@ _OWN_POSITIONS = frozenset({"cpmant", "git", "moshi"})
 _DECODERS_ALL_THE_SAME = frozenset({"gpt_neox", "gpt_neox_japanese"})
 """Decoders whose configuration has an ``is_decoder`` switch, as encoders' have, and does not mean it."""
 
+_INDEX_BIAS = frozenset({"gpt_neo"})
+"""Families whose local layers mask by the index of a column, not by position."""
+_SINKS = frozenset({"gpt_oss"})
+_WINDOW_MEND = "use --tier window"
+
 
 class UnsupportedModelError(InputError):
     """
@@ -58,6 +63,56 @@ def check_supported(config: Any) -> None:
         refusal = rule(config)
         if refusal is not None:
             raise UnsupportedModelError(config.model_type, *refusal)
+
+
+def check_slab(config: Any) -> None:
+    """
+    Refuse a model that the slab tier cannot run: rows that do not end together shift indices of columns.
+
+    Parameters
+    ----------
+    config
+        The model's transformers configuration.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the window cannot run it, or its attention goes by the index of a column.
+    """
+    check_supported(config)
+    if config.model_type in _INDEX_BIAS:
+        raise UnsupportedModelError(
+            config.model_type, "its attention goes by the index of a column in the cache", _WINDOW_MEND
+        )
+
+
+def check_ragged(config: Any) -> None:
+    """
+    Refuse a model that the ragged tier cannot run: its function has to be all there is to attention.
+
+    Parameters
+    ----------
+    config
+        The model's transformers configuration.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the window cannot run it, its layers do not call the attention interface, or they ask it for more
+        than scaled dot products: capped scores or attention sinks.
+    """
+    check_supported(config)
+    reason = None
+    if not getattr(_model_class(config), "_supports_attention_backend", False):
+        reason = "its layers do not call transformers' attention interface"
+    elif getattr(config, "attn_logit_softcapping", None) is not None:
+        reason = "its attention scores are capped"
+    elif getattr(config, "kv_lora_rank", None) is not None:
+        reason = "it has multi-head latent attention, whose keys and values differ in size"
+    elif config.model_type in _SINKS:
+        reason = "its attention has sinks"
+    if reason is not None:
+        raise UnsupportedModelError(config.model_type, reason, _WINDOW_MEND)
 
 
 def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
+
+from .store import KeyValueStore, zeros
 
 
 class Frame:
@@ -73,9 +75,8 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate the buffers in the shape, type and place of the first keys and values."""
-        # Zeros, because a masked column still enters the weighted sum: 0 * NaN is NaN.
-        self.keys = _zeros(key_states, self.slots, self.frame.columns)
-        self.values = _zeros(value_states, self.slots, self.frame.columns)
+        self.keys = zeros(key_states, self.slots, self.frame.columns)
+        self.values = zeros(value_states, self.slots, self.frame.columns)
         self.is_initialized = True
 
     def update(
@@ -131,34 +132,42 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def move_row(self, source: int, target: int) -> None:
         """Copy the used columns of a row over those of another."""
+        used = slice(self.frame.low, self.frame.end)
         for buffer in self._buffers():
-            buffer[target, :, self.frame.low : self.frame.end] = buffer[
-                source, :, self.frame.low : self.frame.end
-            ]
+            buffer[target, :, used] = buffer[source, :, used]
 
-    def shift(self, rows: int, end: int, columns: int) -> None:
-        """Move the used columns so that they end at ``end``, in buffers of ``columns`` columns."""
+    def wipe_row(self, row: int) -> None:
+        """Set what a row holds to zero."""
+        for buffer in self._buffers():
+            buffer[row, :, self.frame.starts[row] : self.frame.end] = 0
+
+    def shift(self, rows: int, end: int) -> None:
+        """Move the used columns so that they end at ``end``, within the buffers."""
         first, last = self.frame.low, self.frame.end
         start = end - (last - first)
-        moved = []
         for buffer in self._buffers():
             used = buffer[:rows, :, first:last]
-            if columns != buffer.shape[2]:
-                target = _zeros(buffer, self.slots, columns)
-            else:
-                target = buffer
-                if start < last and first < end:
-                    used = used.clone()
-            target[:rows, :, start:end] = used
-            moved.append(target)
-        if moved:
-            self.keys, self.values = moved
+            if start < last and first < end:
+                used = used.clone()
+            buffer[:rows, :, start:end] = used
+            vacated = slice(max(first, end), last) if start < first else slice(first, min(start, last))
+            buffer[:rows, :, vacated] = 0
+
+    def grown(self, rows: int, end: int, columns: int) -> list[torch.Tensor]:
+        """Return wider buffers with the used columns ending at ``end``."""
+        first, last = self.frame.low, self.frame.end
+        wider = []
+        for buffer in self._buffers():
+            target = zeros(buffer, self.slots, columns)
+            target[:rows, :, end - (last - first) : end] = buffer[:rows, :, first:last]
+            wider.append(target)
+        return wider
 
     def _buffers(self) -> list[torch.Tensor]:
         return [buffer for buffer in (self.keys, self.values) if buffer is not None]
 
 
-class KeyValueWindow(Cache):
+class KeyValueWindow(KeyValueStore):
     """
     The keys and values of all layers, and the masks that go with them.
 
@@ -183,10 +192,23 @@ class KeyValueWindow(Cache):
         return len(self.frame.starts)
 
     @property
-    def tokens(self) -> int:
-        """Tokens held by the rows in use, without padding."""
-        frame = self.frame
-        return frame.end * len(frame.starts) - sum(frame.starts)
+    def padded_tokens(self) -> int:
+        """Columns that attention reads in the next round over the rows that hold something."""
+        end = self.frame.end
+        starts = [start for start in self.frame.starts if start < end]
+        return len(starts) * (end - min(starts, default=end))
+
+    def tokens_of(self, row: int) -> int:
+        """Return the tokens a row holds."""
+        return self.frame.end - self.frame.starts[row]
+
+    def append_row(self) -> None:
+        """Take one more row into use; it holds nothing."""
+        self.frame.starts.append(self.frame.end)
+
+    def drop_row(self) -> None:
+        """Put the last row out of use."""
+        self.frame.starts.pop()
 
     def make_room_before(self, tokens: int) -> None:
         """
@@ -198,7 +220,9 @@ class KeyValueWindow(Cache):
             Tokens of the longest prompt to insert.
         """
         frame = self.frame
-        if not frame.starts:
+        if all(start == frame.end for start in frame.starts):
+            # Nothing is held: begin anew.
+            frame.starts = [0] * len(frame.starts)
             frame.end = frame.low = 0
         if frame.end < tokens:
             self._shift(tokens)
@@ -225,6 +249,37 @@ class KeyValueWindow(Cache):
         for layer in self._window_layers:
             layer.move_row(source, target)
 
+    def wipe_row(self, row: int) -> None:
+        """Set what a row holds to zero."""
+        for layer in self._window_layers:
+            layer.wipe_row(row)
+        self.frame.starts[row] = self.frame.end
+
+    def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return views of a row's keys and values, each of shape (heads, tokens, head size)."""
+        start, end = self.frame.starts[row], self.frame.end
+        views = []
+        for layer in self._window_layers:
+            assert layer.keys is not None
+            assert layer.values is not None
+            views.append((layer.keys[row, :, start:end], layer.values[row, :, start:end]))
+        return views
+
+    def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        tokens = layers[0][0].shape[1]
+        self.make_room_before(tokens)
+        start, end = self.frame.end - tokens, self.frame.end
+        for layer, (keys, values) in zip(self._window_layers, layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[None], values[None])
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.keys[row, :, start:end] = keys
+            layer.values[row, :, start:end] = values
+        self.frame.starts[row] = start
+        self.frame.low = min(self.frame.low, start)
+
     def visible(self, device: torch.device) -> torch.Tensor:
         """
         Return which columns hold a token of their row or will hold one.
@@ -244,15 +299,20 @@ class KeyValueWindow(Cache):
 
     def _shift(self, end: int) -> None:
         frame = self.frame
-        # A quarter of slack keeps compactions rare: one column is copied for every four that attention reads.
-        columns = frame.columns if end < frame.columns else end + max(64, end // 4)
-        for layer in self._window_layers:
-            layer.shift(len(frame.starts), end, columns)
+        rows = len(frame.starts)
+        columns = frame.columns
+        # Compaction has to gain an eighth of the buffer, or it would have to be repeated in a few rounds.
+        if end + columns // 8 < columns:
+            for layer in self._window_layers:
+                layer.shift(rows, end)
+        else:
+            # A quarter of slack keeps compactions rare: a column is copied for every four attention reads.
+            columns = end + max(64, end // 4)
+            # All allocations before any assignment: running out of memory leaves the window as it was.
+            grown = [layer.grown(rows, end, columns) for layer in self._window_layers]
+            for layer, buffers in zip(self._window_layers, grown, strict=True):
+                if buffers:
+                    layer.keys, layer.values = buffers
         offset = end - frame.end
         frame.starts = [start + offset for start in frame.starts]
         frame.low, frame.end, frame.columns = frame.low + offset, end, columns
-
-
-def _zeros(like: torch.Tensor, slots: int, columns: int) -> torch.Tensor:
-    _, heads, _, size = like.shape
-    return torch.zeros(slots, heads, columns, size, dtype=like.dtype, device=like.device)

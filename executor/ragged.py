@@ -1,0 +1,267 @@
+"""
+The ragged tier: fixed slots, packed prompts, and attention that reads only what a row holds.
+
+Attention is a function of our own, which transformers' layers call in place of theirs
+(``AttentionInterface.register``); there is no mask tensor for the model to build or to expand.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from .attention import attending
+from .families import UnsupportedModelError, check_ragged
+from .slab import SlotBatch
+from .slots import Segment
+
+_NAME = "batchbound_ragged"
+_PREFILL_TOKENS = 4_096
+"""Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
+
+_UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
+"""What some layers tell their attention function that this one does not act on."""
+
+Group = tuple[int, int, int, int, torch.Tensor | None]
+"""First row and row past the last, first column and column past the last, and what hides some of them."""
+
+
+class RaggedBatch(SlotBatch):
+    """
+    A running batch in fixed slots whose rows are read to their own lengths.
+
+    Parameters are those of :class:`~.running.RunningBatch`.
+
+    Parameters
+    ----------
+    prefill_tokens
+        The most prompt tokens of one forward call.
+    """
+
+    tier: ClassVar[str] = "ragged"
+
+    def __init__(self, *arguments: Any, prefill_tokens: int = _PREFILL_TOKENS, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._prefill_tokens = prefill_tokens
+        self._bounds: dict[int | None, list[int]] = {}
+        self._groups: dict[int | None, list[Group]] = {}
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Refuse models whose layers do not leave their whole attention to a registered function."""
+        check_ragged(config)
+
+    def _decoding(self) -> AbstractContextManager[None]:
+        return attending(self._decoder.model, _NAME, self._attend)
+
+    def _insert(
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        store, device = self._store, self._decoder.device
+        store.make_room(max(len(prompt) for prompt in prompts) + 1)
+        for pieces in pack([len(prompt) for prompt in prompts], self._prefill_tokens):
+            ids: list[int] = []
+            positions: list[int] = []
+            segments, done, last = [], [], []
+            for index, offset, tokens in pieces:
+                segments.append(Segment(rows[index], offset, 0, len(ids), tokens))
+                ids += prompts[index][offset : offset + tokens]
+                positions += range(offset, offset + tokens)
+                if offset + tokens == len(prompts[index]):
+                    done.append(index)
+                    last.append(len(ids) - 1)
+            packed = torch.tensor([ids, positions], device=device)
+            wanted = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
+            store.segments = segments
+            try:
+                with self._decoding():
+                    logits = self._decoder.forward(store, packed[:1], packed[1:], last=(wanted[0], wanted[1]))
+            finally:
+                store.segments = ()
+                for part in segments:
+                    store.lengths[part.row] = part.offset + part.tokens
+            if done:
+                yield done, logits
+
+    def _arrange(self) -> None:
+        """Choose which neighbouring rows share a call: padding against calls."""
+        for window in set(self._decoder.sliding_windows):
+            lengths = [min(tokens, window or tokens) for tokens in self._store.lengths]
+            self._bounds[window] = neighbours(lengths, self._call_tokens())
+
+    def _call_tokens(self) -> float:
+        """Estimate what a call of the attention kernel costs beyond its columns, in columns."""
+        if self._decoder.device.type != "cpu":
+            # One masked call for all rows: launches would outweigh any padding.
+            return float("inf")
+        layer = self._store.attending
+        if not layer.is_initialized:
+            return 256.0
+        # 25 microseconds a call, against some 10 GB/s of keys and values read.
+        size = sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in layer.buffers)
+        return 25e-6 * 10e9 / size
+
+    def _mask(self) -> None:
+        """Cut the masks to the rows of each group; the model itself gets none."""
+        assert self._masks is not None
+        self._groups = {}
+        for window, bounds in self._bounds.items():
+            mask, groups = self._masks.of(window), []
+            for first, last in pairwise(bounds):
+                lengths = self._store.lengths[first:last]
+                begin = 0 if window is None else max(0, min(lengths) + 1 - window)
+                end = max(lengths) + 1
+                alike = min(lengths) == max(lengths)
+                hidden = None if alike else mask[first:last, None, None, begin:end]
+                groups.append((first, last, begin, end, hidden))
+            self._groups[window] = groups
+
+    def _attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        scaling: float | None = None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        layer = self._store.attending
+        self._refuse(attention_mask, layer.window, arguments)
+        if self._store.segments:
+            return self._attend_prompts(query, key, value, layer.window, scaling), None
+        rows, heads, _, size = query.shape
+        query = query.reshape(rows, key.shape[1], -1, size)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        parts = [
+            attend(
+                query[first:last],
+                key[first:last, :, begin:end],
+                value[first:last, :, begin:end],
+                attn_mask=mask,
+                scale=scaling,
+            )
+            for first, last, begin, end, mask in self._groups[layer.window]
+        ]
+        output = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return output.reshape(rows, 1, heads, value.shape[-1]), None
+
+    def _attend_prompts(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        """Let each packed prompt attend to itself, and to what earlier calls stored of it."""
+        output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+        keys, values = self._store.attending.buffers
+        for part in self._store.segments:
+            tokens, held = slice(part.begin, part.begin + part.tokens), part.offset + part.tokens
+            own = (key[:, :, tokens], value[:, :, tokens])
+            stored = (keys[None, part.row, :, :held], values[None, part.row, :, :held])
+            plain = part.offset == 0 and (window is None or held <= window)
+            output[:, tokens] = torch.nn.functional.scaled_dot_product_attention(
+                query[:, :, tokens],
+                *(stored if part.offset else own),
+                attn_mask=None if plain else _band(part.offset, part.tokens, window, query.device),
+                is_causal=plain,
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            ).transpose(1, 2)
+        return output
+
+    def _refuse(self, mask: torch.Tensor | None, window: int | None, arguments: dict[str, Any]) -> None:
+        """Refuse to compute another attention than the layer asks for: its answers would be wrong."""
+        reason = next((name for name in _UNHEARD if arguments.get(name) is not None), None)
+        if mask is not None:
+            reason = "a mask of the model's own"
+        elif arguments.get("sliding_window") not in (None, window):
+            reason = f"a window of {arguments['sliding_window']} tokens where its cache says {window}"
+        if reason is not None:
+            raise UnsupportedModelError(
+                self._decoder.model.config.model_type,
+                f"its layers ask the ragged tier for {reason}",
+                "use --tier window",
+            )
+
+
+def _band(offset: int, tokens: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Return which of the tokens held each of the latest ``tokens`` sees, bool, shape (tokens, held)."""
+    at = torch.arange(offset, offset + tokens, device=device)[:, None]
+    columns = torch.arange(offset + tokens, device=device)[None, :]
+    seen = columns <= at
+    return seen if window is None else seen & (columns > at - window)
+
+
+def pack(lengths: Sequence[int], most_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
+    """
+    Pack prompts into forward calls, splitting those that do not fit.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each prompt.
+    most_tokens
+        The most tokens of a call.
+
+    Yields
+    ------
+    list of tuple of int
+        Of each call, the pieces in it: the prompt's index, the piece's offset in it, and its tokens.
+    """
+    pieces: list[tuple[int, int, int]] = []
+    room = most_tokens
+    for index, length in enumerate(lengths):
+        offset = 0
+        while offset < length:
+            if room == 0 or (pieces and offset == 0 and room < length <= most_tokens):
+                yield pieces
+                pieces, room = [], most_tokens
+            tokens = min(length - offset, room)
+            pieces.append((index, offset, tokens))
+            offset, room = offset + tokens, room - tokens
+    yield pieces
+
+
+def neighbours(lengths: Sequence[int], call_tokens: float) -> list[int]:
+    """
+    Split rows into runs of neighbours so that padding and calls together cost least.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each row; at least one row.
+    call_tokens
+        What a call costs beyond its padded tokens, in tokens.
+
+    Returns
+    -------
+    list of int
+        The rows at which runs begin, and the number of rows.
+    """
+    rows = len(lengths)
+    if call_tokens == float("inf"):
+        return [0, rows]
+    reversed_lengths = np.asarray(lengths, dtype=np.float64)[::-1]
+    # cheapest[j] is the least cost of the first j rows; the last run of them is padded to its longest row.
+    cheapest = np.zeros(rows + 1)
+    begin = np.zeros(rows + 1, dtype=np.int64)
+    for j in range(1, rows + 1):
+        longest = np.maximum.accumulate(reversed_lengths[rows - j :])
+        costs = longest * np.arange(1, j + 1) + call_tokens + cheapest[j - 1 :: -1]
+        size = int(costs.argmin()) + 1
+        cheapest[j], begin[j] = costs[size - 1], j - size
+    bounds = [rows]
+    while bounds[-1]:
+        bounds.append(int(begin[bounds[-1]]))
+    return bounds[::-1]

@@ -1,0 +1,347 @@
+"""
+Keys and values in fixed slots: each row begins at column 0 and has a length of its own.
+
+Nothing is ever moved but the rows themselves, and only what a row holds has to be read.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from .store import KeyValueStore, zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """
+    A run of prompt tokens in a forward call, and where their keys and values go.
+
+    Parameters
+    ----------
+    row
+        The row.
+    offset
+        The column of its first token: tokens of the same prompt that earlier calls stored.
+    sequence, begin
+        Where the call's input has the tokens.
+    tokens
+        How many.
+    """
+
+    row: int
+    offset: int
+    sequence: int
+    begin: int
+    tokens: int
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """
+    One layer's keys and values, each of shape (slots, key-value heads, columns, head size).
+
+    Parameters
+    ----------
+    store
+        What the layers share.
+    sliding_window
+        How many of the latest tokens this layer attends to; None for all.
+    """
+
+    is_compileable = False
+
+    def __init__(self, store: KeyValueSlots, sliding_window: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.store = store
+        self.window = sliding_window
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate the buffers in the shape, type and place of the first keys and values."""
+        self.keys = zeros(key_states, self.store.slots, self.store.columns)
+        self.values = zeros(value_states, self.store.slots, self.store.columns)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Store new keys and values and return those to attend to.
+
+        Parameters
+        ----------
+        key_states, value_states
+            Shape (rows, key-value heads, tokens, head size): prompts while the store has segments, one token
+            for every row otherwise.
+        *args, **kwargs
+            What some models pass besides; unused.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            Keys and values: the prompts' own while inserting, else a view of the first columns of all rows.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        store = self.store
+        store.attending = self
+        keys, values = self.buffers
+        if store.segments:
+            for part in store.segments:
+                to = slice(part.offset, part.offset + part.tokens)
+                tokens = slice(part.begin, part.begin + part.tokens)
+                keys[part.row, :, to] = key_states[part.sequence, :, tokens]
+                values[part.row, :, to] = value_states[part.sequence, :, tokens]
+            return key_states, value_states
+        rows, heads, _, _ = key_states.shape
+        for buffer, states in ((keys, key_states), (values, value_states)):
+            size = states.shape[-1]
+            buffer.view(-1, size).index_copy_(0, store.targets(heads), states.reshape(-1, size))
+        return keys[:rows, :, : store.width], values[:rows, :, : store.width]
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The whole buffers of an initialized layer."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of columns that ``query_length`` new tokens see, and their offset."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the columns held before the coming tokens."""
+        return 0 if self.store.segments else self.store.width - 1
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffer grows when it has to."""
+        return -1
+
+
+class KeyValueSlots(KeyValueStore):
+    """
+    The keys and values of all layers.
+
+    Parameters
+    ----------
+    slots
+        Rows to allocate.
+    columns
+        Columns to allocate, tokens; more are allocated when they run out.
+    sliding_windows
+        For each layer how many of the latest tokens it attends to; None for all.
+    """
+
+    def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
+        self.slots = slots
+        self.columns = columns
+        self.lengths: list[int] = []
+        """Tokens that each row in use holds."""
+        self.segments: Sequence[Segment] = ()
+        """While prompts are prefilled: where their tokens go."""
+        self._targets: dict[int, torch.Tensor] = {}
+        self._positions = torch.empty(0, dtype=torch.int64)
+        self._slot_layers = [SlotLayer(self, window) for window in sliding_windows]
+        self.attending = self._slot_layers[0]
+        """The layer whose keys and values were asked for last: attention follows at once."""
+        super().__init__(layers=list(self._slot_layers))
+
+    @property
+    def rows(self) -> int:
+        """Rows in use."""
+        return len(self.lengths)
+
+    @property
+    def width(self) -> int:
+        """Columns that hold the longest row and its coming token."""
+        return max(self.lengths, default=0) + 1
+
+    @property
+    def padded_tokens(self) -> int:
+        """Columns that attention reads in the next round over the rows that hold something."""
+        return max(self.lengths, default=0) * sum(tokens > 0 for tokens in self.lengths)
+
+    def begin_round(self, positions: torch.Tensor) -> None:
+        """
+        Say where the coming round's tokens go.
+
+        Parameters
+        ----------
+        positions
+            The position of each row's token, int64, shape (rows,).
+        """
+        self._positions = positions
+        self._targets.clear()
+
+    def end_round(self) -> None:
+        """Count the tokens of a round as held."""
+        self.lengths = [tokens + 1 for tokens in self.lengths]
+
+    def targets(self, heads: int) -> torch.Tensor:
+        """
+        Return where the coming round's keys and values go.
+
+        Parameters
+        ----------
+        heads
+            Key-value heads of the layer.
+
+        Returns
+        -------
+        torch.Tensor
+            Index over (rows, heads, columns) flattened, shape (rows * heads,).
+        """
+        if heads not in self._targets:
+            at = self._positions
+            planes = torch.arange(len(at) * heads, device=at.device) * self.columns
+            self._targets[heads] = planes + at.repeat_interleave(heads)
+        return self._targets[heads]
+
+    def make_room(self, tokens: int) -> bool:
+        """
+        See to it that rows can hold a number of tokens.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of the longest row.
+
+        Returns
+        -------
+        bool
+            Whether the buffers had to be replaced by wider ones.
+        """
+        if tokens <= self.columns:
+            return False
+        columns = tokens + max(64, tokens // 4)
+        grown = []
+        # All allocations before any assignment: running out of memory leaves the store as it was.
+        for layer in self._slot_layers:
+            if layer.is_initialized:
+                wider = [zeros(buffer, self.slots, columns) for buffer in layer.buffers]
+                for target, buffer in zip(wider, layer.buffers, strict=True):
+                    target[:, :, : self.columns] = buffer
+                grown.append((layer, wider))
+        for layer, (keys, values) in grown:
+            layer.keys, layer.values = keys, values
+        self.columns = columns
+        return True
+
+    def tokens_of(self, row: int) -> int:
+        """Return the tokens a row holds."""
+        return self.lengths[row]
+
+    def append_row(self) -> None:
+        """Take one more row into use; it holds nothing."""
+        self.lengths.append(0)
+
+    def drop_row(self) -> None:
+        """Put the last row out of use."""
+        self.lengths.pop()
+
+    def move_row(self, source: int, target: int) -> None:
+        """Copy a row over another, which has been wiped."""
+        tokens = self.lengths[target] = self.lengths[source]
+        for layer in self._slot_layers:
+            for buffer in layer.buffers:
+                buffer[target, :, :tokens] = buffer[source, :, :tokens]
+
+    def wipe_row(self, row: int) -> None:
+        """Set what a row holds to zero."""
+        for layer in self._slot_layers:
+            if layer.is_initialized:
+                for buffer in layer.buffers:
+                    buffer[row, :, : self.lengths[row]] = 0
+        self.lengths[row] = 0
+
+    def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return views of a row's keys and values, each of shape (heads, tokens, head size)."""
+        tokens = self.lengths[row]
+        views = []
+        for layer in self._slot_layers:
+            keys, values = layer.buffers
+            views.append((keys[row, :, :tokens], values[row, :, :tokens]))
+        return views
+
+    def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        tokens = layers[0][0].shape[1]
+        self.make_room(tokens + 1)
+        for layer, (keys, values) in zip(self._slot_layers, layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[None], values[None])
+            for buffer, states in zip(layer.buffers, (keys, values), strict=True):
+                buffer[row, :, :tokens] = states
+        self.lengths[row] = tokens
+
+
+class SlotMasks:
+    """
+    What hides the columns that a row does not hold, kept up to date by one write per round.
+
+    Parameters
+    ----------
+    slots, columns
+        Shape of the store.
+    sliding_windows
+        The distinct numbers of latest tokens that layers attend to; None for all.
+    dtype, device
+        Of the scores that the masks are added to.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        columns: int,
+        sliding_windows: set[int | None],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._columns = columns
+        self._least = torch.finfo(dtype).min
+        # In front of column 0 there is room for as many columns as the window is long, so that the column
+        # that leaves the window has a place even while there is none.
+        self._front = {window: window or 0 for window in sliding_windows}
+        self._masks = {
+            window: torch.zeros(slots, front + columns, dtype=dtype, device=device)
+            for window, front in self._front.items()
+        }
+
+    def reset(self, positions: torch.Tensor) -> None:
+        """
+        Rebuild the masks for rows that hold so many tokens each.
+
+        Parameters
+        ----------
+        positions
+            The position of each row's coming token, int64, shape (rows,).
+        """
+        columns = torch.arange(self._columns, device=positions.device)[None, :]
+        for window, mask in self._masks.items():
+            visible = columns < positions[:, None]
+            if window is not None:
+                visible &= columns >= positions[:, None] - window
+            part = mask[: len(positions), self._front[window] :]
+            part.fill_(self._least)
+            part.masked_fill_(visible, 0)
+
+    def advance(self, positions: torch.Tensor) -> None:
+        """Show each row the column of its coming token, and hide the one that its window leaves behind."""
+        rows = torch.arange(len(positions), device=positions.device)
+        for window, mask in self._masks.items():
+            width = mask.shape[1]
+            at = rows * width + positions + self._front[window]
+            flat = mask.view(-1)
+            flat.index_fill_(0, at, 0)
+            if window is not None:
+                flat.index_fill_(0, at - window, self._least)
+
+    def of(self, window: int | None) -> torch.Tensor:
+        """Return the mask of layers that attend to so many of the latest tokens, shape (slots, columns)."""
+        return self._masks[window][:, self._front[window] :]
