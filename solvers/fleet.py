@@ -59,8 +59,10 @@ class FleetResult:
     seconds: float
 
     @property
-    def gap(self) -> float:
-        """How far the makespan is above the bound, as a fraction of it."""
+    def gap(self) -> float | None:
+        """How far the makespan is above the bound, as a fraction of it; None for a bound of no time."""
+        if self.bound.seconds <= 0:
+            return None
         return self.bound.gap(self.makespan)
 
 
@@ -96,7 +98,7 @@ def plan_fleet(
     stopped_by = search.improve()
     schedule = search.schedule()
     makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
-    optimal = bound.gap(makespan) <= OPTIMAL_WITHIN
+    optimal = makespan <= bound.seconds * (1 + OPTIMAL_WITHIN)
     return FleetResult(
         Status.OPTIMAL if optimal else Status.FEASIBLE,
         StoppedBy.PROOF if optimal else stopped_by,
