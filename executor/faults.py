@@ -40,6 +40,14 @@ class NotFiniteError(RuntimeError):
         self.round = round_
 
 
+class RunStoppedError(RuntimeError):
+    """A run that cannot go on; what is finished is kept, and the message says what to do."""
+
+
+class TerminatedError(KeyboardInterrupt):
+    """The system asked the process to end."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """
     Tell whether an error means that memory ran out.

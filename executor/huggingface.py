@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.cost import IntArray
+from ..data.files import InputError
 from ..data.problem import Problem
 from ..data.trace import Stage
+from .residence import Residence
+from .tiers import Tier, choose_tier
 
 if TYPE_CHECKING:
     from .sampling import Sampler
@@ -39,11 +42,18 @@ class HuggingFaceEngine:
         ``most_tokens``, as a run at pinned lengths does.
     sampler
         How tokens are chosen; greedily if left out.
+    tier
+        The layout of keys and values, as :func:`~.tiers.choose_tier` returns it; chosen here if left out.
+    kv_tokens
+        The most tokens of keys and values to allocate on the device, padding included; requests beyond take
+        turns with the host. None for as many as the slots need.
     clock
         Seconds from any origin.
 
     Raises
     ------
+    InputError
+        If ``kv_tokens`` does not hold the longest request.
     ValueError
         If the problem counts the first token as a decode round, which no engine does, or a prompt's length is
         not the workload's.
@@ -58,10 +68,10 @@ class HuggingFaceEngine:
         *,
         eos_ids: frozenset[int] = NO_EOS,
         sampler: Sampler | None = None,
+        tier: Tier | None = None,
+        kv_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        from .batch import WindowBatch
-
         if not problem.prefill_emits_first_token:
             raise ValueError("an engine's prefill emits the first token; the problem counts a round for it")
         for index, prompt in enumerate(prompts):
@@ -75,8 +85,20 @@ class HuggingFaceEngine:
         expected = np.minimum(most_tokens, problem.workload.output_tokens)
         capacity = int((problem.prompt_tokens + expected).max())
         self._model = model
-        self._batch = WindowBatch(model, problem.slots, capacity, sampler=sampler)
-        self._ids = problem.workload.ids
+        slots = problem.slots if kv_tokens is None else min(problem.slots, kv_tokens // capacity)
+        if slots < 1:
+            raise InputError(
+                f"{kv_tokens} tokens of keys and values do not hold the longest request, of {capacity}",
+                mend="Allow more with --kv-tokens, or leave it out.",
+            )
+        self._tier = choose_tier(model) if tier is None else tier
+        batch = self._tier.batch
+        self._residence = Residence(
+            lambda slots: batch(model, slots, capacity, sampler=sampler),
+            slots,
+            [str(name) for name in problem.workload.ids],
+            host_tokens=problem.slots * capacity,
+        )
         self._prompts, self._most, self._eos = prompts, most_tokens, eos_ids
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
@@ -88,20 +110,16 @@ class HuggingFaceEngine:
         return self._clock() - self._origin
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one again with the tokens it had."""
+        """Prefill requests together; an evicted one goes on with what was kept of it on the host."""
         start = self.time
+        self._slot_of.update((int(request), int(slot)) for request, slot in zip(requests, slots, strict=True))
+        fresh = [int(request) for request in requests if not self._residence.go_on(int(request))]
         # The last token of an evicted request was never fed to the model: the prefill yields it once more.
-        kept = [self.answers[request][:-1] for request in requests]
-        prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(requests, kept, strict=True)]
-        first = self._batch.prefill(
-            [int(slot) for slot in slots],
-            prompts,
-            request_ids=[str(self._ids[request]) for request in requests],
-            emitted=[len(tokens) for tokens in kept],
-        )
-        for request, slot, tokens, token in zip(requests, slots, kept, first, strict=True):
+        kept = [self.answers[request][:-1] for request in fresh]
+        prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
+        first = self._residence.prefill(fresh, prompts, [len(tokens) for tokens in kept])
+        for request, tokens, token in zip(fresh, kept, first, strict=True):
             self.answers[request] = [*tokens, token]
-            self._slot_of[request] = int(slot)
         count = sum(len(prompt) for prompt in prompts)
         stage = Stage("prefill", start, self.time, 0, len(requests), count, count, count)
         return stage, self._release(requests)
@@ -111,18 +129,18 @@ class HuggingFaceEngine:
         start = self.time
         requests = sorted(self._slot_of, key=self._slot_of.__getitem__)
         active = len(requests)
-        held = self._batch.kv_tokens + active
+        held = self._residence.kv_tokens + active
         burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
         # Nothing but the count ends an answer at pinned lengths: one read-back for the whole burst.
         at_once = burst if not self._eos and until == float("inf") else 1
         done = padded = 0
         finished: list[int] = []
         while done < burst and not finished:
-            tokens = self._batch.decode(at_once)
+            tokens = self._residence.decode(at_once, lambda request: len(self.answers[request]))
             for request in requests:
-                self.answers[request].extend(tokens[:, self._slot_of[request]].tolist())
+                self.answers[request] += tokens[request]
             done += at_once
-            padded = self._batch.padded_kv_tokens
+            padded = self._residence.padded_kv_tokens
             finished = self._release(requests)
             if self.time >= until:
                 break
@@ -131,27 +149,38 @@ class HuggingFaceEngine:
         return Stage("decode", start, self.time, done, active, done * active, kv, padded_kv), finished
 
     def evict(self, requests: Sequence[int]) -> None:
-        """Free the slots of running requests; their tokens stay."""
+        """Free the slots of running requests; their tokens stay, and their keys and values on the host."""
         for request in requests:
-            self._batch.release(self._slot_of.pop(request))
+            del self._slot_of[request]
+            self._residence.put_back(int(request))
 
     def wait(self, until: float) -> None:
         """Sleep until ``until`` seconds."""
         time.sleep(max(0.0, until - self.time))
 
     def describe(self) -> Mapping[str, object]:
-        """Return model, device, number format and versions."""
+        """Return model, device, number format and versions, the tier and why, and what went wrong."""
         import torch
         import transformers
 
+        residence = self._residence
+        troubles = {}
+        if residence.ran_out or residence.moved:
+            troubles["memory"] = (
+                f"ran out {residence.ran_out} times; {residence.slots} requests fit at once, and requests"
+                f" moved to the host {residence.moved} times"
+            )
         return {
             "name": "huggingface",
-            "tier": "window",
+            "tier": self._tier.name,
+            "tier_reason": self._tier.reason,
+            "tier_check": self._tier.check,
             "model": str(self._model.config.name_or_path or self._model.config.model_type),
             "device": _device_name(self._model.device),
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
+            **troubles,
         }
 
     def _release(self, requests: Sequence[int]) -> list[int]:
@@ -160,7 +189,9 @@ class HuggingFaceEngine:
             for request in requests
             if len(self.answers[request]) >= self._most[request] or self.answers[request][-1] in self._eos
         ]
-        self.evict(finished)
+        for request in finished:
+            del self._slot_of[request]
+            self._residence.finish(int(request))
         return finished
 
 

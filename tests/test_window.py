@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 from batchbound.executor.batch import WindowBatch, length_groups  # noqa: E402
 from batchbound.executor.model_source import load_model  # noqa: E402
 from batchbound.executor.sampling import Sampler  # noqa: E402
-from batchbound.executor.self_check import check_window, greedy_shortfall, near_tie  # noqa: E402
+from batchbound.executor.self_check import check_tier, greedy_shortfall, near_tie  # noqa: E402
 from batchbound.executor.tiny import FAMILIES  # noqa: E402
 
 # GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
@@ -121,7 +121,7 @@ def test_a_wrong_token_falls_far_short(llama: Any) -> None:
 
 
 def test_the_self_check_accepts_a_model_that_the_window_runs_rightly(llama: Any) -> None:
-    check_window(llama)
+    check_tier(llama, WindowBatch)
 
 
 def test_the_self_check_refuses_a_model_that_ignores_padding(
@@ -134,7 +134,7 @@ def test_the_self_check_refuses_a_model_that_ignores_padding(
 
     monkeypatch.setattr(llama, "forward", without_mask)
     with pytest.raises(ValueError, match="its answers in a padded batch differ"):
-        check_window(llama)
+        check_tier(llama, WindowBatch)
 
 
 def test_prefill_gives_the_first_token_and_the_rounds_the_rest(llama: Any) -> None:
