@@ -118,7 +118,7 @@ def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArra
     from scipy.optimize import linprog
 
     # Requests of like costs are taken together, which only makes the weights a little worse.
-    order = np.lexsort((costs[1] / costs[0], costs[0])) if len(costs) > 1 else np.argsort(costs[0])
+    order = np.lexsort(costs[::-1])
     groups = np.array_split(order, min(CLASSES, len(order)))
     demand = np.array([costs[:, group].sum(axis=1) for group in groups])
     kinds, classes = len(costs), len(groups)

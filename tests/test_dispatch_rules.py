@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.cost import CostModel
+from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.workload import Workload
 from batchbound.heuristics.dispatch_rules import RULES, Units, dispatch, mico
@@ -23,7 +23,7 @@ def fleet(answers: list[int], replicas: int = 2, prompts: list[int] | None = Non
     return Fleet(Workload.from_lengths(prompts or [10] * len(answers), answers), (PAPER,) * replicas)
 
 
-def loads(job: Fleet, replica_of: np.ndarray) -> list[float]:
+def loads(job: Fleet, replica_of: IntArray) -> list[float]:
     return np.bincount(replica_of, weights=job.workload.output_tokens, minlength=len(job.replicas)).tolist()
 
 
@@ -139,7 +139,7 @@ def test_lpt_keeps_grahams_guarantee(answers: list[int], replicas: int) -> None:
     units = Units.of(job, np.arange(len(job)))
     seconds = units.costs[0]
 
-    def makespan(replica_of: np.ndarray) -> float:
+    def makespan(replica_of: IntArray) -> float:
         return float(np.bincount(replica_of, weights=seconds).max())
 
     best = min(makespan(np.array(way)) for way in product(range(replicas), repeat=len(answers)))
