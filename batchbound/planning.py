@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from .data.plan import Maker, Plan, PromptSource
 from .data.problem import Problem
+from .data.schedule import Schedule
 from .models.bounds import best_bound
 from .solvers.result import Limits, Result
 from .solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
@@ -20,6 +21,7 @@ def make_plan(
     *,
     solver: str = DEFAULT_SOLVER,
     limits: Limits | None = None,
+    start: Schedule | None = None,
     lengths: Mapping[str, object] | None = None,
     cost_source: Mapping[str, object] | None = None,
     prompts: PromptSource | None = None,
@@ -35,6 +37,8 @@ def make_plan(
         A name that :func:`~batchbound.solvers.solve.solve` knows.
     limits
         When to stop; after :data:`DEFAULT_SECONDS` by default.
+    start
+        A schedule to improve on, for solvers that can.
     lengths, cost_source, prompts
         What the plan records of where its numbers come from.
 
@@ -44,7 +48,7 @@ def make_plan(
         If the solver found no schedule, or one that the referee rejects.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
-    result = solve(problem, solver, limits=limits)
+    result = solve(problem, solver, limits=limits, start=start)
     if result.schedule is None:
         raise PlanningError(
             f"the solver {result.solver!r} found no schedule"

@@ -12,6 +12,7 @@ import numpy as np
 
 from .bound import Bound
 from .cost import CostModel
+from .expectation import Expectation
 from .files import InputError, read_json_object, write_json
 from .problem import Problem, ProblemError
 from .schedule import Schedule
@@ -92,6 +93,8 @@ class Plan:
         Where the cost model comes from, as plain JSON values: its name, or the calibration with its error.
     prompts
         Where the prompts stand, or None for a job of lengths only.
+    expected
+        What to expect, and what to follow, when the lengths are predictions with a stated error; else None.
     """
 
     problem: Problem
@@ -102,6 +105,7 @@ class Plan:
     lengths: Mapping[str, object] = field(default_factory=dict)
     cost_source: Mapping[str, object] = field(default_factory=dict)
     prompts: PromptSource | None = None
+    expected: Expectation | None = None
 
     @property
     def gap(self) -> float | None:
@@ -126,6 +130,7 @@ class Plan:
             if name in ("input_tokens", "output_tokens") or not _is_default(name, column):
                 columns[name] = [None if value == np.inf else value for value in column.tolist()]
         limits = {name: getattr(self.problem, name) for name in _LIMITS}
+        expected = {} if self.expected is None else {"expected": self.expected.to_json()}
         return {
             "batchbound_plan": PLAN_VERSION,
             "makespan_s": self.makespan,
@@ -138,6 +143,7 @@ class Plan:
             "limits": limits,
             "schedule": self.schedule.to_json(),
             "requests": columns,
+            **expected,
         }
 
     @classmethod
@@ -163,6 +169,7 @@ class Plan:
             prompts = value.get("prompts")
             source = None if prompts is None else PromptSource(**_object(value, "prompts"))  # type: ignore[arg-type]
             bound = value.get("bound")
+            expected = value.get("expected")
             plan = cls(
                 problem=problem,
                 schedule=Schedule.from_json(_object(value, "schedule"), file=file),
@@ -172,6 +179,7 @@ class Plan:
                 lengths=_object(value, "lengths"),
                 cost_source=_object(value, "cost_source"),
                 prompts=source,
+                expected=None if expected is None else Expectation.from_json(expected, file=file),
             )
         except (KeyError, TypeError, WorkloadError, ProblemError) as error:
             raise InputError(f"the plan is damaged ({error})", file=file, mend="Plan again.") from None

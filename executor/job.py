@@ -15,7 +15,7 @@ from ..data.cost import IntArray
 from ..data.files import InputError, atomic_write
 from ..data.plan import Plan
 from ..data.trace import Stage, Trace
-from ..heuristics.replay import Replay
+from ..heuristics.follow import following
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
 from .loop import execute
@@ -144,7 +144,8 @@ class Job:
             index = int(left[request])
             journal.append(names[index], self._answer(index, engine.answers[request]))
 
-        trace = execute(problem, Replay(schedule, problem), engine, on_finish=keep, on_stage=on_stage)
+        policy = following(self.plan.expected, schedule, problem)
+        trace = execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
         return Outcome(trace, len(names) - len(left))
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "report": "say how far a plan or a run is from the bound, and where the time went",
     "simulate": "run any policy on any workload in the simulator",
     "bound": "print the lower bounds of a workload with their terms",
+    "compare": "run solvers and policies side by side on the same instances",
     "verify": "check a plan's schedule and its bound's certificate again, without the solver",
     "profile": "measure a model on this machine and fit the cost model",
     "validate": "print the simulator's error against a measured run",

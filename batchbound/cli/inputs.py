@@ -33,8 +33,8 @@ class Inputs:
     tokenizer: str
 
 
-def add_problem(parser: argparse.ArgumentParser) -> None:
-    """Add the options that make a problem out of a workload."""
+def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) -> None:
+    """Add the options that make a problem out of a workload; its number of slots may be left to us."""
     parser.add_argument(
         "workload",
         metavar="FILE",
@@ -44,9 +44,12 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("problem")
     group.add_argument(
         "--slots",
-        type=positive,
+        type=positive_or_auto if auto_slots else positive,
         default=DEFAULT_SLOTS,
-        help="requests in progress at a time (default %(default)s)",
+        metavar="N|auto" if auto_slots else "N",
+        help="requests in progress at a time"
+        + ("; auto chooses them, given --kv-capacity" if auto_slots else "")
+        + " (default %(default)s)",
     )
     group.add_argument(
         "--kv-capacity", type=positive, metavar="TOKENS", help="most tokens of keys and values held"
@@ -122,7 +125,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         problem = Problem(
             workload,
             cost,
-            args.slots,
+            args.slots or len(workload),
             kv_capacity=args.kv_capacity,
             prefill_token_cap=args.prefill_token_cap,
             max_position=args.max_position or _positions(args.model),
@@ -174,6 +177,11 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
+
+
+def positive_or_auto(text: str) -> int:
+    """Return a whole number of at least one, or 0 for ``auto``, for argparse."""
+    return 0 if text == "auto" else positive(text)
 
 
 def seconds(text: str) -> float:

@@ -14,6 +14,9 @@ _LABELS = {
     "requests": "requests",
     "slots": "slots",
     "makespan_s": "predicted makespan",
+    "expected_s": "expected makespan",
+    "expected_interval_s": "90 % of makespans in",
+    "follows": "follows",
     "bound_s": "proven lower bound",
     "bound_source": "bound by",
     "gap": "gap to the bound",
@@ -53,7 +56,11 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         What planning took in all.
     """
     summary = schedule_summary(plan.problem, plan.schedule)
+    expected = plan.expected
     return summary | {
+        "expected_s": None if expected is None else expected.mean,
+        "expected_interval_s": None if expected is None else [expected.low, expected.high],
+        "follows": None if expected is None else expected.what(),
         "makespan_s": plan.makespan,
         "bound_s": None if plan.bound is None else plan.bound.seconds,
         "bound_source": None if plan.bound is None else plan.bound.source,
@@ -95,6 +102,8 @@ def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> No
 
 
 def _shown(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return " to ".join(f"{entry:,.3f} s" for entry in value)
     if name in ("gap", "utilization") and isinstance(value, float):
         return f"{value:.2%}"
     if (name.endswith("_s") or name == "seconds") and isinstance(value, float):

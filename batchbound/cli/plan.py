@@ -7,16 +7,18 @@ import time
 
 from ..data.files import InputError
 from ..data.problem import Problem
-from ..planning import PlanningError, make_plan
+from ..planning import PlanningError
 from ..solvers.result import Limits
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .inputs import add_problem, positive, prompt_source, read_inputs, refuse_existing, seconds
 from .output import fail, note, plan_summary, show
+from .uncertainty import Record, add_uncertainty, planned
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_problem(parser)
+    add_problem(parser, auto_slots=True)
+    add_uncertainty(parser)
     group = parser.add_argument_group("solver")
     group.add_argument(
         "--solver", choices=sorted(SOLVERS), default=DEFAULT_SOLVER, help="default %(default)s"
@@ -49,15 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("no --model: prompts are counted in bytes, and the plan runs only with --tokenizer bytes")
     limits = Limits(seconds=args.time_limit, threads=args.threads, seed=args.seed)
+    record = Record(inputs.job.lengths.to_json(), inputs.cost_source, prompt_source(inputs, args.output))
     try:
-        plan = make_plan(
-            inputs.problem,
-            solver=args.solver,
-            limits=limits,
-            lengths=inputs.job.lengths.to_json(),
-            cost_source=inputs.cost_source,
-            prompts=prompt_source(inputs, args.output),
-        )
+        plan = planned(args, inputs, limits, record)
     except PlanningError as error:
         return fail(str(error))
     plan.save(args.output)

@@ -1,0 +1,99 @@
+"""What a plan is expected to take when its lengths are predictions, and how it is then followed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from .files import InputError
+
+Follow = Literal["schedule", "longest-first", "as-given"]
+"""What a run follows: the schedule, or an online queue in one of two orders."""
+
+FOLLOWS: tuple[Follow, ...] = ("schedule", "longest-first", "as-given")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """
+    The makespan to expect over the lengths that may come out, and the policy that reaches it.
+
+    Parameters
+    ----------
+    mean
+        Seconds by the cost model, over sampled lengths.
+    low, high
+        The interval the makespan lies in with probability ``coverage``, seconds.
+    coverage
+        Between 0 and 1.
+    samples
+        Sampled sets of lengths it was replayed against.
+    follow
+        What the run follows: ``schedule``; or a queue for all slots, ``longest-first`` by planned length or
+        ``as-given``, of which the plan's schedule is only the picture at planned lengths.
+    patience
+        Of the ski-rental rule that starts a queue's prefill stages, or repairs the schedule.
+    held_back
+        How many of the longest requests a longest-first queue keeps for its end.
+    error
+        The stated error of the predictions, as plain JSON values.
+    compared
+        Mean seconds of everything that was compared, by name.
+    """
+
+    mean: float
+    low: float
+    high: float
+    coverage: float
+    samples: int
+    follow: Follow
+    patience: float
+    held_back: int = 0
+    error: Mapping[str, object] = field(default_factory=dict)
+    compared: Mapping[str, float] = field(default_factory=dict)
+
+    def what(self) -> str:
+        """Return what is followed, in words."""
+        held = f", the {self.held_back} longest held back" if self.held_back else ""
+        return f"{'the schedule' if self.follow == 'schedule' else f'a queue, {self.follow}'}{held}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as plain JSON values."""
+        return {**asdict(self), "error": dict(self.error), "compared": dict(self.compared)}
+
+    @classmethod
+    def from_json(cls, value: object, *, file: str | None = None) -> Expectation:
+        """
+        Return the expectation that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        InputError
+            If a field is missing or of another kind.
+        """
+        entries: Mapping[str, object] = value if isinstance(value, dict) else {}
+        numbers: dict[str, float] = {}
+        for name in ("mean", "low", "high", "coverage", "samples", "patience", "held_back"):
+            number = entries.get(name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+                where = f"field 'expected.{name}'"
+                raise InputError(f"{number!r} is not a number", file=file, where=where, mend="Plan again.")
+            numbers[name] = float(number)
+        follow, error, compared = entries.get("follow"), entries.get("error"), entries.get("compared")
+        if follow not in FOLLOWS or not isinstance(error, dict) or not isinstance(compared, dict):
+            message = "does not say what is followed, or why"
+            raise InputError(message, file=file, where="field 'expected'", mend="Plan again.")
+        return cls(
+            numbers["mean"],
+            numbers["low"],
+            numbers["high"],
+            numbers["coverage"],
+            int(numbers["samples"]),
+            follow,
+            numbers["patience"],
+            int(numbers["held_back"]),
+            error,
+            compared,
+        )

@@ -1,0 +1,111 @@
+"""How many slots: the fewest with which a job is as fast as memory and costs let it be."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from ..models.bounds import trivial_bound
+from .constructive import ski_rental_schedule
+from .schedule_search import search_schedule
+
+PROMISING = 1e-2
+"""Relative distance from the best quick makespan within which a number of slots may be searched."""
+
+WORTH_A_SLOT = 1e-3
+"""Relative makespan that more slots must save; within it, fewer are taken."""
+
+STEP = 1.25
+"""Ratio of neighbouring numbers of slots in the first look."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotTrial:
+    """
+    One number of slots, and what was reached with it.
+
+    Parameters
+    ----------
+    slots
+        The number.
+    makespan
+        Of the best schedule found, seconds.
+    bound
+        A proven bound with so many slots, seconds.
+    schedule
+        The schedule.
+    """
+
+    slots: int
+    makespan: float
+    bound: float
+    schedule: Schedule
+
+
+def choose_slots(problem: Problem, *, seconds: float, seed: int = 0) -> tuple[SlotTrial, ...]:
+    """
+    Return the numbers of slots tried, best first.
+
+    More slots never cost anything by the cost model, so what bounds them is memory, and the prefill stages
+    it brings when requests have to wait for room. A ladder of numbers is tried with schedules made in one
+    pass, then its best rungs' neighbours, then the schedule search on the best few; among those within
+    :data:`WORTH_A_SLOT` of the best, the fewest slots come first.
+
+    Parameters
+    ----------
+    problem
+        The problem; its own number of slots is not looked at.
+    seconds
+        Wall-clock limit of the searches together.
+    seed
+        Of the searches.
+    """
+    most = _most_that_fit(problem)
+    trials: dict[int, SlotTrial] = {}
+    begun = time.monotonic()
+    ladder = np.unique(np.rint(most / STEP ** np.arange(40)).astype(np.int64))[::-1]
+    for slots in ladder[ladder >= 1].tolist():
+        least = min((trial.makespan for trial in trials.values()), default=np.inf)
+        if trivial_bound(replace(problem, slots=slots)).seconds > least * (1 + WORTH_A_SLOT):
+            break
+        trials[slots] = _quick(problem, slots)
+        if time.monotonic() - begun > seconds / 2:
+            break
+    for finer in (STEP**0.5, STEP**0.25):
+        middle = min(trials.values(), key=lambda trial: trial.makespan).slots
+        for slots in {round(middle / finer), min(most, round(middle * finer))} - trials.keys() - {0}:
+            trials[slots] = _quick(problem, slots)
+    best = min(trials.values(), key=lambda trial: trial.makespan)
+    close = sorted(n for n in trials if trials[n].makespan <= best.makespan * (1 + PROMISING))
+    finalists = [trials[n] for n in sorted({close[0], close[len(close) // 2], best.slots})]
+    left = max(0.1, seconds - (time.monotonic() - begun)) / len(finalists)
+    for trial in finalists:
+        sized = replace(problem, slots=trial.slots)
+        found = search_schedule(sized, seconds=left, seed=seed, start=trial.schedule)
+        trials[trial.slots] = SlotTrial(trial.slots, found.makespan, trial.bound, found.schedule)
+    least = min(trial.makespan for trial in trials.values())
+
+    def rank(trial: SlotTrial) -> tuple[bool, float]:
+        close = trial.makespan <= least * (1 + WORTH_A_SLOT)
+        return (not close, trial.slots if close else trial.makespan)
+
+    return tuple(sorted(trials.values(), key=rank))
+
+
+def _quick(problem: Problem, slots: int) -> SlotTrial:
+    sized = replace(problem, slots=slots)
+    made = [ski_rental_schedule(sized, patience=patience) for patience in (0.5, 1.0)]
+    makespan, index = min((schedule.makespan(sized), i) for i, schedule in enumerate(made))
+    return SlotTrial(slots, makespan, trivial_bound(sized).seconds, made[index])
+
+
+def _most_that_fit(problem: Problem) -> int:
+    """Return how many requests could ever run together: those that hold least at their start."""
+    if problem.kv_capacity is None:
+        return len(problem)
+    held = np.cumsum(np.sort(problem.kv_at_start))
+    return max(1, int(np.searchsorted(held, problem.kv_capacity, side="right")))
