@@ -105,7 +105,6 @@ class Surface:
         share = (first - at[left]) / (at[right] - at[left])
         return max(0.0, low + share * (high - low))
 
-
     def many(self, first: FloatArray, *rest: FloatArray) -> FloatArray:
         """Return the values at several points, their coordinates of shape (points,) each."""
         at = np.array(self._at)
@@ -166,9 +165,7 @@ class LayerCost:
         """Return what of :meth:`encode` depends on all tokens and on the number of prompts alone."""
         return self._encode.rest(tokens, sequences)
 
-    def encode_attention_mean(
-        self, lengths: LengthDistribution
-    ) -> Callable[[float], tuple[float, float]]:
+    def encode_attention_mean(self, lengths: LengthDistribution) -> Callable[[float], tuple[float, float]]:
         """
         Return what of :meth:`encode` depends on each prompt's length, as a function of the number of prompts.
 
@@ -260,12 +257,11 @@ class _Phase:
             if operation.phase not in ("both", phase):
                 continue
             if operation.axes in (("tokens",), ("sequences",)):
-                order = np.argsort(operation.points[:, 0], kind="stable")
-                curve = Curve(operation.points[order, 0].tolist(), operation.seconds[order].tolist())
+                curve = Curve(*_line(operation))
                 sums = self.by_tokens if operation.axes == ("tokens",) else self.by_sequences
                 sums[operation.per_layer] = sums[operation.per_layer].plus(curve, operation.times)
             else:
-                self.others.append((operation, Surface(operation.points, operation.seconds)))
+                self.others.append((operation, _through(operation)))
 
     def rest(self, tokens: float, sequences: float) -> tuple[float, float]:
         per_layer = self.by_tokens[True](tokens) + self.by_sequences[True](sequences)
@@ -345,6 +341,17 @@ class _Phase:
         per_layer, once = self.rest(tokens, sequences)
         attention, whole = self.attention(sequences, size)
         return per_layer + attention, once + whole
+
+
+def _through(operation: Operation) -> Curve | Surface:
+    if len(operation.axes) > 1:
+        return Surface(operation.points, operation.seconds)
+    return Curve(*_line(operation))
+
+
+def _line(operation: Operation) -> tuple[list[float], list[float]]:
+    order = np.argsort(operation.points[:, 0], kind="stable")
+    return operation.points[order, 0].tolist(), operation.seconds[order].tolist()
 
 
 def _launch(surface: Curve | Surface, operation: Operation) -> float:

@@ -1,0 +1,182 @@
+"""ExeGPT's branch and bound against exhaustive search."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.generators import GENERATORS
+from batchbound.data.layer_profile import ModelShape
+from batchbound.data.length_pair import LengthPair
+from batchbound.data.profile_readers import read_layer_profiles
+from batchbound.models.exec_config import Cluster, Strategy
+from batchbound.models.layer_cost import LayerCost
+from batchbound.models.roofline import ROOFLINE_DEVICES, roofline_profile
+from batchbound.models.timeline import Timeline
+from batchbound.solvers.configuration_search import (
+    Evaluate,
+    Point,
+    Variable,
+    best_of,
+    branch_and_bound,
+    exhaustive,
+    frontier,
+)
+from batchbound.solvers.execution_search import search, search_all, spaces
+
+DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
+LLAMA = ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
+
+
+def _product(point: Point) -> tuple[float, float]:
+    """Return a latency and a throughput that rise in every variable."""
+    return float(math.prod(value + 1 for value in point)), float(sum(point))
+
+
+def _random_monotone(seed: int, sides: tuple[int, ...]) -> Evaluate:
+    rng = np.random.default_rng(seed)
+    tables = []
+    for _ in range(2):
+        table = rng.exponential(size=sides)
+        for axis in range(len(sides)):
+            table = np.maximum.accumulate(table, axis=axis)
+        tables.append(table)
+    return lambda point: (float(tables[0][point]), float(tables[1][point]))
+
+
+def test_the_best_corner_is_taken_at_once_when_it_meets_the_bound() -> None:
+    result = branch_and_bound(_product, [Variable("a", 0, 9), Variable("b", 0, 9)], math.inf)
+    assert result.best == (9, 9)
+    assert result.evaluated <= 4
+
+
+def test_a_variable_that_falls_is_searched_from_its_other_end() -> None:
+    def falling(point: Point) -> tuple[float, float]:
+        return _product((point[0], 9 - point[1]))
+
+    result = branch_and_bound(falling, [Variable("a", 0, 9), Variable("b", 0, 9, rises=False)], 20.0)
+    assert result.best is not None
+    assert (
+        result.throughput == exhaustive(falling, [Variable("a", 0, 9), Variable("b", 0, 9)], 20.0).throughput
+    )
+
+
+def test_nothing_is_found_where_nothing_meets_the_bound() -> None:
+    result = branch_and_bound(_product, [Variable("a", 1, 9)], 1.0)
+    assert result.best is None
+    assert result.evaluated == 1
+
+
+def test_an_infinite_latency_meets_no_bound() -> None:
+    result = branch_and_bound(lambda point: (math.inf, 1.0), [Variable("a", 1, 9)], math.inf)
+    assert result.best is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.floats(0.05, 3.0),
+    st.booleans(),
+)
+def test_branch_and_bound_is_exact_on_monotone_functions(
+    seed: int, sides: list[int], bound: float, reduce: bool
+) -> None:
+    evaluate = _random_monotone(seed, tuple(sides))
+    variables = [Variable(str(side), 0, side - 1) for side in sides]
+    result = branch_and_bound(evaluate, variables, bound, reduce=reduce)
+    best = exhaustive(evaluate, variables, bound)
+    assert result.throughput == best.throughput
+    assert result.evaluated <= best.evaluated
+    assert (result.violations.latency, result.violations.throughput) == (0, 0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.floats(0.2, 3.0))
+def test_within_the_tolerance_noise_does_no_harm(seed: int, bound: float) -> None:
+    smooth = _random_monotone(seed, (12, 12))
+    rng = np.random.default_rng(seed)
+    noise = 1 + 0.02 * rng.random((2, 12, 12))
+
+    def noisy(point: Point) -> tuple[float, float]:
+        latency, throughput = smooth(point)
+        return latency * noise[0][point], throughput * noise[1][point]
+
+    variables = [Variable("a", 0, 11), Variable("b", 0, 11)]
+    result = branch_and_bound(noisy, variables, bound, throughput_tolerance=0.02, latency_tolerance=0.02)
+    assert result.throughput == exhaustive(noisy, variables, bound).throughput
+
+
+def test_a_fall_is_reported() -> None:
+    result = branch_and_bound(lambda point: (1.0, float(-point[0])), [Variable("a", 0, 1)], 2.0)
+    assert (result.violations.pairs, result.violations.throughput) == (1, 1)
+    result = branch_and_bound(lambda point: (1.0, float(4 - point[0])), [Variable("a", 0, 1)], 2.0)
+    assert (result.violations.throughput, result.violations.worst_throughput) == (1, 0.25)
+
+
+def test_the_frontier_holds_what_nothing_beats() -> None:
+    points = [((1,), 1.0, 1.0), ((2,), 2.0, 3.0), ((3,), 3.0, 2.0), ((4,), math.inf, 9.0)]
+    assert [point[0] for point in frontier(points)] == [(1,), (2,)]
+
+
+def _timeline(devices: int, task: str = "S") -> Timeline:
+    generator = GENERATORS[f"exegpt-{task}"]
+    device = ROOFLINE_DEVICES["a100-80gb"]
+    costs = {degree: LayerCost(roofline_profile(LLAMA, device, degree)) for degree in (1, 2)}
+    pair = LengthPair(generator.input_tokens(), generator.output_tokens())
+    return Timeline(costs, Cluster(devices, device.memory), pair)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_the_search_finds_the_exhaustive_best_of_every_strategy(strategy: Strategy) -> None:
+    timeline = _timeline(4)
+    batches, rounds = (16, 55), (1, 20)
+    points: list[tuple[Point, float, float]] = []
+    parts = spaces(timeline, strategy, 1, encode_batches=batches, decode_rounds=rounds)
+    for number, space in enumerate(parts):
+        found = exhaustive(space.evaluate(timeline), space.variables, math.inf).points
+        points += [((number, *values), latency, rate) for values, latency, rate in found]
+    finite = sorted(latency for _, latency, _ in points if math.isfinite(latency))
+    for share in (0.1, 0.5, 0.9):
+        bound = finite[int(share * (len(finite) - 1))]
+        result = search(timeline, strategy, 1, bound, encode_batches=batches, decode_rounds=rounds)
+        assert result.performance is not None
+        assert result.performance.throughput == pytest.approx(best_of(points, bound).throughput, rel=0.01)
+
+
+def test_the_best_strategy_comes_first_and_a_looser_bound_is_no_worse() -> None:
+    timeline = _timeline(2)
+    best = []
+    for bound in (1.0, 2.0, 8.0):
+        found = search_all(timeline, bound, encode_batches=(1, 64), decode_rounds=(1, 40))
+        rates = [each.performance.throughput for each in found if each.performance is not None]
+        assert rates == sorted(rates, reverse=True)
+        best.append(rates[0])
+    assert best == sorted(best)
+
+
+@pytest.mark.parametrize("task", ["S", "C2"])
+def test_the_search_is_exact_on_measured_profiles(task: str) -> None:
+    folder = DATA / "layer_profiles" / "RTXPRO6000-Llama-3.1-8B-tp1"
+    if not folder.exists():
+        pytest.skip("the measured layer profiles are not here (BATCHBOUND_DATA)")
+    generator = GENERATORS[f"exegpt-{task}"]
+    pair = LengthPair(generator.input_tokens(), generator.output_tokens())
+    timeline = Timeline({1: LayerCost(read_layer_profiles(folder))}, Cluster(2, 96 * 2**30), pair)
+    # A part of the points: the whole grid is the study's.
+    coarse = [(batch, rounds) for batch in range(8, 208, 6) for rounds in range(1, 101, 2)]
+    evaluate = next(spaces(timeline, Strategy.RRA, 1)).evaluate(timeline)
+    points = [(point, *evaluate(point)) for point in coarse]
+    for bound in np.quantile([latency for _, latency, _ in points if math.isfinite(latency)], (0.1, 0.5)):
+        found = search(
+            timeline, Strategy.RRA, 1, float(bound), encode_batches=(8, 207), decode_rounds=(1, 100)
+        )
+        assert found.performance is not None
+        assert found.performance.throughput >= best_of(points, float(bound)).throughput * (1 - 0.005)
+        assert found.evaluated <= 0.02 * found.grid
