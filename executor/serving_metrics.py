@@ -34,6 +34,8 @@ class ServingMetrics:
         Served, over the time to the last end.
     kv_held, kv_promised
         Share of the memory in use and given away, over the device's busy time.
+    kv_full
+        Share of the device's busy time in which at least 95 % of the memory is given away.
     forward_size
         Tokens of an iteration, over iterations.
     completed_per_iteration
@@ -60,6 +62,7 @@ class ServingMetrics:
     tokens_per_s: float
     kv_held: float
     kv_promised: float
+    kv_full: float
     forward_size: float
     completed_per_iteration: float
     failed: float
@@ -97,6 +100,7 @@ def serving_metrics(run: ServingRun) -> ServingMetrics:
         tokens_per_s=float(tokens.sum()) / makespan,
         kv_held=float((run.held * run.seconds).sum()) / busy / run.capacity,
         kv_promised=float((run.promised * run.seconds).sum()) / busy / run.capacity,
+        kv_full=float(run.seconds[run.promised >= 0.95 * run.capacity].sum()) / busy,
         forward_size=float((run.decodes + run.prompt_tokens).mean()),
         completed_per_iteration=float(run.completed.mean()),
         failed=float((run.preempted > 0).mean()),

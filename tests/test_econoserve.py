@@ -5,12 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.data.cost import CostModel
 from batchbound.data.iteration_cost import MixedCost
+from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.executor.disaggregated import simulate_disaggregated
 from batchbound.executor.serving_metrics import serving_metrics
+from batchbound.executor.serving_schedule import serving_schedule
 from batchbound.executor.serving_simulation import ServingError, ServingRun, simulate_serving
 from batchbound.heuristics.econoserve import EconoServe, EconoServeSettings
+from batchbound.heuristics.serving_baselines import Vllm
+from batchbound.heuristics.serving_registry import ServingOptions, serving_policy
 from batchbound.heuristics.task_queue import TaskQueue
 
 UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
@@ -158,3 +163,26 @@ def test_the_figures_of_a_run_add_up() -> None:
     assert 0 < metrics.kv_held <= metrics.kv_promised <= 1
     assert 0 <= metrics.slo_satisfaction <= 1
     assert metrics.to_json()["completion"] == metrics.completion
+
+
+@pytest.mark.parametrize("name", ["orca", "multires", "sync-coupled", "econoserve-d", "econoserve"])
+@given(lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_an_uninterrupted_job_is_a_schedule_the_planner_accepts(
+    name: str, lengths: list[tuple[int, int]]
+) -> None:
+    requests = workload(*(list(column) for column in zip(*lengths, strict=True)))
+    policy = serving_policy(name, ServingOptions(21, 20, EXACT))
+    run = simulate_serving(requests, policy, UNIT, 50, block_tokens=1)
+    problem = Problem(requests, CostModel.paper(), 12, kv_capacity=50, prefill_emits_first_token=True)
+    schedule = serving_schedule(run, problem)
+    assert schedule is not None
+    assert schedule.check(problem) is None
+    assert len(schedule.active(problem)) <= int((run.decodes > 0).sum())
+
+
+def test_an_interrupted_job_is_no_schedule() -> None:
+    requests = workload([4, 4], [6, 6])
+    run = simulate_serving(requests, Vllm(watermark=0.0), UNIT, 10, block_tokens=1)
+    problem = Problem(requests, CostModel.paper(), 2, kv_capacity=10, prefill_emits_first_token=True)
+    assert serving_schedule(run, problem) is None
