@@ -22,6 +22,7 @@ from .loop import execute
 from .model_source import position_limit
 from .prompts import Prompts
 from .simulate import remaining_schedule
+from .tiers import Tier
 from .tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class Job:
     pinned
         Decode every answer to the plan's length, whatever its tokens are; else an answer ends at an
         end-of-sequence token or at its request's ``max_tokens``.
+    tier
+        The layout of keys and values; chosen when the job runs if left out.
+    kv_tokens
+        The most tokens of keys and values to allocate on the device; None for as many as the slots need.
 
     Raises
     ------
@@ -76,6 +81,8 @@ class Job:
     tokenizer: Tokenizer
     sampler: Sampler
     pinned: bool
+    tier: Tier | None = None
+    kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
         problem = self.plan.problem
@@ -138,6 +145,8 @@ class Job:
             self.most_tokens[left],
             eos_ids=NO_EOS if self.pinned else frozenset(self.tokenizer.eos_ids),
             sampler=self.sampler,
+            tier=self.tier,
+            kv_tokens=self.kv_tokens,
         )
 
         def keep(request: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .inputs import positive
+
+if TYPE_CHECKING:
+    from ..executor.tiers import Tier
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +31,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--threads", type=positive, metavar="N", help="CPU threads of torch (default: torch's own)"
     )
     group.add_argument("--seed", type=int, help="of sampling and random weights (default 0)")
+    group.add_argument(
+        "--tier",
+        choices=("auto", "window", "slab", "ragged"),
+        default="auto",
+        help="layout of keys and values (default: the fastest that gives this model's own answers)",
+    )
 
 
 def load(args: argparse.Namespace) -> Any:
@@ -46,3 +55,10 @@ def load(args: argparse.Namespace) -> Any:
         device=args.device,
         seed=args.seed or 0,
     )
+
+
+def tier_of(model: Any, args: argparse.Namespace) -> Tier:
+    """Return the tier that the options of :func:`add_model` ask for, checked on the loaded model."""
+    from ..executor.tiers import choose_tier
+
+    return choose_tier(model, args.tier)

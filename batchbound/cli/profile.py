@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +16,11 @@ from ..executor.engine import Engine
 from ..executor.profiling import grid, profile
 from ..executor.prompts import Prompts
 from .inputs import DEFAULT_SLOTS, positive, refuse_existing
-from .model import add_model, load
+from .model import add_model, load, tier_of
 from .progress import progress
+
+if TYPE_CHECKING:
+    from ..executor.tiers import Tier
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +52,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(message, mend="Give at least 2 of each: a line needs two points.")
     model = load(args)
     calibrated = measure(
-        model, slots=args.slots, prompt_tokens=args.prompt_tokens, points=args.points, repeats=args.repeats
+        model,
+        slots=args.slots,
+        prompt_tokens=args.prompt_tokens,
+        points=args.points,
+        repeats=args.repeats,
+        tier=tier_of(model, args),
     )
     calibrated.save(args.output)
     cost, error = calibrated.cost, calibrated.error
@@ -65,7 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(
-    model: object, *, slots: int, prompt_tokens: int, points: int = 5, repeats: int = 3
+    model: object,
+    *,
+    slots: int,
+    prompt_tokens: int,
+    points: int = 5,
+    repeats: int = 3,
+    tier: Tier | None = None,
 ) -> CalibratedCost:
     """
     Return the cost model of a loaded model on this machine.
@@ -80,17 +95,23 @@ def measure(
         Points along each side of the grid, evenly spaced by ratio.
     repeats
         Of which the median counts.
+    tier
+        The layout of keys and values; chosen if left out.
     """
     from ..executor.huggingface import HuggingFaceEngine, vocabulary_of
     from ..executor.model_source import position_limit
+    from ..executor.tiers import choose_tier
 
+    tier = tier or choose_tier(model)
     limit = position_limit(model.config)  # type: ignore[attr-defined]
     longest = prompt_tokens if limit is None else min(prompt_tokens, limit - 16)
     described: dict[str, object] = {}
 
     def engine_for(problem: Problem) -> Engine:
         prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
-        engine = HuggingFaceEngine(problem, model, prompts.tokens, np.asarray(problem.workload.output_tokens))
+        engine = HuggingFaceEngine(
+            problem, model, prompts.tokens, np.asarray(problem.workload.output_tokens), tier=tier
+        )
         described.update(engine.describe())
         return engine
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +17,8 @@ from ..data.jsonl import file_digest
 from ..data.openai_batch import PromptRecord, read_batch
 from ..data.plan import Plan
 from ..data.report import Report
-from .inputs import refuse_existing
-from .model import add_model, load
+from .inputs import positive, refuse_existing
+from .model import add_model, load, tier_of
 from .output import note
 from .progress import progress
 from .reporting import print_report, report_of, warn_of_other_machine
@@ -43,6 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     answers.add_argument("--temperature", type=float, help="0 is greedy (default: the batch file's, else 0)")
     answers.add_argument("--top-p", type=float, help="default: the batch file's, else 1")
     answers.add_argument("--top-k", type=int, help="default: the batch file's, else off")
+    parser.add_argument(
+        "--kv-tokens",
+        type=positive,
+        metavar="N",
+        help="most tokens of keys and values on the device; more wait on the host (default: no limit)",
+    )
     parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -51,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve what is not answered yet, write the answers and the trace, and print the report."""
+    from ..executor.faults import RunStoppedError, TerminatedError
     from ..executor.job import journal_path
     from ..executor.journal import Journal
 
@@ -63,10 +73,16 @@ def run(args: argparse.Namespace) -> int:
     if journal.finished:
         note(f"{args.output}: going on after {len(journal.finished)} finished answers")
     try:
-        with progress(len(plan.problem) - len(journal.finished), "requests") as advance:
+        with (
+            journal,
+            terminating(),
+            progress(len(plan.problem) - len(journal.finished), "requests") as advance,
+        ):
             outcome = job.run(journal, on_stage=lambda _, done: advance(done))
-    finally:
-        journal.close()
+    except (RunStoppedError, TerminatedError) as error:
+        note(f"stopped: {error}")
+        note(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
+        return 1
     if outcome.trace is not None:
         outcome.trace.save(args.trace)
     job.write_answers(journal, args.output)
@@ -108,7 +124,35 @@ def load_job(plan: Plan, args: argparse.Namespace) -> Job:
         prompts = Prompts.random(plan.problem.workload, vocabulary, args.seed or 0)
     else:
         prompts = Prompts.encode(records, tokenizer)
-    return Job(plan, prompts, model, tokenizer, sampler, pinned=args.pinned)
+    return Job(
+        plan,
+        prompts,
+        model,
+        tokenizer,
+        sampler,
+        pinned=args.pinned,
+        tier=tier_of(model, args),
+        kv_tokens=args.kv_tokens,
+    )
+
+
+@contextmanager
+def terminating() -> Iterator[None]:
+    """Turn the system's request to end into :class:`TerminatedError`, so that a run stops cleanly."""
+    from ..executor.faults import TerminatedError
+
+    def stop(*_: object) -> None:
+        raise TerminatedError("the system asked the process to end (SIGTERM)")
+
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread may say what a signal does.
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _gap(report: Report) -> str:
