@@ -1,0 +1,159 @@
+"""Past answers to learn lengths from, predicted lengths with their intervals, and how good they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .cost import FloatArray, IntArray
+from .openai_batch import PromptRecord
+
+COVERAGE = 0.9
+"""Share of answers whose length the intervals are meant to hold."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """
+    Prompts and the lengths of their answers.
+
+    Parameters
+    ----------
+    prompts
+        The texts; several answers to one prompt are several examples of one text.
+    lengths
+        Tokens of each answer, at least one, shape (examples,).
+
+    Raises
+    ------
+    ValueError
+        If there is none, the columns differ in length, or a length is below one.
+    """
+
+    prompts: tuple[str, ...]
+    lengths: IntArray
+
+    def __post_init__(self) -> None:
+        if not self.prompts or len(self.prompts) != len(self.lengths):
+            raise ValueError(f"{len(self.prompts)} prompts and {len(self.lengths)} lengths of answers")
+        if self.lengths.min() < 1:
+            raise ValueError(f"the answer {int(self.lengths.argmin())} is of no token")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @classmethod
+    def of(cls, records: Sequence[PromptRecord], lengths: Mapping[str, int]) -> Examples:
+        """Return the requests of a batch file that an output file answers, with the answers' tokens."""
+        answered = [record for record in records if record.custom_id in lengths]
+        tokens = np.array([lengths[record.custom_id] for record in answered], dtype=np.int64)
+        return cls(tuple(map(prompt_text, answered)), tokens)
+
+    def select(self, rows: npt.NDArray[np.bool_] | IntArray) -> Examples:
+        """Return some of the examples."""
+        chosen = np.arange(len(self))[rows]
+        return Examples(tuple(self.prompts[i] for i in chosen.tolist()), self.lengths[chosen])
+
+    def split(self, share: float, seed: int) -> tuple[Examples, Examples]:
+        """Return the examples without, and those in, a random share of the prompts (at least one of each)."""
+        names, of = np.unique(np.array(self.prompts, dtype=object).astype(str), return_inverse=True)
+        apart = np.zeros(len(names), dtype=np.bool_)
+        count = min(max(1, round(share * len(names))), len(names) - 1)
+        apart[np.random.default_rng(seed).permutation(len(names))[:count]] = True
+        return self.select(~apart[of]), self.select(apart[of])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predicted:
+    """
+    Predicted lengths with intervals meant to hold :data:`COVERAGE` of the answers.
+
+    Parameters
+    ----------
+    tokens, low, high
+        Tokens, at least one, shape (requests,).
+    """
+
+    tokens: IntArray
+    low: IntArray
+    high: IntArray
+
+    @classmethod
+    def of(cls, tokens: FloatArray, low: FloatArray, high: FloatArray) -> Predicted:
+        """Return predictions rounded to whole tokens, intervals that hold them, nothing below one."""
+        whole = [np.maximum(1, np.rint(column)).astype(np.int64) for column in (tokens, low, high)]
+        return cls(whole[0], np.minimum(whole[1], whole[0]), np.maximum(whole[2], whole[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionQuality:
+    r"""
+    How good predicted lengths were on answers that were not learnt from.
+
+    Parameters
+    ----------
+    requests
+        How many answers.
+    buckets, longest
+        MICO's N and :math:`l_{max}`: a length's label is :math:`\lfloor l / (l_{max} / N) \rfloor`.
+    accuracy, neighbour_accuracy
+        Share of predictions with the right label, and with it or one next to it.
+    mean_error
+        Mean absolute error, tokens.
+    log_bias, log_sd
+        Mean and standard deviation of ``log(predicted / true)``; the latter is what ``--length-error`` takes.
+    coverage
+        Share of the answers that the intervals hold.
+    """
+
+    requests: int
+    buckets: int
+    longest: int
+    accuracy: float
+    neighbour_accuracy: float
+    mean_error: float
+    log_bias: float
+    log_sd: float
+    coverage: float
+
+    @classmethod
+    def measured(
+        cls, predicted: Predicted, lengths: IntArray, *, longest: int, buckets: int = 10
+    ) -> PredictionQuality:
+        """Return the quality of predictions, given the answers' true lengths (tokens, shape (requests,))."""
+        off = np.abs(bucket_of(predicted.tokens, longest, buckets) - bucket_of(lengths, longest, buckets))
+        logs = np.log(predicted.tokens / lengths)
+        held = (predicted.low <= lengths) & (lengths <= predicted.high)
+        return cls(
+            requests=len(lengths),
+            buckets=buckets,
+            longest=longest,
+            accuracy=float((off == 0).mean()),
+            neighbour_accuracy=float((off <= 1).mean()),
+            mean_error=float(np.abs(predicted.tokens - lengths).mean()),
+            log_bias=float(logs.mean()),
+            log_sd=float(logs.std()),
+            coverage=float(held.mean()),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figures by name."""
+        return asdict(self)
+
+
+def bucket_of(lengths: IntArray, longest: int, buckets: int) -> IntArray:
+    r"""Return MICO's label :math:`\lfloor l / (l_{max} / N) \rfloor` of each length, at most N - 1."""
+    label: IntArray = np.minimum(lengths * buckets // longest, buckets - 1)
+    return label
+
+
+def prompt_text(record: PromptRecord) -> str:
+    """Return what a request says, as a predictor reads it."""
+    if isinstance(record.prompt, str):
+        return record.prompt
+    if record.prompt is not None:
+        return " ".join(map(str, record.prompt))
+    return "\n".join(f"{message.role}: {message.content}" for message in record.messages)
