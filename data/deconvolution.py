@@ -21,8 +21,8 @@ CEILINGS = 12
 
 ITERATIONS_OF_A_CEILING = 200
 
-UNDECIDED = (1.0, 1.5)
-"""Loss of log-likelihood that a ceiling is worth: what Akaike's criterion charges a parameter, and more."""
+UNDECIDED = (0.1, 1.2)
+"""Losses of log-likelihood at which a ceiling may lie; Akaike's criterion charges 1 for a parameter."""
 
 REJECTED = 1.95
 """Kolmogorov-Smirnov distance, times the root of the count, exceeded by chance once in a thousand."""
@@ -59,9 +59,12 @@ class Deconvolution:
         # Floored, so that no number is impossible: beneath a ceiling none may be within reach of its y.
         self._kernel = np.exp(-0.5 * np.minimum(distance**2, 1000.0))
         self._kernel /= self._spread(sd)
+        self._sd = sd
         self._reach = sd if ceiling is not None and ceiling < high else 0.0
         self._ends, self._losses = self._profile()
-        self._prior = self._em(self._shares, self._flat(self._ends_at(np.array(UNDECIDED[:1]))), ITERATIONS)
+        self._prior = self._em(
+            self._shares, self._flat(self._ends_at(np.array([sum(UNDECIDED) / 2]))), ITERATIONS
+        )
 
     def _binned(self, noisy: FloatArray, low: float) -> tuple[IntArray, IntArray]:
         bins = np.rint((noisy - low) / self._spacing).astype(np.int64)
@@ -81,7 +84,7 @@ class Deconvolution:
         lowest = max(0, min(len(self._grid) - 1, len(self._grid) - 1 - round(middle / self._spacing)))
         ends = np.unique(np.linspace(0, lowest, CEILINGS).astype(np.int64))
         losses = self._lost(ends)
-        last = int(np.searchsorted(losses, UNDECIDED[0], side="right")) - 1
+        last = int(np.searchsorted(losses, UNDECIDED[1], side="right")) - 1
         if last + 1 < len(ends):
             finer = np.linspace(ends[last], ends[last + 1], CEILINGS).astype(np.int64)
             ends = np.unique(np.concatenate((ends, finer)))
@@ -99,7 +102,10 @@ class Deconvolution:
 
     def _ends_at(self, losses: FloatArray) -> IntArray:
         """Return the lowest ceiling that loses no more, for each loss of log-likelihood."""
+        lowest = self._ends[np.searchsorted(self._losses, UNDECIDED[1], side="right") - 1]
         ends = self._ends[np.searchsorted(self._losses, losses, side="right") - 1]
+        # One outlier may ask for a ceiling far up, and cannot say how far.
+        ends = np.maximum(ends, lowest - round(self._sd / 2 / self._spacing))
         return np.where(ends * self._spacing <= self._reach, 0, ends)
 
     def _flat(self, ends: IntArray) -> FloatArray:
