@@ -62,6 +62,8 @@ class RunningBatch(ABC):
         self._slot_of_row: list[int | None] = []
         self._row_of_slot: dict[int, int] = {}
         self._state = torch.zeros(4, slots, dtype=torch.int64, device=self._decoder.device)
+        self.scores: NDArray[np.float64] = np.empty((0, slots))
+        """Of the latest greedy prefill or decode call: the logit of each token, shape (rounds, slots)."""
 
     @classmethod
     @abstractmethod
@@ -178,8 +180,10 @@ class RunningBatch(ABC):
         state[3] += 1
         self._state[:, rows] = state
         self._changed()
-        failed = (~scores.isfinite()).nonzero()[:, 0].tolist()
-        if failed:
+        self.scores = np.full((1, self.slots), np.nan)
+        self.scores[:, slots] = scores.double().cpu().numpy()
+        failed = np.flatnonzero(~np.isfinite(self.scores[0, slots]))
+        if failed.size:
             for slot in slots:
                 self.release(slot)
             raise NotFiniteError(slots[failed[0]], 0)
@@ -319,10 +323,12 @@ class RunningBatch(ABC):
     def _read_back(self, history: torch.Tensor, scores: torch.Tensor) -> NDArray[np.int64]:
         answer = np.full((len(history), self.slots), -1, dtype=np.int64)
         columns = [slot for slot in self._slot_of_row if slot is not None]
-        sound = scores.isfinite().cpu().numpy()
-        if not sound.all():
-            round_, row = np.argwhere(~sound)[0]
-            raise NotFiniteError(columns[int(row)], int(round_))
+        self.scores = np.full((len(history), self.slots), np.nan)
+        self.scores[:, columns] = scores.double().cpu().numpy()
+        failed = np.argwhere(~np.isfinite(self.scores[:, columns]))
+        if failed.size:
+            round_, row = failed[0].tolist()
+            raise NotFiniteError(columns[row], round_)
         answer[:, columns] = history.cpu().numpy()
         return answer
 

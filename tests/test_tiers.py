@@ -1,0 +1,310 @@
+"""Slab and ragged against per-request generate, and what each tier refuses."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from batchbound.executor.batch import WindowBatch  # noqa: E402
+from batchbound.executor.families import UnsupportedModelError  # noqa: E402
+from batchbound.executor.faults import NotFiniteError  # noqa: E402
+from batchbound.executor.model_source import load_model  # noqa: E402
+from batchbound.executor.ragged import RaggedBatch, neighbours, pack  # noqa: E402
+from batchbound.executor.running import RunningBatch  # noqa: E402
+from batchbound.executor.sampling import Sampler  # noqa: E402
+from batchbound.executor.slab import SlabBatch  # noqa: E402
+from batchbound.executor.tiers import choose_tier  # noqa: E402
+from batchbound.executor.tiny import FAMILIES, tiny_config  # noqa: E402
+
+# GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+NOT_SLAB = {"gpt-neo": "index of a column"}
+NOT_RAGGED = {
+    "bloom": "do not call",
+    "codegen": "do not call",
+    "deepseek-v3": "latent attention",
+    "falcon": "do not call",
+    "falcon-alibi": "do not call",
+    "gemma2": "scores are capped",
+    "gpt-neo": "do not call",
+    "gpt-oss": "sinks",
+    "gptj": "do not call",
+    "mpt": "do not call",
+    "stablelm": "do not call",
+    "xglm": "do not call",
+}
+# XGLM's own masks overflow in float64.
+SLAB = sorted(set(FAMILIES) - set(NOT_SLAB) - {"xglm"})
+RAGGED = sorted(set(FAMILIES) - set(NOT_RAGGED))
+TIERS: tuple[type[RunningBatch], ...] = (WindowBatch, SlabBatch, RaggedBatch)
+
+Request = tuple[list[int], int]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return load_model("tiny:llama", dtype="float64", device="cpu")
+
+
+def draw_requests(count: int, seed: int, longest: int = 40, most: int = 24) -> list[Request]:
+    rng = random.Random(seed)
+    return [
+        ([rng.randrange(256) for _ in range(rng.randint(1, longest))], rng.randint(1, most))
+        for _ in range(count)
+    ]
+
+
+def generate_alone(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
+    ids = torch.tensor([list(prompt)])
+    model.generation_config.eos_token_id = None
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
+    )
+    answer: list[int] = out[0, len(prompt) :].tolist()
+    return answer
+
+
+def run_at_random(batch: RunningBatch, requests: Sequence[Request], seed: int) -> list[list[int]]:
+    """Serve requests on a schedule drawn at random; some are evicted, some move to the host and back."""
+    rng = random.Random(seed)
+    answers: list[list[int]] = [[] for _ in requests]
+    waiting, free, running = list(range(len(requests))), list(range(batch.slots)), dict[int, int]()
+    suspended: dict[int, Any] = {}
+    while waiting or running:
+        joining = [
+            waiting.pop(0)
+            for _ in range(min(len(waiting), len(free), rng.randint(0 if running else 1, batch.slots)))
+        ]
+        rng.shuffle(free)
+        for i in [i for i in joining if i in suspended]:
+            slot = free.pop()
+            batch.insert(slot, suspended.pop(i))
+            running[slot] = i
+            joining.remove(i)
+        slots = [free.pop() for _ in joining]
+        first = batch.prefill(
+            slots,
+            [requests[i][0] + answers[i] for i in joining],
+            request_ids=[str(i) for i in joining],
+            emitted=[len(answers[i]) for i in joining],
+        )
+        for slot, i, token in zip(slots, joining, first, strict=True):
+            running[slot] = i
+            answers[i].append(token)
+        left = [requests[i][1] - len(answers[i]) for i in running.values()]
+        tokens = batch.decode(rng.randint(0, min(left)))
+        for slot, i in list(running.items()):
+            answers[i] += tokens[:, slot].tolist()
+            done = len(answers[i]) == requests[i][1]
+            if done or rng.random() < 0.2:
+                if not done and rng.random() < 0.6:
+                    suspended[i] = batch.take(slot)
+                else:
+                    batch.release(slot)
+                free.append(slot)
+                del running[slot]
+                if not done:
+                    waiting.append(i)
+    return answers
+
+
+@pytest.mark.parametrize("family", SLAB)
+def test_the_slab_gives_the_answers_of_generate_alone(family: str) -> None:
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    requests = draw_requests(7, seed=1)
+    batch = SlabBatch(model, slots=3, capacity=1)
+    assert run_at_random(batch, requests, seed=2) == [generate_alone(model, *each) for each in requests]
+
+
+@pytest.mark.parametrize("family", RAGGED)
+def test_the_ragged_tier_gives_the_answers_of_generate_alone(family: str) -> None:
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    requests = draw_requests(7, seed=1)
+    # So few tokens a call that most prompts are prefilled in chunks.
+    batch = RaggedBatch(model, slots=3, capacity=1, prefill_tokens=13)
+    assert run_at_random(batch, requests, seed=2) == [generate_alone(model, *each) for each in requests]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
+def test_requests_move_to_the_host_and_back_unharmed(tier: type[RunningBatch], family: str) -> None:
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    requests = draw_requests(9, seed=6)
+    assert run_at_random(tier(model, 4, 64), requests, seed=7) == [
+        generate_alone(model, *each) for each in requests
+    ]
+
+
+@pytest.mark.parametrize("call_tokens", [0.0, 20.0, float("inf")])
+def test_answers_do_not_depend_on_how_rows_share_calls(
+    llama: Any, call_tokens: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RaggedBatch, "_call_tokens", lambda _: call_tokens)
+    requests = draw_requests(8, seed=3)
+    assert run_at_random(RaggedBatch(llama, 5, 64), requests, seed=4) == [
+        generate_alone(llama, *each) for each in requests
+    ]
+
+
+@pytest.mark.parametrize("family", sorted(NOT_RAGGED))
+def test_the_ragged_tier_refuses_by_name_what_it_would_get_wrong(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=NOT_RAGGED[family]):
+        RaggedBatch.check(tiny_config(family))
+
+
+@pytest.mark.parametrize("family", sorted(NOT_SLAB))
+def test_the_slab_refuses_by_name_what_it_would_get_wrong(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=NOT_SLAB[family]):
+        SlabBatch.check(tiny_config(family))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_chunked_attention_is_refused_by_every_tier(tier: type[RunningBatch]) -> None:
+    with pytest.raises(UnsupportedModelError, match="chunked_attention"):
+        tier.check(transformers.AutoConfig.for_model("llama4_text"))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt-oss"])
+def test_a_layer_that_asks_for_more_than_products_is_refused_though_no_rule_knows_it(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RaggedBatch, "check", lambda *_: None)
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    with pytest.raises(UnsupportedModelError, match="its layers ask the ragged tier for"):
+        RaggedBatch(model, 1, 8).prefill([0], [[1, 2, 3]])
+
+
+@pytest.mark.parametrize("family", ["gptj", "bloom", "falcon"])
+def test_the_self_check_catches_what_no_rule_knows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    monkeypatch.setattr(RaggedBatch, "check", lambda *_: None)
+    tier = choose_tier(model, self_check=True)
+    assert tier.name == "window"
+    assert "ragged was refused" in tier.reason
+    assert tier.check == "answers compared with the model's own at load"
+
+
+def test_the_choice_says_why(llama: Any) -> None:
+    tier = choose_tier(llama)
+    assert (tier.name, tier.check) == ("ragged", "a tested family")
+    assert choose_tier(llama, "slab").reason == "asked for"
+    gemma = load_model("tiny:gemma2", device="cpu")
+    assert choose_tier(gemma).name == "window"
+    assert "capped" in choose_tier(gemma).reason
+    with pytest.raises(UnsupportedModelError, match="capped"):
+        choose_tier(gemma, "ragged")
+    with pytest.raises(ValueError, match="tier must be one of"):
+        choose_tier(llama, "paged")
+
+
+def test_a_family_without_tests_is_checked_at_load() -> None:
+    from batchbound.executor.model_source import build_random
+
+    config = transformers.AutoConfig.for_model(
+        "seed_oss",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    tier = choose_tier(build_random(config, seed=0).eval())
+    assert tier.name == "ragged"
+    assert tier.check == "answers compared with the model's own at load"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_nan_is_told_and_does_not_outlive_its_request(
+    tier: type[RunningBatch], llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = tier(llama, 2, 64)
+    batch.prefill([0, 1], [[1] * 20, [2] * 7])
+    broken = [True]
+
+    def spoil(_: Any, arguments: Any, output: Any) -> Any:
+        return output * float("nan") if broken[0] else output
+
+    handle = llama.model.embed_tokens.register_forward_hook(spoil)
+    try:
+        with pytest.raises(NotFiniteError, match="not finite after 0 rounds"):
+            batch.decode(3)
+    finally:
+        broken[0] = False
+        handle.remove()
+    batch.release(0)
+    batch.release(1)
+    prompts = [[5, 6, 7], [8] * 30]
+    first = batch.prefill([0, 1], prompts)
+    tokens = batch.decode(9)
+    for slot, prompt in enumerate(prompts):
+        assert [first[slot], *tokens[:, slot].tolist()] == generate_alone(llama, prompt, 10)
+
+
+@pytest.mark.parametrize("filling", [float("-inf"), float("nan")])
+def test_baton_s_padding_with_infinity_spoils_attention_and_zeros_do_not(filling: float) -> None:
+    # BATON, Section 4.2, fills the padding of keys and values with -inf.
+    query = torch.ones(1, 1, 1, 4, dtype=torch.float64)
+    mask = torch.tensor([[[[torch.finfo(torch.float64).min, 0.0, 0.0]]]], dtype=torch.float64)
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def padded(value: float) -> Any:
+        states = torch.ones(1, 1, 3, 4, dtype=torch.float64)
+        states[:, :, 0] = value
+        return attend(query, states, states, attn_mask=mask)
+
+    assert not torch.equal(padded(filling), torch.ones(1, 1, 1, 4, dtype=torch.float64))
+    assert torch.equal(padded(0.0), torch.ones(1, 1, 1, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_sampled_answers_do_not_depend_on_the_schedule(tier: type[RunningBatch], llama: Any) -> None:
+    requests = draw_requests(6, seed=5)
+    sampler = Sampler(temperature=0.9, top_p=0.95, seed=11)
+    few = run_at_random(tier(llama, 2, 64, sampler=sampler), requests, seed=1)
+    assert few == run_at_random(WindowBatch(llama, 5, 64, sampler=sampler), requests, seed=2)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 40))
+@settings(max_examples=60, deadline=None)
+def test_neighbours_share_calls_at_least_cost(lengths: list[int], call_tokens: int) -> None:
+    def cost(bounds: Sequence[int]) -> int:
+        runs = [lengths[first:last] for first, last in itertools.pairwise(bounds)]
+        return sum(max(run) * len(run) + call_tokens for run in runs)
+
+    inner = range(1, len(lengths))
+    every = itertools.chain.from_iterable(itertools.combinations(inner, k) for k in range(len(lengths)))
+    bounds = neighbours(lengths, call_tokens)
+    assert (bounds[0], bounds[-1]) == (0, len(lengths))
+    assert cost(bounds) == min(cost([0, *cuts, len(lengths)]) for cuts in every)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_prompts_are_packed_whole_and_in_order(lengths: list[int], most_tokens: int) -> None:
+    calls = list(pack(lengths, most_tokens))
+    assert all(0 < sum(tokens for *_, tokens in call) <= most_tokens for call in calls)
+    seen = [0] * len(lengths)
+    for index, offset, tokens in itertools.chain(*calls):
+        assert seen[index] == offset
+        seen[index] += tokens
+    assert seen == lengths
