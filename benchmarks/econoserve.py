@@ -1,8 +1,9 @@
 """
 EconoServe's study in simulation, each figure beside the published one.
 
-Requests of its Table 2 (Alpaca, ShareGPT, BookCorpus) on OPT-13B on one A100 with 12 GB for keys and values,
-iterations at the costs DistServe fitted to that model and device. Needs the public files (see --data).
+Requests of its Table 2 (Alpaca, ShareGPT, BookCorpus) on OPT-13B on one A100 with 12 GB for keys and values
+(or OPT-66B on four, with 185 GB), iterations at the costs DistServe fitted to that model and device. Needs
+the public files (see --data).
 
 Run: ``python benchmarks/econoserve.py systems --minutes 10`` (or ``rates``, ``sweet``, ``decisions``,
 ``hours``, ``offline``).
@@ -35,13 +36,49 @@ from batchbound.heuristics.serving_registry import SERVING_POLICIES, ServingOpti
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve
 
-KV_BYTES = 2 * 40 * 5120 * 2
-"""Of one token on OPT-13B: keys and values, layers, width, two bytes each."""
-CAPACITY = int(12e9 / KV_BYTES)
 FORWARD = 1024
 """Target forward size: 85 % of the greatest rate at DistServe's prefill costs, 0.12 s an iteration."""
 PCIE, ETHERNET = 25e9, 12.5e9
 """Bytes per second, to the host and between machines (100 Gb/s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model on the paper's machine: its name and devices in DistServe's file, its shape and KV memory."""
+
+    name: str
+    devices: int
+    layers: int
+    width: int
+    kv_memory: float
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token: keys and values, two bytes each."""
+        return 2 * self.layers * self.width * 2
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of keys and values."""
+        return int(self.kv_memory / self.kv_bytes)
+
+    def cost(self, data: Path) -> MixedCost:
+        """Return the cost of its iterations."""
+        return read_distserve_cost(
+            data / "distserve" / "profiler-a100-80g.distserve.json",
+            self.name,
+            self.devices,
+            swap_per_token=self.kv_bytes / (PCIE * self.devices),
+            transfer_per_token=self.kv_bytes / ETHERNET,
+        )
+
+
+MODELS = {
+    "opt-13b": Served("facebook/opt-13b", 1, 40, 5120, 12e9),
+    "opt-66b": Served("facebook/opt-66b", 4, 64, 9216, 185e9),
+}
+"""The paper's other two, Llama-33B and OPT-175B, have no coefficients in the file; OPT-66B on four devices
+has, with the memory DistServe found for it (78,496 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +133,8 @@ PUBLISHED = [
 class Study:
     """Runs systems on a trace, at a rate."""
 
-    def __init__(self, cost: MixedCost, name: str, seed: int, slo_scale: float = 2.0) -> None:
-        self.cost, self.name, self.trace = cost, name, TRACES[name]
+    def __init__(self, cost: MixedCost, capacity: int, name: str, seed: int, slo_scale: float = 2.0) -> None:
+        self.cost, self.capacity, self.name, self.trace = cost, capacity, name, TRACES[name]
         self.seed, self.slo = seed, slo_scale
         self.sizes = EconoServeSettings(
             padding=self.trace.padding, reserved=self.trace.reserved, buffer=self.trace.buffer
@@ -112,7 +149,7 @@ class Study:
         prompt_seconds = self.cost.seconds(0, 0, prompt, prompt**2)
         # A token's average latency: that of a device whose memory is full of such requests.
         held = drawn.input_tokens.mean() + drawn.output_tokens.mean() / 2
-        token_seconds = self.cost.seconds(int(CAPACITY / held), CAPACITY)
+        token_seconds = self.cost.seconds(int(self.capacity / held), self.capacity)
         allowed = self.slo * (prompt_seconds + token_seconds * drawn.output_tokens)
         return replace(drawn, arrival=arrival, deadline=arrival + allowed)
 
@@ -127,7 +164,7 @@ class Study:
     ) -> ServingRun:
         """Return what a system does with a workload."""
         if system == "distserve":
-            return simulate_disaggregated(workload, self.cost, CAPACITY, batched_tokens=FORWARD).run
+            return simulate_disaggregated(workload, self.cost, self.capacity, batched_tokens=FORWARD).run
         sizes = self.sizes if sizes is None else sizes
         if system == "oracle":
             system, known, sizes = "econoserve", True, replace(sizes, padding=0.0)
@@ -135,7 +172,7 @@ class Study:
             sizes = replace(sizes, padding=0.0)
         policy = serving_policy(system, ServingOptions(self.trace.longest, FORWARD, sizes))
         predicted = None if known else self.predicted(workload)
-        return simulate_serving(workload, policy, self.cost, CAPACITY, predicted=predicted)
+        return simulate_serving(workload, policy, self.cost, self.capacity, predicted=predicted)
 
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -205,9 +242,9 @@ def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
             "oracle",
         ):
             known = not system.startswith("econoserve")
-            low, high = 0.0, 4 * study.trace.rate
+            low, high = study.trace.rate / 256, 4 * study.trace.rate
             for _ in range(options.steps):
-                middle = (low + high) / 2
+                middle = (low * high) ** 0.5
                 run = study.run(system, study.workload(middle, options.minutes), known=known)
                 latency = serving_metrics(run).normalized_latency
                 low, high = (middle, high) if latency <= limit else (low, middle)
@@ -325,12 +362,12 @@ def offline(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
     cost = CostModel(
         fit.prefill_base, fit.prefill_per_token, fit.few_base, fit.few_per_request, 0.0, fit.few_per_kv_token
     )
-    problem = Problem(workload, cost, 256, kv_capacity=CAPACITY, prefill_emits_first_token=True)
+    problem = Problem(workload, cost, 256, kv_capacity=study.capacity, prefill_emits_first_token=True)
     policies: dict[str, float] = {}
     start = None
     for system in SERVING_POLICIES:
         policy = serving_policy(system, ServingOptions(2048, FORWARD, replace(study.sizes, padding=0.0)))
-        run = simulate_serving(workload, policy, fit, CAPACITY, block_tokens=1)
+        run = simulate_serving(workload, policy, fit, study.capacity, block_tokens=1)
         prompts = run.prompt_tokens[run.prompt_tokens > 0]
         rounds = int((run.decodes > 0).sum())
         # What the same iterations take when a prompt and a token are a stage and a round, swaps not counted.
@@ -376,11 +413,12 @@ def main() -> None:
         "--data", type=Path, default=Path(os.environ.get("BATCHBOUND_DATA", "../shared/data"))
     )
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
+    parser.add_argument("--model", choices=MODELS, default="opt-13b")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--scale", type=float, default=1.0, help="of the paper's rates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1, help="averaged over, in sweet")
-    parser.add_argument("--steps", type=int, default=7, help="of the search for a rate")
+    parser.add_argument("--steps", type=int, default=8, help="of the search for a rate")
     parser.add_argument(
         "--latency", type=float, default=3.0, help="normalized, over the unloaded one, in rates"
     )
@@ -388,14 +426,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="for the planner")
     parser.add_argument("--json", type=Path, help="write the figures")
     options = parser.parse_args()
-    cost = read_distserve_cost(
-        options.data / "distserve" / "profiler-a100-80g.distserve.json",
-        "facebook/opt-13b",
-        1,
-        swap_per_token=KV_BYTES / PCIE,
-        transfer_per_token=KV_BYTES / ETHERNET,
-    )
-    found = COMMANDS[options.what](lambda name: Study(cost, name, options.seed), options)
+    served = MODELS[options.model]
+    cost = served.cost(options.data)
+    found = COMMANDS[options.what](lambda name: Study(cost, served.capacity, name, options.seed), options)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

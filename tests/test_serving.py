@@ -1,6 +1,7 @@
 """Serving requests as they arrive, in the simulator, by every policy."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +210,16 @@ def test_distserves_coefficients_are_read_in_seconds(tmp_path: Path) -> None:
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ValueError, match="no serving policy is called 'nobody'"):
         serving_policy("nobody")
+
+
+def test_opt_13b_on_an_a100_takes_what_distserve_fitted() -> None:
+    data = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    file = data / "distserve" / "profiler-a100-80g.distserve.json"
+    if not file.exists():
+        pytest.skip(f"public data absent: {file.name}")
+    cost = read_distserve_cost(file, "facebook/opt-13b", 1)
+    # 18.1 ms + 0.1019 ms a token + 7.1e-6 ms a pair; 19.9 ms + 0.0385 ms a request + 0.00063 ms a token held.
+    assert cost.seconds(0, 0, 512, 512**2) == pytest.approx(0.0722, abs=1e-4)
+    assert cost.seconds(40, 10_000) == pytest.approx(0.0277, abs=1e-4)
+    # Many requests are bound by computing: 7.2 ms + 0.158 ms a request, and what they read.
+    assert cost.seconds(200, 10_000) == pytest.approx(0.0446, abs=1e-4)
