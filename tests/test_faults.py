@@ -1,0 +1,221 @@
+"""What a run does when memory runs out, a model gives NaN, or the system asks it to end."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.heuristics.registry import policy_named
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from batchbound.executor.decoder import Decoder  # noqa: E402
+from batchbound.executor.faults import RunStoppedError  # noqa: E402
+from batchbound.executor.huggingface import HuggingFaceEngine  # noqa: E402
+from batchbound.executor.loop import execute  # noqa: E402
+from batchbound.executor.model_source import load_model  # noqa: E402
+from batchbound.executor.tiers import choose_tier  # noqa: E402
+
+TIERS = ("window", "slab", "ragged")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return load_model("tiny:llama", dtype="float64", device="cpu")
+
+
+def make_job(count: int, slots: int, seed: int) -> tuple[Problem, list[list[int]]]:
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(256) for _ in range(rng.randint(1, 30))] for _ in range(count)]
+    outputs = [rng.randint(1, 25) for _ in prompts]
+    workload = Workload.from_lengths([len(prompt) for prompt in prompts], outputs)
+    return Problem(workload, CostModel.paper(), slots, prefill_emits_first_token=True), prompts
+
+
+def serve(model: Any, job: tuple[Problem, list[list[int]]], tier: str, **options: Any) -> HuggingFaceEngine:
+    problem, prompts = job
+    engine = HuggingFaceEngine(
+        problem, model, prompts, problem.workload.output_tokens, tier=choose_tier(model, tier), **options
+    )
+    execute(problem, policy_named("fcfs", problem), engine)
+    return engine
+
+
+def generated(model: Any, job: tuple[Problem, list[list[int]]]) -> list[list[int]]:
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt, tokens in zip(job[1], job[0].workload.output_tokens, strict=True):
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=int(tokens), do_sample=False, pad_token_id=0
+        )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch, calls: set[int], make_error: Callable[[], Exception], *, late: bool
+) -> None:
+    """Let some calls of the model fail, before they begin or after they stored their keys and values."""
+    forward, count = Decoder.forward, [0]
+
+    def failing(self: Decoder, *args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        if count[0] in calls and not late:
+            raise make_error()
+        logits = forward(self, *args, **kwargs)
+        if count[0] in calls:
+            raise make_error()
+        return logits
+
+    monkeypatch.setattr(Decoder, "forward", failing)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_with_less_memory_than_the_slots_need_requests_take_turns(tier: str, llama: Any) -> None:
+    job = make_job(14, slots=6, seed=1)
+    longest = int((job[0].prompt_tokens + job[0].workload.output_tokens).max())
+    engine = serve(llama, job, tier, kv_tokens=6 * longest * 6 // 10)
+    assert engine.answers == generated(llama, job)
+    assert "3 requests fit at once" in str(engine.describe()["memory"])
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("tier", TIERS)
+def test_running_out_of_memory_loses_nothing(
+    tier: str, late: bool, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(12, slots=5, seed=2)
+    expected = generated(llama, job)
+    fail_at(monkeypatch, {1, 3, 9, 10, 31}, lambda: torch.OutOfMemoryError("CUDA out of memory"), late=late)
+    engine = serve(llama, job, tier)
+    assert engine.answers == expected
+    assert "ran out 5 times" in str(engine.describe()["memory"])
+
+
+def test_what_the_cpu_allocator_says_counts_as_well(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(6, slots=3, seed=3)
+    expected = generated(llama, job)
+    message = "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"
+    fail_at(monkeypatch, {5}, lambda: RuntimeError(message), late=False)
+    assert serve(llama, job, "ragged").answers == expected
+
+
+def test_a_device_that_does_not_hold_one_request_stops_the_run(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(monkeypatch, set(range(1000)), lambda: torch.OutOfMemoryError("out of memory"), late=False)
+    with pytest.raises(RunStoppedError, match="memory ran out with a single request"):
+        serve(llama, make_job(4, slots=2, seed=4), "ragged")
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(monkeypatch, {4}, lambda: RuntimeError("a device went away"), late=False)
+    with pytest.raises(RuntimeError, match="a device went away"):
+        serve(llama, make_job(4, slots=2, seed=4), "ragged")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_model_that_gives_nan_is_named_with_request_and_token(
+    tier: str, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, count = Decoder.forward, [0]
+
+    def spoiling(self: Decoder, *args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        logits = forward(self, *args, **kwargs)
+        if count[0] == 4:
+            logits = logits.clone()
+            logits[1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(Decoder, "forward", spoiling)
+    _, prompts = make_job(2, slots=2, seed=9)
+    workload = Workload.from_lengths([len(prompt) for prompt in prompts], [20, 20])
+    job = Problem(workload, CostModel.paper(), 2, prefill_emits_first_token=True), prompts
+    with pytest.raises(RunStoppedError, match="not finite after"):
+        serve(llama, job, tier)
+
+
+def write_job(folder: Path, count: int, most: int) -> list[str]:
+    rng = random.Random(5)
+    with (folder / "prompts.jsonl").open("w") as stream:
+        for number in range(count):
+            text = "".join(rng.choice("abcdefgh ") for _ in range(rng.randint(1, 40)))
+            body = {"prompt": text, "max_tokens": rng.randint(1, most)}
+            stream.write(json.dumps({"custom_id": f"r{number}", "body": body}) + "\n")
+    plan = str(folder / "plan.json")
+    words = ["plan", str(folder / "prompts.jsonl"), "--model", "tiny:llama:1", "--slots", "4", "-o", plan]
+    assert main([*words, "--time-limit", "0.2"]) == 0
+    run = ["run", plan, "--model", "tiny:llama:1", "--dtype", "float64", "--threads", "1"]
+    return [*run, "-o", str(folder / "answers.jsonl"), "--trace", str(folder / "trace.jsonl")]
+
+
+def answers_in(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_is_asked_to_end_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
+    run = write_job(tmp_path, count=120, most=80)
+    assert main(run) == 0
+    expected = answers_in(tmp_path)
+    (tmp_path / "answers.jsonl").unlink()
+    (tmp_path / "trace.jsonl").unlink()
+    journal = tmp_path / "answers.jsonl.journal"
+    words = [sys.executable, "-m", "batchbound", *run]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        started = time.monotonic()
+        while process.poll() is None and time.monotonic() - started < 120:
+            if journal.exists() and len(journal.read_bytes().splitlines()) > 2:
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 1
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert "SIGTERM" in said
+    assert "the same command goes on" in said
+    kept = len(journal.read_bytes().splitlines()) - 1
+    assert kept >= 1
+    assert f"{kept} finished answers" in said
+    assert main(run) == 0
+    assert answers_in(tmp_path) == expected
+
+
+def test_the_capacity_is_an_option_and_the_trace_says_what_it_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_job(tmp_path, count=24, most=30)
+    assert main(run) == 0
+    expected = answers_in(tmp_path)
+    capsys.readouterr()
+    assert main([*run, "--overwrite", "--kv-tokens", "170", "--tier", "slab", "--json"]) == 0
+    engine = json.loads(capsys.readouterr().out)["engine"]
+    assert answers_in(tmp_path) == expected
+    assert (engine["tier"], engine["tier_reason"]) == ("slab", "asked for")
+    assert "moved to the host" in engine["memory"]
+    assert main([*run, "--overwrite", "--kv-tokens", "5"]) == 2
+    assert "do not hold the longest request" in capsys.readouterr().err
