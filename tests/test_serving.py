@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.cli import main
 from batchbound.data.files import InputError
 from batchbound.data.iteration_cost import MixedCost, read_distserve_cost
 from batchbound.data.workload import Workload, numbered_ids
@@ -223,3 +224,34 @@ def test_opt_13b_on_an_a100_takes_what_distserve_fitted() -> None:
     assert cost.seconds(40, 10_000) == pytest.approx(0.0277, abs=1e-4)
     # Many requests are bound by computing: 7.2 ms + 0.158 ms a request, and what they read.
     assert cost.seconds(200, 10_000) == pytest.approx(0.0446, abs=1e-4)
+
+
+FITS = {
+    "m": {"1": {"prefill": [18, 0.1, 0], "decoding_smallbs": [20, 0, 0.04], "decoding_largebs": [7, 0, 0.2]}}
+}
+
+
+@pytest.mark.parametrize("policy", ["vllm", "econoserve", "distserve"])
+def test_serve_prints_the_figures_of_a_policy(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fits.json").write_text(json.dumps(FITS))
+    words = ["serve", "alpaca:0:40", "--cost", str(tmp_path / "fits.json"), "--model", "m"]
+    words += ["--kv-capacity", "1000", "--policy", policy, "--length-error", "0.2"]
+    assert main([*words, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["requests"] == 40
+    parts = ("waiting", "execution", "queueing", "preemption")
+    assert sum(figures[name] for name in parts) == pytest.approx(figures["completion"])
+    assert main(words) == 0
+    assert "slo satisfaction" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["vllm", "distserve"])
+def test_serve_says_what_does_not_fit(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fits.json").write_text(json.dumps(FITS))
+    words = ["serve", "sharegpt:0:40", "--cost", str(tmp_path / "fits.json"), "--model", "m"]
+    assert main([*words, "--kv-capacity", "100", "--policy", policy]) == 2
+    assert "Check --kv-capacity" in capsys.readouterr().err

@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "serve a plan's requests on a HuggingFace model",
     "report": "say how far a plan or a run is from the bound, and where the time went",
     "simulate": "run any policy on any workload in the simulator",
+    "serve": "simulate a serving policy on requests that arrive, with keys and values in blocks",
     "bound": "print the lower bounds of a workload with their terms",
     "compare": "run solvers and policies side by side on the same instances",
     "verify": "check a plan's schedule and its bound's certificate again, without the solver",
