@@ -56,7 +56,7 @@ class DynamicBatch:
             drift = active + wanted - self._decode_batch
             excess = abs(drift) - self._threshold * self._decode_batch
             if excess > 0:
-                # Made up for over as many encodings as a request stays: at once, it would swing the other way.
+                # Made up for over as many encodings as a request stays: at once, it would swing back.
                 change = min(0.5 * wanted, excess * wanted / self._decode_batch)
                 wanted -= change if drift > 0 else -change
         count = self._within_threshold(waiting, wanted)

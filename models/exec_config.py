@@ -74,6 +74,9 @@ class Cluster:
         synchronisation of its own. By default those of PCIe 5.0 x16.
     host_bandwidth
         From a device to another through the host's memory, bytes a second.
+    slots, kv_tokens
+        Most requests decoding at once, and most tokens of keys and values held, where the engine sets such
+        limits; 0 for none. Looked at under RRA.
 
     Raises
     ------
@@ -87,6 +90,8 @@ class Cluster:
     link_bandwidth: float = 50e9
     link_latency: float = 10e-6
     host_bandwidth: float = 20e9
+    slots: int = 0
+    kv_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -128,8 +133,6 @@ class Performance:
         Most bytes on one device.
     encode_seconds, decode_seconds
         Of an encoding stage and of a decode stage, on average.
-    utilization
-        Share of the time in which the average decoding device computes.
     """
 
     throughput: float
@@ -139,7 +142,6 @@ class Performance:
     device_bytes: float
     encode_seconds: float
     decode_seconds: float
-    utilization: float = 1.0
 
     @property
     def fits(self) -> bool:

@@ -86,6 +86,10 @@ class Timeline:
         occupancy, count, rounds = self.occupancy(config.decode_rounds), stages.count, config.decode_rounds
         peak = self._peak(occupancy, config.encode_batch)
         share = (self.shape.weight_bytes + peak) / self.cluster.devices
+        cluster, batch = self.cluster, config.encode_batch * float(occupancy.queries[0])
+        token_bytes = self.shape.layers * self.shape.kv_bytes_per_layer_token
+        if batch > (cluster.slots or math.inf) or peak > (cluster.kv_tokens or math.inf) * token_bytes:
+            share = math.inf
         first, last = float(decode[0]), float(decode[-1])
         # A faster micro-batch behind a slower one waits in every stage but one (Figure 4(a)'s bubbles).
         slowest = stages.encode_largest(config.encode_batch / count)
@@ -99,7 +103,7 @@ class Timeline:
         return self._performance(
             config.encode_batch / cycle,
             phases * cycle + final,
-            config.encode_batch * float(occupancy.queries[0]),
+            batch,
             (count, count),
             share,
             (encode, float(decode.mean())),
@@ -144,7 +148,7 @@ class Timeline:
     def _waa(self, config: ExecConfig) -> Performance:
         parts = self.waa_parts(config)
         if parts is None:
-            return self._performance(0.0, math.inf, 0.0, (0, 0), 0.0, (0.0, 0.0))
+            return self._performance(0.0, math.inf, 0.0, (0, 0), math.inf, (0.0, 0.0))
         encoding, decoding, micro = parts
         slot, lead, way, decode = self._waa_slot(config, encoding, decoding, micro)
         batch = config.encode_batch * float(self.occupancy(1).queries[0])
@@ -242,7 +246,7 @@ class Timeline:
         seconds: tuple[float, float],
     ) -> Performance:
         limit = self.cluster.device_bytes * self.cluster.usable
-        fits = device_bytes <= limit or not limit
+        fits = device_bytes <= (limit or 1e300)
         return Performance(
             throughput, latency if fits else math.inf, decode_batch, stages, device_bytes, *seconds
         )

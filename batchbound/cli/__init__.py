@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "run solvers and policies side by side on the same instances",
     "verify": "check a plan's schedule and its bound's certificate again, without the solver",
     "profile": "measure a model on this machine and fit the cost model",
+    "search": "find the execution configuration of most throughput under a latency bound",
     "predict": "learn the lengths of answers from past ones, with the measured error",
     "validate": "print the simulator's error against a measured run",
 }

@@ -1,0 +1,250 @@
+"""``batchbound search``: the execution configuration of most throughput under a latency bound."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+from .. import __version__
+from ..data.files import InputError, read_json_object
+from ..data.layer_profile import ModelShape
+from ..data.length_pair import LengthPair
+from ..data.plan import Maker, Plan
+from ..data.problem import Problem
+from ..executor.loop import schedule_of
+from ..executor.simulate import simulate
+from ..heuristics.dynamic_batch import DynamicBatch
+from ..heuristics.round_robin_allocation import RoundRobinAllocation
+from ..models.bounds import best_bound
+from ..models.exec_config import Cluster, ExecConfig, Strategy
+from ..models.layer_cost import LayerCost
+from ..models.roofline import ROOFLINE_DEVICES, roofline_profile
+from ..models.timeline import Timeline
+from ..models.whole_model_profile import whole_model_profile
+from ..solvers.configuration_search import frontier
+from ..solvers.execution_search import Found, search_all
+from .inputs import Inputs, add_problem, positive, prompt_source, read_inputs, refuse_existing, seconds
+from .output import note
+from .validate import read_profile
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_problem(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--latency-bound",
+        type=seconds,
+        metavar="S",
+        help="seconds in which an answer of the 99th-percentile length must be there (default: no bound)",
+    )
+    group.add_argument(
+        "--profile",
+        action="append",
+        metavar="PATH",
+        help="layer profile, one for each tensor-parallel degree: a file, or a folder in LLMServingSim's"
+        " format (default: the cost model of --cost, one device)",
+    )
+    group.add_argument(
+        "--roofline",
+        metavar="DEVICE",
+        choices=sorted(ROOFLINE_DEVICES),
+        help="without a profile: a device's peak rates, not measured, for the model of --model-config"
+        f" ({', '.join(sorted(ROOFLINE_DEVICES))})",
+    )
+    group.add_argument("--model-config", metavar="FILE", help="the model's config.json, for --roofline")
+    group.add_argument("--devices", type=positive, default=1, help="default %(default)s")
+    group.add_argument(
+        "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
+    )
+    group.add_argument(
+        "--independent", action="store_true", help="take input and output lengths as independent"
+    )
+    group.add_argument("--frontier", action="store_true", help="print throughput against latency, too")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write a plan for `batchbound run` (RRA, one device)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the plan if it exists")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, print the table, and write the plan."""
+    if args.output is not None:
+        refuse_existing(args.output, args.overwrite)
+    begun = time.perf_counter()
+    inputs = read_inputs(args, keep_arrivals=False)
+    timeline = _timeline(args, inputs.problem)
+    bound = math.inf if args.latency_bound is None else args.latency_bound
+    found = search_all(timeline, bound, encode_batches=(1, args.most_encode_batch))
+    _print(args, timeline, found, bound, time.perf_counter() - begun)
+    if args.output is not None:
+        chosen = next((each for each in found if each.strategy is Strategy.RRA and each.config), None)
+        if chosen is None or chosen.config is None or args.devices > 1:
+            mend = "Loosen --latency-bound." if args.devices == 1 else "Search with --devices 1."
+            raise InputError("no configuration that `batchbound run` can execute was found", mend=mend)
+        _plan(inputs, timeline, chosen.config, args).save(args.output)
+        note(f"{args.output}: the RRA configuration as a plan for `batchbound run`")
+    return 0 if any(each.config for each in found) else 1
+
+
+def rra_policy(timeline: Timeline, config: ExecConfig) -> RoundRobinAllocation:
+    """Return the policy that carries an RRA configuration out on one device."""
+    planned = timeline(config).decode_batch
+    batch = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, planned)
+    return RoundRobinAllocation(config.decode_rounds, batch)
+
+
+def _timeline(args: argparse.Namespace, problem: Problem) -> Timeline:
+    if args.profile:
+        profiles = [read_profile(path) for path in args.profile]
+    elif args.roofline:
+        if args.model_config is None:
+            raise InputError("--roofline needs a model", mend="Say --model-config with its config.json.")
+        path = Path(args.model_config)
+        shape = ModelShape.from_config(read_json_object(path), path.stem)
+        degrees = [degree for degree in (1, 2, 4, 8) if degree <= args.devices]
+        device = ROOFLINE_DEVICES[args.roofline]
+        profiles = [roofline_profile(shape, device, degree) for degree in degrees]
+        note(profiles[0].source)
+    else:
+        profiles = [whole_model_profile(problem.cost, str(args.cost))]
+    for profile in profiles:
+        for warning in profile.warnings:
+            note(f"{profile.device}, tensor parallel {profile.tensor_parallel}: {warning}")
+    costs = {profile.tensor_parallel: LayerCost(profile) for profile in profiles}
+    if 1 not in costs:
+        raise InputError("no profile is of tensor-parallel degree 1", where="--profile", mend="Add one.")
+    # What decodes is counted, so an answer whose first token the prefill yields is one shorter.
+    workload = problem.workload.with_output_tokens(problem.rounds.clip(min=1))
+    lengths = LengthPair.observed(workload, independent=args.independent)
+    if abs(lengths.correlation) > 0.1:
+        note(f"input and output lengths correlate at {lengths.correlation:+.2f}; taken into account")
+    whole = not args.profile and not args.roofline
+    cluster = Cluster(
+        args.devices,
+        profiles[0].device_bytes,
+        slots=problem.slots if whole else 0,
+        kv_tokens=problem.kv_capacity or 0,
+    )
+    return Timeline(costs, cluster, lengths)
+
+
+def _plan(inputs: Inputs, timeline: Timeline, config: ExecConfig, args: argparse.Namespace) -> Plan:
+    begun = time.perf_counter()
+    problem = inputs.problem
+    schedule = schedule_of(simulate(problem, rra_policy(timeline, config)))
+    reached = timeline(config)
+    name = f"exegpt-rra B_E={config.encode_batch} N_D={config.decode_rounds}"
+    maker = Maker(name, __version__, "FEASIBLE", "search", time.perf_counter() - begun, 0)
+    expected = {"requests_per_s": reached.throughput, "latency_s": reached.latency}
+    return Plan(
+        problem=problem,
+        schedule=schedule,
+        makespan=schedule.makespan(problem),
+        bound=best_bound(problem),
+        maker=maker,
+        lengths=inputs.job.lengths.to_json() | {"expected": expected},
+        cost_source=inputs.cost_source,
+        prompts=prompt_source(inputs, args.output),
+    )
+
+
+def _print(
+    args: argparse.Namespace, timeline: Timeline, found: list[Found], bound: float, took: float
+) -> None:
+    rows = [_row(each) for each in found]
+    points = [point for each in found for result in each.results for point in result.points]
+    curve = [{"latency_s": seconds, "requests_per_s": rate} for _, seconds, rate in frontier(points)]
+    if args.json:
+        value = {
+            "latency_bound_s": None if math.isinf(bound) else bound,
+            "latency_length": timeline.longest,
+            "correlation": timeline.lengths.correlation,
+            "configurations": rows,
+            "seconds": took,
+        }
+        print(json.dumps(value | ({"frontier": curve} if args.frontier else {})))
+        return
+    limit = "none" if math.isinf(bound) else f"{bound:g} s"
+    print(f"latency bound {limit}, for {timeline.longest} decode iterations (99th percentile)")
+    head = (
+        "strategy",
+        "TP",
+        "B_E",
+        "N_D",
+        "B_m",
+        "groups",
+        "stages",
+        "B_D",
+        "GB",
+        "latency",
+        "req/s",
+        "looked at",
+    )
+    print("  " + " ".join(f"{name:>9s}" for name in head))
+    for each in found:
+        print("  " + " ".join(f"{text:>9s}" for text in _cells(each)))
+    if args.frontier:
+        print("throughput against latency, of the configurations looked at")
+        for point in curve:
+            print(f"  {point['latency_s']:9.3f} s {point['requests_per_s']:9.2f} requests/s")
+
+
+def _row(each: Found) -> dict[str, object]:
+    config, reached = each.config, each.performance
+    violated = [result.violations for result in each.results]
+    row: dict[str, object] = {
+        "strategy": each.strategy.value,
+        "tensor_degree": each.tensor_degree,
+        "evaluated": each.evaluated,
+        "grid": each.grid,
+        "proven": "within the gap of the best on the grid, if latency and throughput are monotone",
+        "violations": {
+            "pairs": sum(found.pairs for found in violated),
+            "latency": sum(found.latency for found in violated),
+            "throughput": sum(found.throughput for found in violated),
+            "worst_latency": max((found.worst_latency for found in violated), default=0.0),
+            "worst_throughput": max((found.worst_throughput for found in violated), default=0.0),
+        },
+    }
+    if config is not None and reached is not None:
+        row |= {
+            "encode_batch": config.encode_batch,
+            "decode_rounds": config.decode_rounds,
+            "micro_batches": config.micro_batches,
+            "tensor_groups": config.tensor_groups,
+            "stages": list(reached.stages),
+            "decode_batch": reached.decode_batch,
+            "device_bytes": reached.device_bytes,
+            "latency_s": reached.latency,
+            "requests_per_s": reached.throughput,
+        }
+    return row
+
+
+def _cells(each: Found) -> list[str]:
+    config, reached = each.config, each.performance
+    looked = f"{each.evaluated}/{each.grid}"
+    if config is None or reached is None:
+        return [each.strategy.value, str(each.tensor_degree), *["-"] * 9, looked]
+    stages = (
+        "+".join(map(str, reached.stages)) if each.strategy is not Strategy.RRA else str(reached.stages[0])
+    )
+    return [
+        each.strategy.value,
+        str(each.tensor_degree),
+        str(config.encode_batch),
+        str(config.decode_rounds),
+        str(config.micro_batches),
+        str(config.tensor_groups),
+        stages,
+        f"{reached.decode_batch:.0f}",
+        f"{reached.device_bytes / 1e9:.1f}",
+        f"{reached.latency:.3f} s",
+        f"{reached.throughput:.2f}",
+        looked,
+    ]

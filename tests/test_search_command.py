@@ -1,0 +1,106 @@
+"""``batchbound search``, the plan it writes, and the policy behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.cli import main
+from batchbound.data.cost import CostModel
+from batchbound.data.plan import Plan
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.executor.loop import schedule_of
+from batchbound.executor.simulate import simulate
+from batchbound.heuristics.dynamic_batch import DynamicBatch
+from batchbound.heuristics.round_robin_allocation import RoundRobinAllocation
+from batchbound.models.layer_cost import LayerCost
+from batchbound.models.whole_model_profile import whole_model_profile
+
+
+@pytest.mark.parametrize("cost", [CostModel.paper(), CostModel(0.01, 1e-4, 0.02, 1e-4, 0.05, 1e-7)])
+def test_a_whole_model_profile_costs_what_the_cost_model_says(cost: CostModel) -> None:
+    composed = LayerCost(whole_model_profile(cost, "test"))
+    for tokens in (10, 500, 4000):
+        assert sum(composed.encode(1, tokens)) == pytest.approx(cost.prefill_seconds(tokens), rel=1e-6)
+    for active, context in ((1, 50), (30, 700)):
+        expected = cost.decode_seconds(active, active * context)
+        assert sum(composed.decode(active, context)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_prompts_are_encoded_every_so_many_rounds() -> None:
+    problem = Problem(Workload.from_lengths([5] * 6, [4] * 6), CostModel.paper(), 6)
+    policy = RoundRobinAllocation(2, DynamicBatch(2, 5.0, None))
+    trace = simulate(problem, policy)
+    assert [(stage.kind, stage.active, stage.rounds) for stage in trace.stages] == [
+        ("prefill", 2, 0),
+        ("decode", 2, 2),
+        ("prefill", 2, 0),
+        ("decode", 4, 2),
+        ("prefill", 2, 0),
+        ("decode", 4, 2),
+        ("decode", 2, 2),
+    ]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=15),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.one_of(st.none(), st.integers(42, 120)),
+)
+def test_whatever_the_lengths_the_plan_breaks_no_rule(
+    lengths: list[tuple[int, int]], rounds: int, batch: int, slots: int, capacity: int | None
+) -> None:
+    workload = Workload.from_lengths(*zip(*lengths, strict=True))
+    problem = Problem(workload, CostModel.paper(), slots, kv_capacity=capacity)
+    policy = RoundRobinAllocation(rounds, DynamicBatch(batch, float(np.mean([a for a, _ in lengths])), 8.0))
+    schedule = schedule_of(simulate(problem, policy))
+    assert schedule.check(problem) is None
+
+
+def test_a_search_prints_a_table_and_writes_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "plan.json"
+    words = ["search", "exegpt-S:0:300", "--slots", "64", "--latency-bound", "8", "--json", "--frontier"]
+    assert main([*words, "-o", str(target)]) == 0
+    value = json.loads(capsys.readouterr().out)
+    best = value["configurations"][0]
+    assert best["strategy"] == "RRA"
+    assert best["latency_s"] <= 8
+    assert best["decode_batch"] <= 64
+    assert best["evaluated"] < best["grid"]
+    rates = [point["requests_per_s"] for point in value["frontier"]]
+    assert rates == sorted(rates)
+    plan = Plan.load(target)
+    assert plan.maker.solver.startswith("exegpt-rra B_E=")
+    assert len(plan.problem) == 300
+
+
+def test_no_configuration_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "exegpt-S:0:100", "--latency-bound", "0.01"]) == 1
+    assert "RRA" in capsys.readouterr().out
+
+
+def test_a_roofline_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4, "vocab_size": 1000}
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(config))
+    words = ["search", "exegpt-S:0:200", "--roofline", "a40", "--model-config", str(path), "--devices", "2"]
+    assert main([*words, "--most-encode-batch", "32"]) == 0
+    captured = capsys.readouterr()
+    assert "not measured" in captured.err
+    assert "WAA-C" in captured.out
+
+
+def test_a_roofline_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "exegpt-S:0:100", "--roofline", "a40"]) == 2
+    assert "--model-config" in capsys.readouterr().err
