@@ -144,6 +144,9 @@ class Study:
         """Return the trace at a rate, each request with the deadline of the paper's SLO."""
         count = max(2, round(rate * minutes * 60))
         drawn = generate(self.name, self.seed, count)
+        # No sequence is longer than the model's positions: the few that would be lose some of their prompt.
+        fitting = np.minimum(drawn.input_tokens, self.trace.longest - drawn.output_tokens)
+        drawn = replace(drawn, input_tokens=fitting)
         arrival = drawn.arrival * (self.trace.rate / rate)
         prompt = int(drawn.input_tokens.mean())
         prompt_seconds = self.cost.seconds(0, 0, prompt, prompt**2)
@@ -280,7 +283,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                     study = make(name)
                     study.seed = seed
                     workload = study.workload(study.trace.rate * options.scale, options.minutes)
-                    sizes = _with(study.sizes, field, value)
+                    sizes = replace(_with(study.sizes, field, value), shortage=options.shortage)
                     taken.append(
                         serving_metrics(study.run(options.system, workload, known=False, sizes=sizes))
                     )
@@ -421,6 +424,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="of the search for a rate")
     parser.add_argument(
         "--latency", type=float, default=3.0, help="normalized, over the unloaded one, in rates"
+    )
+    parser.add_argument(
+        "--shortage", choices=("reserve", "pause", "offload"), default="reserve", help="in sweet"
     )
     parser.add_argument("--system", default="econoserve", help="in sweet")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the planner")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 from .serving_policy import ServingState, Step
 from .task_queue import TaskQueue
@@ -32,6 +33,10 @@ class EconoServeSettings:
         Share of a lent part that its guest is not predicted to fill (the paper's b, as a share).
     forward_size
         Tokens of an iteration to aim at (TFS).
+    shortage
+        What an answer longer than predicted does (the three solutions of section 2.3): takes free memory, the
+        reserve included, a block at a time and pauses in place if there is none (``"reserve"``); pauses in
+        place (``"pause"``); or moves to the host (``"offload"``).
     """
 
     synced: bool = True
@@ -41,12 +46,15 @@ class EconoServeSettings:
     reserved: float = 0.03
     buffer: float = 0.15
     forward_size: int = 512
+    shortage: Literal["reserve", "pause", "offload"] = "reserve"
 
     def __post_init__(self) -> None:
         for name in ("padding", "reserved", "buffer"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0 and (value < 1 or name == "padding")):
                 raise ValueError(f"{name} is {value!r}; it must be a share, at least 0 and below 1")
+        if self.shortage not in ("reserve", "pause", "offload"):
+            raise ValueError(f"shortage is {self.shortage!r}; it must be 'reserve', 'pause' or 'offload'")
         if self.forward_size < 1:
             raise ValueError(f"forward_size is {self.forward_size}; it must be at least 1")
 
@@ -166,7 +174,9 @@ class EconoServe:
                 continue
             if request in ledger.loans:
                 self._move_out(state, request, changes)
-            elif not ledger.grow(request, int(state.held[request]) + 1):
+            elif self.settings.shortage == "offload":
+                self._send(state, request, changes)
+            elif self.settings.shortage == "pause" or not ledger.grow(request, int(state.held[request]) + 1):
                 self._leave_group(request)
                 changes.stop.append(request)
                 self._queue_answer(state, request, self._more(state, request), again=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .econoserve import EconoServe, EconoServeSettings
 from .serving_baselines import (
@@ -40,7 +41,7 @@ class ServingOptions:
 
 def _econoserve(synced: bool, ordered: bool, pipelined: bool) -> Callable[[ServingOptions], ServingPolicy]:
     def make(options: ServingOptions) -> ServingPolicy:
-        parts = {"synced": synced, "ordered": ordered, "pipelined": pipelined}
+        parts: dict[str, Any] = {"synced": synced, "ordered": ordered, "pipelined": pipelined}
         return EconoServe(replace(options.settings, forward_size=options.forward_size, **parts))
 
     return make

@@ -1,5 +1,8 @@
 """EconoServe's queue, its parts, the two-device split and the figures of a run."""
 
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,6 +122,18 @@ def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
     run = serve(workload([2], [20]), EXACT, 40, predicted=[5])
     assert run.preempted.tolist() == [0]
     assert run.finished[0] == 20.0
+
+
+@pytest.mark.parametrize("shortage", ["reserve", "pause"])
+def test_with_memory_free_a_longer_answer_goes_on_at_once(shortage: Literal["reserve", "pause"]) -> None:
+    run = serve(workload([2], [8]), replace(EXACT, shortage=shortage), 80, predicted=[5])
+    assert (run.finished[0], run.preempted[0]) == (8.0, 0)
+
+
+def test_offloading_a_longer_answer_costs_both_ways() -> None:
+    run = serve(workload([2], [7]), replace(EXACT, shortage="offload"), 80, predicted=[5])
+    # Where the prediction ends 7 tokens are held: 3.5 s to the host and 3.5 s back, for one more token.
+    assert (run.finished[0], run.preempted[0]) == (6.0 + 3.5 + 3.5 + 1.0, 1)
 
 
 def test_a_request_that_can_never_fit_is_named() -> None:

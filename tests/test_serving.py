@@ -114,7 +114,10 @@ def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
     requests = workload(prompts, answers, arrival)
     shares = st.sampled_from([0.0, 0.15, 0.6])
     sizes = EconoServeSettings(
-        padding=data.draw(shares), reserved=data.draw(shares), buffer=data.draw(shares)
+        padding=data.draw(shares),
+        reserved=data.draw(shares),
+        buffer=data.draw(shares),
+        shortage=data.draw(st.sampled_from(["reserve", "pause", "offload"])),
     )
     options = ServingOptions(40, data.draw(st.integers(13, 40)), sizes)
 
