@@ -58,8 +58,8 @@ def read_layer_profiles(
         read_json_object(folder.parent / f"{model}.json" if config is None else config), model
     )
     operations = [
-        *_named(_table(folder / "dense.csv", ("layer", "tokens", "time_us")), "tokens"),
-        *_named(_table(folder / "per_sequence.csv", ("layer", "sequences", "time_us")), "sequences"),
+        *_named(read_table(folder / "dense.csv", ("layer", "tokens", "time_us")), "tokens"),
+        *_named(read_table(folder / "per_sequence.csv", ("layer", "sequences", "time_us")), "sequences"),
         *_attention(folder / "attention.csv"),
     ]
     warnings = []
@@ -98,7 +98,7 @@ def _named(table: pd.DataFrame, axis: str) -> list[Operation]:
 
 def _attention(path: Path) -> list[Operation]:
     columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    table = _table(path, (*columns, "time_us"))
+    table = read_table(path, (*columns, "time_us"))
     encoding, decoding = table["prefill_chunk"] > 0, table["n_decode"] > 0
     parts = (
         ("encode_attention", "encode", encoding & ~decoding, ("length", "past"), columns[:2]),
@@ -117,7 +117,24 @@ def _attention(path: Path) -> list[Operation]:
     ]
 
 
-def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+def read_table(path: Path, columns: tuple[str, ...], *, text: tuple[str, ...] = ("layer",)) -> pd.DataFrame:
+    """
+    Return a table of comma-separated values.
+
+    Parameters
+    ----------
+    path
+        The file.
+    columns
+        It must have; all but those of ``text`` hold numbers.
+    text
+        Columns of words.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or no table, a column is missing, or one of numbers holds something else.
+    """
     import io
 
     import pandas as pd
@@ -132,7 +149,7 @@ def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
         if column not in table.columns:
             mend = f"The columns {', '.join(columns)} are needed."
             raise InputError("the column is missing", file=path, where=f"column '{column}'", mend=mend)
-        if column != "layer" and not pd.api.types.is_numeric_dtype(table[column]):
+        if column not in text and not pd.api.types.is_numeric_dtype(table[column]):
             raise InputError(
                 "holds something that is not a number",
                 file=path,
