@@ -22,8 +22,8 @@ from .fleet_simulation import FleetRun, simulate_fleet
 ORDERS = ("longest-first", "as-given", "shortest-first")
 """The orders that are compared. Where short predictions may turn out long, they had better not come last."""
 
-PATIENCE = (1.0, 0.5)
-"""Settings of the ski-rental rule that are compared."""
+PATIENCE = (1.0, 0.5, 0.0)
+"""Settings of the ski-rental rule that are compared; with none, a free slot never waits."""
 
 
 @dataclass(frozen=True, slots=True)

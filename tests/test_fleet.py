@@ -241,7 +241,7 @@ def test_the_policy_of_a_fleet_follows_what_the_error_allows() -> None:
     fleet = Fleet(work(truth.tolist()), (Replica(CostModel.paper(), 8),) * 2)
     policy, replica_of = choose_fleet_policy(fleet, MeasuredError(truth, truth), samples=2)
     assert policy.order == "longest-first"
-    assert len(policy.compared) == 4
+    assert len(policy.compared) == 5
     run = serve_with_backoff(fleet, replica_of, policy, truth)
     assert (
         run.makespan < simulate_fleet(fleet, replica_of, truth, policy=FleetPolicy("as-given", 0.5)).makespan

@@ -52,6 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of keys and values on the device; more wait on the host (default: no limit)",
     )
+    parser.add_argument(
+        "--replicas", type=positive, default=1, metavar="N", help="engines, each a Ray actor (default: one)"
+    )
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster's (default: this machine)")
     parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -69,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
         refuse_existing(path, args.overwrite)
     begun = time.perf_counter()
     job = load_job(plan, args)
+    if args.replicas > 1:
+        from .run_fleet import run_fleet
+
+        return run_fleet(args, plan, job)
     journal = Journal(journal_path(args.output), run_identity(plan, job, args))
     if journal.finished:
         note(f"{args.output}: going on after {len(journal.finished)} finished answers")

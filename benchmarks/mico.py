@@ -1,0 +1,410 @@
+"""
+Many replicas: MICO's study in iterations, prediction on GSM8K, planning at scale, and what errors cost.
+
+``study``    KV-cache length, completions and throughput gains as the paper counts them (Figures 7-14 and
+             Table 1), for the answer lengths of a real predictor's data (SSJF) and for lengths of which a
+             share runs into the model's limit.
+``predict``  predictors of GSM8K's answer lengths (7,473 to train, 1,319 to test).
+``scale``    a fleet plan of 100,000 requests on 64 replicas x 256 slots; dispatch of a million requests.
+``errors``   8 replicas with SSJF's real prediction errors: dispatch rules with backoff against ours.
+
+Run: ``python benchmarks/mico.py study`` (``BATCHBOUND_DATA`` names the folder of public data).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import heapq
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from batchbound.data.bound import Bound
+from batchbound.data.cost import CostModel, IntArray
+from batchbound.data.fleet import Fleet, Replica
+from batchbound.data.generators import generate
+from batchbound.data.prediction_error import MeasuredError
+from batchbound.data.predictor import Examples, PredictionQuality
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.executor.fleet_policy import FleetPolicy, choose_fleet_policy, serve_with_backoff
+from batchbound.executor.fleet_simulation import simulate_fleet
+from batchbound.heuristics.dispatch_rules import Units, dispatch, mico
+from batchbound.heuristics.policy import Policy
+from batchbound.heuristics.registry import policy_named
+from batchbound.models.fleet_bound import fleet_bound
+from batchbound.models.fleet_certificates import verify_fleet_bound
+from batchbound.solvers.fleet import plan_fleet
+from batchbound.solvers.result import Limits
+
+DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+BATCHES = range(2, 11)
+DRAWS = 10
+Gaps = dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queries:
+    """Prompt, answer and predicted answer tokens of a pool of queries."""
+
+    prompt: IntArray
+    answer: IntArray
+    predicted: IntArray
+
+    def draw(self, count: int, rng: np.random.Generator) -> Queries:
+        """Return queries drawn with replacement."""
+        rows = rng.integers(len(self.answer), size=count)
+        return Queries(self.prompt[rows], self.answer[rows], self.predicted[rows])
+
+
+def ssjf() -> tuple[IntArray, IntArray]:
+    """Return true lengths and predicted classes."""
+    with (DATA / "ssjf" / "predictions_warmup_cls_1000K.csv").open() as stream:
+        rows = [
+            (int(row["output_token_length"]), int(row["predicted_length"])) for row in csv.DictReader(stream)
+        ]
+    return np.array(rows).T[0], np.array(rows).T[1]
+
+
+def pools() -> dict[str, Queries]:
+    """Return the pools of queries: SSJF's lengths, and lengths of which a share runs into the cut."""
+    rng = np.random.default_rng(0)
+    actual, label = ssjf()
+    means = np.array([round(actual[label == k].mean()) for k in range(label.max() + 1)])
+    prompt = np.maximum(1, np.rint(rng.lognormal(3.0, 0.5, len(actual)))).astype(np.int64)
+    found = {"SSJF (cut 512)": Queries(prompt, actual, means[label])}
+    for longest in (1024, 2048):
+        # A base model that seldom ends by itself: short answers, and a share that only the limit ends.
+        for share in (0.1, 0.25):
+            size = 20_000
+            short = np.minimum(longest - 60, np.rint(rng.lognormal(4.6, 0.8, size))).astype(np.int64) + 1
+            asked = np.maximum(1, np.rint(rng.lognormal(3.0, 0.5, size))).astype(np.int64).clip(max=50)
+            answer = np.where(rng.random(size) < share, longest - asked, short)
+            # The paper's accuracy: 85 % in the right tenth, the rest next to it.
+            off = np.where(rng.random(size) < 0.85, 0, rng.choice([-1, 1], size))
+            bucket = np.clip(answer * 10 // longest + off, 0, 9)
+            middle = np.rint((bucket + 0.5) * longest / 10).astype(np.int64)
+            found[f"{share:.0%} cut at {longest:,}"] = Queries(asked, answer, middle)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CloudRun:
+    """Iterations a cloud took, KV-cache length of each, and the iteration each query was done in."""
+
+    kv: IntArray
+    done: IntArray
+
+    @property
+    def iterations(self) -> int:
+        """Iterations until the cloud is done."""
+        return len(self.kv)
+
+
+def to_completion(prompt: IntArray, answer: IntArray, batch: int) -> CloudRun:
+    """Batches run until their longest answer is done."""
+    kv: list[IntArray] = []
+    done = np.empty(len(answer), dtype=np.int64)
+    now = 0
+    for first in range(0, len(answer), batch):
+        rows = slice(first, first + batch)
+        longest = int(answer[rows].max())
+        kv.append(prompt[rows].max() + np.arange(1, longest + 1))
+        done[rows] = now + answer[rows]
+        now += longest
+    return CloudRun(np.concatenate(kv) if kv else np.zeros(0, dtype=np.int64), done)
+
+
+def inserting(prompt: IntArray, answer: IntArray, batch: int) -> CloudRun:
+    """
+    Each query that ends is replaced in the next iteration.
+
+    An inserted prompt appends its columns to every row; columns before the oldest running query are released.
+    """
+    done = np.empty(len(answer), dtype=np.int64)
+    kv: list[IntArray] = []
+    running: list[tuple[int, int]] = []
+    begins: dict[int, int] = {}
+    column, now, following = 0, 0, 0
+    while following < len(answer) or running:
+        while following < len(answer) and len(running) < batch:
+            begins[following] = column
+            column += int(prompt[following])
+            heapq.heappush(running, (now + int(answer[following]), following))
+            following += 1
+        end = running[0][0]
+        kv.append(column - min(begins.values()) + np.arange(1, end - now + 1))
+        column += end - now
+        now = end
+        while running and running[0][0] == now:
+            query = heapq.heappop(running)[1]
+            done[query] = now
+            del begins[query]
+    return CloudRun(np.concatenate(kv) if kv else np.zeros(0, dtype=np.int64), done)
+
+
+def serve(queries: Queries, clouds: int, batch: int, by_length: bool, insert: bool) -> list[CloudRun]:
+    """Dispatch by MICO's rule or by count, and serve by insertion or to completion."""
+    workload = Workload.from_lengths(queries.prompt, queries.predicted)
+    fleet = Fleet(workload, (Replica(CostModel.paper(), batch),) * clouds)
+    replica_of = dispatch(fleet, "mico" if by_length else "round-robin")
+    run = inserting if insert else to_completion
+    return [
+        run(queries.prompt[replica_of == k], queries.answer[replica_of == k], batch) for k in range(clouds)
+    ]
+
+
+def gain(pool: Queries, count: int, clouds: int, batch: int, over: str, of: str) -> float:
+    """Return how much more throughput one method has than another, over draws; methods by Q and I."""
+    ratios = []
+    for seed in range(DRAWS):
+        queries = pool.draw(count, np.random.default_rng((seed, count, clouds, batch)))
+        slow, fast = (
+            max(run.iterations for run in serve(queries, clouds, batch, "Q" in way, "I" in way))
+            for way in (over, of)
+        )
+        ratios.append(slow / fast)
+    return float(np.mean(ratios))
+
+
+def study(figure: str | None) -> None:
+    known = pools()
+    for name, pool in known.items():
+        print(f"\n## {name}: mean answer {pool.answer.mean():.0f} tokens\n")
+        rng = np.random.default_rng(0)
+        ceiling = [
+            pool.answer[rng.integers(len(pool.answer), size=(4000, b))].max(axis=1).mean() for b in BATCHES
+        ]
+        print("| gain | " + " | ".join(f"B={b}" for b in BATCHES) + " |")
+        print("|---|" + "---|" * len(BATCHES))
+        _row("E[longest of B] / E[l]: insertion alone, no tail", [c / pool.answer.mean() for c in ceiling])
+        for count in (200, 500, 800, 1000):
+            row = [gain(pool, count, 3, b, "", "QI") for b in BATCHES]
+            _row(f"QI over neither, 3 clouds, {count} queries (Figures 11, 14)", row)
+        for clouds in (2, 3, 6, 9):
+            row = [gain(pool, 800, clouds, b, "", "QI") for b in BATCHES]
+            _row(f"QI over neither, {clouds} clouds, 800 queries (Table 1)", row)
+        for title, over, of in (
+            ("Q with I (Figure 12a)", "I", "QI"),
+            ("Q without I (Figure 12b)", "", "Q"),
+            ("I with Q (Figure 13a)", "Q", "QI"),
+            ("I without Q (Figure 13b)", "", "I"),
+        ):
+            _row(title + ", 3 clouds, 800 queries", [gain(pool, 800, 3, b, over, of) for b in BATCHES])
+        _memory(pool)
+    if figure is not None:
+        _figure(known["25% cut at 1,024"], figure)
+
+
+def _row(title: str, values: list[float]) -> None:
+    print(f"| {title} | " + " | ".join(f"{value:.2f}" for value in values) + " |", flush=True)
+
+
+def _memory(pool: Queries) -> None:
+    queries = pool.draw(200, np.random.default_rng(0))
+    plain, ours = serve(queries, 3, 3, False, False), serve(queries, 3, 3, True, True)
+    saved = [1 - new.kv.sum() / old.kv.sum() for old, new in zip(plain, ours, strict=True)]
+    total = 1 - sum(run.kv.sum() for run in ours) / sum(run.kv.sum() for run in plain)
+    faster = max(run.iterations for run in plain) / max(run.iterations for run in ours)
+    clouds = ", ".join(f"{share:.1%}" for share in saved)
+    print(
+        f"\n200 queries, batch 3, 3 clouds: cumulative KV length less by {clouds}, in all {total:.1%}"
+        f" (paper: 41.5 %, 39.5 %, 50.7 %; 44.9 %); throughput {faster:.2f}x (paper: 1.79x)"
+    )
+
+
+def _figure(pool: Queries, path: str) -> None:
+    from matplotlib import pyplot as plt
+
+    queries = pool.draw(200, np.random.default_rng(0))
+    _, (length, cumulative, completed) = plt.subplots(1, 3, figsize=(15, 4))
+    for label, q, i, colour in (("count, to completion", False, False, "C1"), ("MICO", True, True, "C0")):
+        runs = serve(queries, 3, 3, q, i)
+        longest = max(run.iterations for run in runs)
+        kv = np.array([np.pad(run.kv, (0, longest - run.iterations)) for run in runs])
+        length.fill_between(np.arange(longest), kv.min(axis=0), kv.max(axis=0), color=colour, alpha=0.3)
+        length.plot(kv.mean(axis=0), color=colour, label=label)
+        cumulative.plot(kv.cumsum(axis=1).mean(axis=0), color=colour, label=label)
+        done = np.sort(np.concatenate([run.done for run in runs]))
+        completed.step(done, np.arange(1, len(done) + 1), color=colour, label=label)
+    for axis, title in (
+        (length, "KV length"),
+        (cumulative, "cumulative KV length"),
+        (completed, "completed"),
+    ):
+        axis.set(xlabel="iterations", ylabel=title)
+        axis.legend()
+    plt.tight_layout()
+    plt.savefig(path)
+
+
+def predict() -> None:
+    """Learn from GSM8K's training answers and measure on its test answers; gpt2_bpe tokens."""
+    from batchbound.executor.encoder_predictor import EncoderPredictor, save_small_distilbert
+    from batchbound.executor.predict import GroupMeanPredictor, LengthPredictor, learn
+    from batchbound.executor.tokenizers import load_tokenizer
+
+    tokenizer = load_tokenizer(str(DATA / "gpt2_bpe"))
+
+    def count(text: str) -> int:
+        return max(1, len(tokenizer.encode(text)))
+
+    def read(name: str) -> Examples:
+        rows = [json.loads(line) for line in (DATA / "gsm8k" / name).open()]
+        lengths = np.array([count(row["answer"]) for row in rows], dtype=np.int64)
+        return Examples(tuple(row["question"] for row in rows), lengths)
+
+    train, test = read("train.jsonl"), read("test.jsonl")
+    longest = int(train.lengths.max()) + 1
+    print(
+        "| predictor | train (CPU s) | accuracy | within a neighbour | mean error | log-error sd | coverage |"
+    )
+    print("|---|---|---|---|---|---|---|")
+
+    def show(name: str, seconds: float, predictor: LengthPredictor, unseen: Examples) -> None:
+        found = PredictionQuality.measured(predictor.predict(unseen.prompts), unseen.lengths, longest=longest)
+        print(
+            f"| {name} | {seconds:.1f} | {found.accuracy:.1%} | {found.neighbour_accuracy:.1%}"
+            f" | {found.mean_error:.1f} | {found.log_sd:.3f} | {found.coverage:.1%} |",
+            flush=True,
+        )
+
+    for method in ("constant", "group-mean", "quantile"):
+        begun = time.process_time()
+        predictor = learn(method, train)
+        show(method, time.process_time() - begun, predictor, test)
+    with tempfile.TemporaryDirectory() as folder:
+        save_small_distilbert(Path(folder), train.prompts)
+        begun = time.process_time()
+        encoder = EncoderPredictor.learnt(train, folder, epochs=3, learning_rate=1e-3)
+        show("small DistilBERT, random weights", time.process_time() - begun, encoder, test)
+    # Where a group has other answers: three models' answers to each test question tell the fourth's length.
+    prompts: list[str] = []
+    lengths: list[int] = []
+    fourth: list[int] = []
+    questions: list[str] = []
+    for line in (DATA / "gsm8k" / "example_model_solutions.jsonl").open():
+        row = json.loads(line)
+        answers = [count(value["solution"]) for value in row.values() if isinstance(value, dict)]
+        questions.append(row["question"])
+        fourth.append(answers[-1])
+        for length in answers[:-1]:
+            prompts.append(row["question"])
+            lengths.append(length)
+    answered = GroupMeanPredictor.learnt(Examples(tuple(prompts), np.array(lengths)))
+    unseen = Examples(tuple(questions), np.array(fourth))
+    show("group-mean, 3 other models' answers", 0.0, answered, unseen)
+    show("constant, on the same", 0.0, answered.otherwise, unseen)
+
+
+def scale() -> None:
+    """Plan 100,000 requests on 64 x 256 slots, and dispatch a million."""
+    fleet = Fleet(generate("table3", 0, 100_000), (Replica(CostModel.paper(), 256),) * 64)
+    begun = time.perf_counter()
+    result = plan_fleet(fleet, limits=Limits(seconds=50.0))
+    wall = time.perf_counter() - begun
+    sound = result.schedule.check(fleet) is None and verify_fleet_bound(fleet, result.bound) is None
+    print(
+        f"100,000 requests, 64 x 256 slots: {result.makespan:.2f} s, bound {result.bound.seconds:.2f} s,"
+        f" gap {result.gap:.2%}, planned in {wall:.1f} s; schedule and certificate check: {sound}"
+    )
+    rng = np.random.default_rng(0)
+    million = Workload.from_lengths(rng.integers(1, 300, 10**6), rng.integers(1, 1000, 10**6))
+    for replicas in (2, 8, 64):
+        large = Fleet(million, (Replica(CostModel.paper(), 256),) * replicas)
+        begun = time.perf_counter()
+        replica_of = mico(Units.of(large, np.arange(len(large))))
+        wall = time.perf_counter() - begun
+        tokens = np.bincount(replica_of, weights=million.output_tokens)
+        spread = np.ptp(tokens) / tokens.mean()
+        print(f"a million requests to {replicas} replicas by MICO: {wall:.2f} s, spread {spread:.1e}")
+
+
+def prefill_first(problem: Problem) -> Policy:
+    """Return vLLM's rule, which the other frameworks' engines follow: arrival order, insert at once."""
+    return policy_named("fcfs", problem)
+
+
+def errors(requests: int, slots: int, seeds: int, only: str) -> None:
+    """Serve SSJF's answers with its proxy model's predictions; half of the pairs are the measured error."""
+    actual, label = ssjf()
+    known = np.random.default_rng(0).random(len(actual)) < 0.5
+    means = np.array([round(actual[known & (label == k)].mean()) for k in range(label.max() + 1)])
+    error = MeasuredError(means[label[known]], actual[known])
+    unseen = np.flatnonzero(~known)
+    costs = {
+        "MICO's: 70 ms an iteration, 1 ms an insertion": CostModel(0.001, 0.0, 0.070, 0.0),
+        "hybrid paper's: 29 ms + 0.21 ms/slot a round, 25 ms + 0.13 ms/token a stage": CostModel.paper(),
+    }
+    rules = {"MICO": "mico", "Karmarkar-Karp": "karmarkar-karp", "round robin": "round-robin"}
+    for title, cost in costs.items():
+        if not title.startswith(only):
+            continue
+        gaps: Gaps = {}
+        chosen: list[str] = []
+        for seed in range(seeds):
+            rng = np.random.default_rng((seed, 3))
+            drawn = rng.choice(unseen, requests, replace=False)
+            prompts = np.maximum(1, np.rint(rng.lognormal(4.0, 0.4, requests))).astype(np.int64)
+            workload = Workload.from_lengths(prompts, means[label[drawn]])
+            fleet, truth = Fleet(workload, (Replica(cost, slots),) * 8), actual[drawn]
+            bound = fleet_bound(fleet.with_output_tokens(truth))
+
+            def note(name: str, makespan: float, bound: Bound = bound, gaps: Gaps = gaps) -> None:
+                gaps.setdefault(name, []).append(bound.gap(makespan))
+
+            policy, replica_of = choose_fleet_policy(fleet, error, seed=seed, samples=2)
+            run = serve_with_backoff(fleet, replica_of, policy, truth)
+            note("ours + backoff", run.makespan)
+            chosen.append(f"{policy.order}, patience {policy.patience:g}")
+            run = simulate_fleet(fleet, replica_of, truth, policy=policy, backoff=False)
+            note("ours, no stealing", run.makespan)
+            run = simulate_fleet(fleet, None, truth, policy=policy)
+            note("ours, central queue", run.makespan)
+            for name, rule in rules.items():
+                there = dispatch(fleet, rule)
+                run = simulate_fleet(fleet, there, truth, policy=prefill_first, patience=0.0)
+                note(f"{name} + backoff, its engine's rule", run.makespan)
+                run = serve_with_backoff(fleet, there, policy, truth)
+                note(f"{name} + backoff, our rule in each replica", run.makespan)
+            run = serve_with_backoff(fleet, replica_of, FleetPolicy("longest-first", policy.patience), truth)
+            note("longest predicted first + backoff", run.makespan)
+        print(f"\n## {requests:,} requests, 8 replicas x {slots} slots, {seeds} seeds; costs: {title}\n")
+        print(f"Ours serves: {', '.join(sorted(set(chosen)))}\n")
+        print("| dispatch | gap to the bound with true lengths: mean | worst | seeds ours is better |")
+        print("|---|---|---|---|")
+        best = np.array(gaps["ours + backoff"])
+        for name, values in gaps.items():
+            better = int((best < np.array(values)).sum())
+            print(f"| {name} | {np.mean(values):.2%} | {max(values):.2%} | {better} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("study", "predict", "scale", "errors"))
+    parser.add_argument("--figure", help="PNG file for the study's curves")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--slots", type=int, default=10)
+    parser.add_argument("--costs", default="", help="errors: only costs whose name starts like this")
+    parser.add_argument("--seeds", type=int, default=10)
+    args = parser.parse_args()
+    if args.part == "study":
+        study(args.figure)
+    elif args.part == "predict":
+        predict()
+    elif args.part == "scale":
+        scale()
+    else:
+        errors(args.requests, args.slots, args.seeds, args.costs)
+
+
+if __name__ == "__main__":
+    main()
