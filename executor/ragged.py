@@ -29,6 +29,9 @@ _PREFILL_TOKENS = 4_096
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
 """What some layers tell their attention function that this one does not act on."""
 
+_SEARCH_CALLS = 0.25
+"""What the search for shared calls costs per row, in calls of the attention kernel, spread over rounds."""
+
 Group = tuple[int, int, int, int, torch.Tensor | None]
 """First row and row past the last, first column and column past the last, and what hides some of them."""
 
@@ -92,9 +95,16 @@ class RaggedBatch(SlotBatch):
 
     def _arrange(self) -> None:
         """Choose which neighbouring rows share a call: padding against calls."""
-        for window in set(self._decoder.sliding_windows):
+        windows = self._decoder.sliding_windows
+        call_tokens = self._call_tokens()
+        for window in set(windows):
             lengths = [min(tokens, window or tokens) for tokens in self._store.lengths]
-            self._bounds[window] = neighbours(lengths, self._call_tokens())
+            waste = len(lengths) * max(lengths) - sum(lengths)
+            if waste * windows.count(window) < _SEARCH_CALLS * len(lengths) * call_tokens:
+                # Not worth the search: it would take longer than it saves in the rounds until the next one.
+                self._bounds[window] = [0, len(lengths)]
+            else:
+                self._bounds[window] = neighbours(lengths, call_tokens)
 
     def _call_tokens(self) -> float:
         """Estimate what a call of the attention kernel costs beyond its columns, in columns."""
@@ -135,8 +145,9 @@ class RaggedBatch(SlotBatch):
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         layer = self._store.attending
-        self._refuse(attention_mask, layer.window, arguments)
         if self._store.segments:
+            # Asked once for each prompt: what a layer asks for does not change from round to round.
+            self._refuse(attention_mask, layer.window, arguments)
             return self._attend_prompts(query, key, value, layer.window, scaling), None
         rows, heads, _, size = query.shape
         query = query.reshape(rows, key.shape[1], -1, size)

@@ -62,8 +62,7 @@ class RunningBatch(ABC):
         self._slot_of_row: list[int | None] = []
         self._row_of_slot: dict[int, int] = {}
         self._state = torch.zeros(4, slots, dtype=torch.int64, device=self._decoder.device)
-        self.scores: NDArray[np.float64] = np.empty((0, slots))
-        """Of the latest greedy prefill or decode call: the logit of each token, shape (rounds, slots)."""
+        self._scores: tuple[torch.Tensor, list[int]] = torch.empty(0, 0), []
 
     @classmethod
     @abstractmethod
@@ -111,9 +110,13 @@ class RunningBatch(ABC):
         """Columns that attention reads in the next round, padding included, over all occupied slots."""
         return self._store.padded_tokens
 
-    def kv_tokens_of(self, slot: int) -> int:
-        """Return the tokens that one occupied slot holds."""
-        return self._store.tokens_of(self._row_of_slot[slot])
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Of the latest greedy prefill or decode call: the logit of each token, shape (rounds, slots)."""
+        scores, slots = self._scores
+        answer = np.full((len(scores), self.slots), np.nan)
+        answer[:, slots] = scores.double().cpu().numpy()
+        return answer
 
     @torch.inference_mode()
     def prefill(
@@ -180,13 +183,11 @@ class RunningBatch(ABC):
         state[3] += 1
         self._state[:, rows] = state
         self._changed()
-        self.scores = np.full((1, self.slots), np.nan)
-        self.scores[:, slots] = scores.double().cpu().numpy()
-        failed = np.flatnonzero(~np.isfinite(self.scores[0, slots]))
-        if failed.size:
+        self._scores = scores[None], list(slots)
+        if not scores.isfinite().all():
             for slot in slots:
                 self.release(slot)
-            raise NotFiniteError(slots[failed[0]], 0)
+            raise NotFiniteError(slots[int(scores.isfinite().int().argmin())], 0)
         answer: list[int] = state[0].tolist()
         return answer
 
@@ -323,11 +324,9 @@ class RunningBatch(ABC):
     def _read_back(self, history: torch.Tensor, scores: torch.Tensor) -> NDArray[np.int64]:
         answer = np.full((len(history), self.slots), -1, dtype=np.int64)
         columns = [slot for slot in self._slot_of_row if slot is not None]
-        self.scores = np.full((len(history), self.slots), np.nan)
-        self.scores[:, columns] = scores.double().cpu().numpy()
-        failed = np.argwhere(~np.isfinite(self.scores[:, columns]))
-        if failed.size:
-            round_, row = failed[0].tolist()
+        self._scores = scores, columns
+        if not scores.isfinite().all():
+            round_, row = (~scores.isfinite()).nonzero()[0].tolist()
             raise NotFiniteError(columns[row], round_)
         answer[:, columns] = history.cpu().numpy()
         return answer

@@ -25,22 +25,25 @@ class SlotBatch(RunningBatch):
 
     def _make_store(self, capacity: int) -> KeyValueSlots:
         self._masks: SlotMasks | None = None
+        self._stale = True
         return KeyValueSlots(self.slots, capacity + 1, self._decoder.sliding_windows)
 
     def _changed(self) -> None:
-        self._masks = None
+        self._stale = True
 
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         store = self._store
-        if store.make_room(store.width):
-            self._changed()
-        if self._masks is None:
+        store.make_room(store.width)
+        if self._masks is None or self._masks.columns != store.columns:
             windows = set(self._decoder.sliding_windows)
             self._masks = SlotMasks(
-                store.rows, store.columns, windows, self._decoder.dtype, self._decoder.device
+                self.slots, store.columns, windows, self._decoder.dtype, self._decoder.device
             )
+            self._stale = True
+        if self._stale:
             self._masks.reset(positions)
             self._arrange()
+            self._stale = False
         self._masks.advance(positions)
         store.begin_round(positions)
         logits = self._decoder.forward(store, tokens[:, None], positions[:, None], mask=self._mask())

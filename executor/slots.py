@@ -203,7 +203,7 @@ class KeyValueSlots(KeyValueStore):
             self._targets[heads] = planes + at.repeat_interleave(heads)
         return self._targets[heads]
 
-    def make_room(self, tokens: int) -> bool:
+    def make_room(self, tokens: int) -> None:
         """
         See to it that rows can hold a number of tokens.
 
@@ -211,14 +211,9 @@ class KeyValueSlots(KeyValueStore):
         ----------
         tokens
             Tokens of the longest row.
-
-        Returns
-        -------
-        bool
-            Whether the buffers had to be replaced by wider ones.
         """
         if tokens <= self.columns:
-            return False
+            return
         columns = tokens + max(64, tokens // 4)
         grown = []
         # All allocations before any assignment: running out of memory leaves the store as it was.
@@ -231,7 +226,6 @@ class KeyValueSlots(KeyValueStore):
         for layer, (keys, values) in grown:
             layer.keys, layer.values = keys, values
         self.columns = columns
-        return True
 
     def tokens_of(self, row: int) -> int:
         """Return the tokens a row holds."""
@@ -303,7 +297,7 @@ class SlotMasks:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._columns = columns
+        self.columns = columns
         self._least = torch.finfo(dtype).min
         # In front of column 0 there is room for as many columns as the window is long, so that the column
         # that leaves the window has a place even while there is none.
@@ -322,7 +316,7 @@ class SlotMasks:
         positions
             The position of each row's coming token, int64, shape (rows,).
         """
-        columns = torch.arange(self._columns, device=positions.device)[None, :]
+        columns = torch.arange(self.columns, device=positions.device)[None, :]
         for window, mask in self._masks.items():
             visible = columns < positions[:, None]
             if window is not None:
