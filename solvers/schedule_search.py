@@ -24,17 +24,20 @@ HOT, COLD = 0.5, 0.04
 LONG = 1000
 """Steps from which an annealing is long; a shorter one starts colder in proportion."""
 
+CYCLE, SHORT_CYCLE = 500, 40
+"""Steps after which the annealing is hot again at the best times met, and the same for few requests."""
+
 TIMED = 4
-"""Steps after which the annealing first judges how many there will be."""
+"""Steps after which the annealing judges how many there will be."""
 
 LONGEST_ROUNDING = 2.0
 """Seconds allowed to turn one set of stage times into whole slots."""
 
-ROUNDING_SHARE = 0.12
+ROUNDING_SHARE = 0.08
 """Share of the time left for turning the last stage times into a schedule."""
 
 
-START_PATIENCE = (8.0, 4.0, 2.0, 1.0)
+START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
 """Settings of the ski-rental rule whose stage times the annealing may start from."""
 
 LEVELS_KEPT = 3
@@ -230,16 +233,23 @@ class _Search:
         split = _Split.of(self._problem)
         profile = LengthProfile.of(split.rest.rounds, self._starts_per_stage())
         walk = StageTimesSearch(profile, costs, _start_times(split.rest, profile, costs), self._rng)
-        begun, first, hot = self._progress, self._iterations, COLD
+        few = len(self._problem) <= FEW
+        begun, first, hot = self._progress, self._iterations, HOT if few else COLD
+        cycles, cycle = 1, 0
         next_rounding = 0.3
         while self._progress < 1.0 - ROUNDING_SHARE:
             self._iterations += 1
             done = (self._progress - begun) / (1.0 - ROUNDING_SHARE - begun)
-            if len(self._problem) <= FEW:
-                hot = HOT
-            elif self._iterations - first == TIMED:
-                hot = min(HOT, max(COLD, HOT * TIMED / max(done, 1e-9) / LONG))
-            walk.step(costs.stage * hot * (COLD / hot) ** done, lambda: self._elapsed > self._seconds)
+            if self._iterations - first == TIMED:
+                steps = TIMED / max(done, 1e-9)
+                hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
+                cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
+            if done * cycles >= cycle + 1:
+                cycle = int(done * cycles)
+                for times in walk.feasible()[:1]:
+                    walk.restart(times)
+            cooled = min(1.0, done * cycles - cycle)
+            walk.step(costs.stage * hot * (COLD / hot) ** cooled, lambda: self._elapsed > self._seconds)
             if done >= next_rounding:
                 next_rounding = done + 0.2
                 for times in walk.feasible()[:1]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 ROUNDING_NODES = 200
 """Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""
 
+FEW_SPANS = 120
+"""Spans up to which whole slots are also searched far from the fractional ones: with more, it takes long."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthProfile:
@@ -251,7 +254,8 @@ def whole_slots(
     Return how many slots pass through each span so that every request has one, or None if not found.
 
     The fractional flow that holds slots for the fewest rounds is rounded up or down in each span where that
-    gives a flow, which it nearly always does; else whole numbers are searched without a guide.
+    gives a flow, which it nearly always does; else whole numbers are searched without a guide if spans are
+    few.
 
     Parameters
     ----------
@@ -306,14 +310,19 @@ def whole_slots(
     constraints = LinearConstraint(_sparse(entries, (rows, columns)), low, high)
     holding = np.zeros(columns)
     holding[: len(spans)] = spans.rounds
-    fractional = milp(holding, bounds=Bounds(lower, np.inf), constraints=constraints)
+    fractional = milp(
+        holding, bounds=Bounds(lower, np.inf), constraints=constraints, options={"time_limit": seconds}
+    )
     if fractional.x is None:
         return None
     nearest = lower.copy()
     nearest[: len(spans)] = np.floor(fractional.x[: len(spans)] + 1e-7)
     above = np.full(columns, np.inf)
     above[: len(spans)] = nearest[: len(spans)] + 1.0
-    for bounds in (Bounds(nearest, above), Bounds(lower, np.inf)):
+    boxes = [Bounds(nearest, above)]
+    if len(spans) <= FEW_SPANS:
+        boxes.append(Bounds(lower, np.inf))
+    for bounds in boxes:
         result = milp(
             np.zeros(columns),
             integrality=whole,

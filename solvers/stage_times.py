@@ -9,13 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.cost import FloatArray, IntArray
-from .slot_flow import LengthProfile, SlotPrice, slot_price, slots_at_least
+from .slot_flow import LengthProfile, SlotPrice, Spans, slot_price, slots_at_least
 
 LACKING, SPARE = 1.15, 0.85
 """Worth of a slot lacking and of one to spare, in shares of all rounds; the kink draws to the slots given."""
 
 RUN, REST, FITTED = 0.45, 0.65, 0.8
 """Draws from which a run of stages, all later stages, and a stage made to fit a request are moved."""
+
+STRETCHED = 0.7
+"""Share of the moves that stretch or shrink one span to the rounds of the next requests."""
 
 PRICES_KEPT = 24
 """Slot prices that screen candidates."""
@@ -26,7 +29,7 @@ RECENT = 3
 SURVIVORS = 64
 """Candidates that the second screening looks at."""
 
-RESIZED = 0.1
+RESIZED = 0.25
 """Share of the steps that try one stage more or less."""
 
 FEASIBLE_KEPT = 24
@@ -262,8 +265,10 @@ def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, cou
     """
     Return neighbours of the given stage times.
 
-    One stage, a run of stages or all stages from one on are shifted a little, or one stage is moved to
-    where its span to another one has exactly the rounds that some request needs.
+    Most stretch or shrink one span to the rounds of a request a little longer or shorter, since nothing
+    changes between these. In the others one stage, a run of stages or all stages from one on are shifted a
+    little, or one stage is moved to where its span to another one has exactly the rounds that some request
+    needs.
 
     Parameters
     ----------
@@ -281,19 +286,58 @@ def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, cou
     IntArray
         Shape (at most count, stages + 1).
     """
+    stretched = int(STRETCHED * count)
+    shifted = _shifted(times, profile, rng, count - stretched)
+    neighbours = np.concatenate((shifted, _stretched(times, profile, rng, stretched)))
+    valid = (np.diff(neighbours, axis=1) >= 0).all(axis=1) & (neighbours[:, 0] == 0)
+    kept: IntArray = rng.permutation(neighbours[valid])
+    return kept
+
+
+def _shifted(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
+    """Return times with some stages shifted by a few rounds, or one stage moved to fit a request."""
     stages = len(times) - 1
-    column = np.arange(stages + 1)
     one, other = rng.integers(1, stages + 1, (2, count))
     shift = np.maximum(1, np.rint(np.exp(rng.normal(0.9, 1.0, count)))).astype(np.int64)
     shift *= rng.choice([-1, 1], count)
     kind = rng.random(count)
     low = np.where(kind < RUN, one, np.minimum(one, other))
     high = np.select([kind < RUN, kind < REST], [one, np.maximum(one, other)], stages)
-    neighbours = times + np.where((column >= low[:, None]) & (column <= high[:, None]), shift[:, None], 0)
+    neighbours = _with_shift(times, low, high, shift)
     fitted = np.flatnonzero((kind >= FITTED) & (one < stages))
     neighbours[fitted] = times
     neighbours[fitted, one[fitted]] = _fitting(times, profile, rng, len(fitted))
     neighbours[fitted] = np.sort(neighbours[fitted], axis=1)
-    valid = (np.diff(neighbours, axis=1) >= 0).all(axis=1) & (neighbours[:, 0] == 0)
-    kept: IntArray = neighbours[valid]
-    return kept
+    return neighbours
+
+
+def _stretched(times: IntArray, profile: LengthProfile, rng: np.random.Generator, count: int) -> IntArray:
+    """Return times with one span as long as a request a little longer or shorter than it held."""
+    stages = len(times) - 1
+    spans = Spans.between(times, profile)
+    lengths = np.flatnonzero(np.diff(profile.at_most, prepend=0))
+    if not len(spans):
+        return np.empty((0, stages + 1), dtype=np.int64)
+    span = rng.integers(0, len(spans), count)
+    first, last = spans.first[span], spans.last[span]
+    rounds = times[last] - times[first]
+    held = np.searchsorted(lengths, rounds, side="right") - 1
+    slack = rounds > lengths[held]
+    steps = rng.geometric(0.5, count)
+    wanted = np.where(rng.random(count) < 0.5, held + steps, held - steps + slack)
+    shift = lengths[np.clip(wanted, 0, len(lengths) - 1)] - rounds
+    # What moves: the closing stage, all from it on, the opening stage, all between them, or a run.
+    kind = rng.integers(0, 5, count)
+    until = np.maximum(last, rng.integers(1, stages + 1, count))
+    low = np.choose(kind, [last, last, np.maximum(first, 1), first + 1, last])
+    high = np.choose(kind, [last, np.full(count, stages), first, last, until])
+    return _with_shift(times, low, high, np.where(kind == 2, -shift, shift))
+
+
+def _with_shift(times: IntArray, low: IntArray, high: IntArray, shift: IntArray) -> IntArray:
+    """Return the times with stages ``low`` to ``high`` shifted, shape (shifts, stages + 1)."""
+    column = np.arange(len(times))
+    shifted: IntArray = times + np.where(
+        (column >= low[:, None]) & (column <= high[:, None]), shift[:, None], 0
+    )
+    return shifted
