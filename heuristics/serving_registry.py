@@ -7,15 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .econoserve import EconoServe, EconoServeSettings
-from .serving_baselines import (
-    FastServe,
-    MultiRes,
-    Orca,
-    Sarathi,
-    ShortestRemaining,
-    SyncCoupled,
-    Vllm,
-)
+from .serving_baselines import MultiRes, Sarathi, SyncCoupled, Vllm
+from .serving_max_allocation import FastServe, Orca, ShortestRemaining
 from .serving_policy import ServingPolicy
 
 

@@ -23,7 +23,8 @@ from batchbound.executor.serving_simulation import (
 )
 from batchbound.heuristics.econoserve import EconoServeSettings
 from batchbound.heuristics.kv_allocation import KvLedgerError
-from batchbound.heuristics.serving_baselines import MultiRes, Orca, Sarathi, ShortestRemaining, Vllm
+from batchbound.heuristics.serving_baselines import MultiRes, Sarathi, Vllm
+from batchbound.heuristics.serving_max_allocation import Orca, ShortestRemaining
 from batchbound.heuristics.serving_policy import ServingState, Step
 from batchbound.heuristics.serving_registry import SERVING_POLICIES, ServingOptions, serving_policy
 
