@@ -131,8 +131,9 @@ def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArra
         capacity[k, -1] = -1.0
     served = np.hstack([np.eye(classes)] * kinds + [np.zeros((classes, 1))])
     found = linprog(objective, A_ub=capacity, b_ub=-busy, A_eq=served, b_eq=np.ones(classes), method="highs")
-    weights = np.maximum(0.0, -found.ineqlin.marginals) if found.status == 0 else np.ones(kinds)
-    total: FloatArray = weights / weights.sum()
+    weights = np.maximum(0.0, -found.ineqlin.marginals) if found.status == 0 else np.zeros(kinds)
+    # Where nothing takes any time, nothing is scarce.
+    total: FloatArray = weights / weights.sum() if weights.sum() > 0 else np.full(kinds, 1 / kinds)
     return total
 
 
