@@ -13,6 +13,8 @@ from .configuration_search import Evaluate, Point, SearchResult, Variable, branc
 
 GAP = 0.005
 """Of throughput: no better configuration is looked for that is better by less."""
+WAA_TOLERANCE = 0.05
+"""Of throughput and latency: where the slower side of WAA changes, they step back by so much."""
 LEAST_MICRO_BATCH = 4
 """Prompts that an RRA micro-batch encodes at least: smaller ones vary too much to plan with."""
 _GAINING_RATIO = 2
@@ -172,6 +174,7 @@ def search(
     gap
         Of throughput, as a fraction (see :func:`.branch_and_bound`).
     """
+    tolerance = 0.0 if strategy is Strategy.RRA else WAA_TOLERANCE
     best: ExecConfig | None = None
     throughput, grid, evaluated = -math.inf, 0, 0
     results = []
@@ -183,6 +186,8 @@ def search(
             space.variables,
             latency_bound,
             gap=gap,
+            throughput_tolerance=tolerance,
+            latency_tolerance=tolerance,
             at_least=throughput,
         )
         grid += space.grid
