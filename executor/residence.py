@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .store import Suspended
 
 
+CALM_ROUNDS = 256
+"""Rounds without running out of memory after which more slots are tried; twice as many after each failure."""
+
+
 class Residence:
     """
     Requests on a running batch and on the host.
@@ -53,7 +57,8 @@ class Residence:
         self._slot_of: dict[int, int] = {}
         self._parked: dict[int, Suspended] = {}
         self._put_back: dict[int, Suspended] = {}
-        self._prompts_at_once = slots
+        self._prompts_at_once = self._most_slots = slots
+        self._calm, self._patience = 0, CALM_ROUNDS
         self.ran_out = 0
         """How often memory ran out."""
         self.moved = 0
@@ -146,6 +151,10 @@ class Residence:
         RunStoppedError
             If memory does not even hold one request, or the model's logits are not finite.
         """
+        self._calm += rounds
+        if self.slots < self._most_slots and self._calm >= self._patience:
+            self._calm = 0
+            self._rebuild(min(self._most_slots, self.slots + max(1, self.slots // 3)))
         while self._parked and self.slots > self._batch.active:
             self._unpark(next(iter(self._parked)))
         answers: dict[int, list[int]] = {request: [] for request in (*self._slot_of, *self._parked)}
@@ -157,7 +166,8 @@ class Residence:
                 # It has had its rounds: others take its place, or wait for it to be done with theirs.
                 self._park(request)
             for request in [request for request in self._parked if left[request]]:
-                if self.slots > self._batch.active:
+                # Memory may run out on the way, and the batch be made anew with others of them in it.
+                if request in self._parked and self.slots > self._batch.active:
                     self._unpark(request)
             try:
                 tokens = self._batch.decode(min(left[request] for request in self._slot_of))
@@ -225,8 +235,6 @@ class Residence:
 
     def _shrink(self, error: RanOutError) -> None:
         """Go on with fewer slots: the newest requests move to the host."""
-        import torch
-
         self.ran_out += 1
         slots = min(self.slots - 1, max(self._batch.active - 1, self.slots * 3 // 4))
         if slots < 1:
@@ -234,17 +242,25 @@ class Residence:
                 f"memory ran out with a single request on the device ({_first_line(error)});"
                 " use a smaller number format, or a device with more memory"
             ) from error
+        self._calm, self._patience = 0, 2 * self._patience
+        error.__traceback__ = error.__cause__ = None
+        self._rebuild(slots)
+
+    def _rebuild(self, slots: int) -> None:
+        """Go on with another number of slots; the oldest requests come first."""
+        import torch
+
         for request in reversed(list(self._slot_of)):
             self._park(request)
         # The old buffers have to be gone before the new ones are allocated.
         del self._batch
-        error.__traceback__ = error.__cause__ = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._batch = self._make_batch(slots)
         for request in list(reversed(self._parked))[:slots]:
             if self._batch.slots != slots:
+                # Memory ran out meanwhile: the batch was made anew, with those that fit.
                 return
             self._unpark(request)
 

@@ -23,6 +23,7 @@ from batchbound.heuristics.registry import policy_named
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+from batchbound.executor import residence  # noqa: E402
 from batchbound.executor.decoder import Decoder  # noqa: E402
 from batchbound.executor.faults import RunStoppedError  # noqa: E402
 from batchbound.executor.huggingface import HuggingFaceEngine  # noqa: E402
@@ -114,6 +115,16 @@ def test_running_out_of_memory_loses_nothing(
     engine = serve(llama, job, tier)
     assert engine.answers == expected
     assert "ran out 5 times" in str(engine.describe()["memory"])
+
+
+def test_the_batch_grows_again_when_memory_is_there(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residence, "CALM_ROUNDS", 3)
+    job = make_job(12, slots=4, seed=2)
+    expected = generated(llama, job)
+    fail_at(monkeypatch, {4}, lambda: torch.OutOfMemoryError("CUDA out of memory"), late=False)
+    engine = serve(llama, job, "ragged")
+    assert engine.answers == expected
+    assert "ran out 1 times; 4 requests fit at once" in str(engine.describe()["memory"])
 
 
 def test_what_the_cpu_allocator_says_counts_as_well(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
