@@ -16,7 +16,7 @@ AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
 """What an operation can depend on: all new tokens, sequences, new tokens per prompt, tokens already held by
 that prompt, decoding sequences, and tokens held by each of those."""
 PHASES = ("both", "encode", "decode", "mixed")
-_MEND = "Measure again with `batchbound profile --layers`."
+_MEND = "Read it again from its source and save it."
 
 
 @dataclass(frozen=True, slots=True)

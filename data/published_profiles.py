@@ -75,8 +75,8 @@ def read_splitwise(path: str | os.PathLike[str]) -> list[WholeModelTimes]:
     """
     Return the medians of Splitwise's ``perf_model.csv``, one for each model, device and degree.
 
-    Two kinds of rows are found and left out: a batch that takes far less time than a smaller one of the same
-    prompts, and a device whose prefill times are those of another times a constant.
+    Two traps are found and reported: a batch that takes far less time than a smaller one of the same
+    prompts, which is left out, and a device whose prefill times are those of another times a constant.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="PATH",
-        help="for a vLLM run: the layer profile its iterations are composed from, a file of"
-        " `batchbound profile --layers` or a folder in LLMServingSim's format",
+        help="for a vLLM run: the layer profile its iterations are composed from, saved by this library"
+        " or a folder in LLMServingSim's format",
     )
     parser.add_argument(
         "--cost", metavar="paper|FILE", help="for a trace: the cost model, a file of `batchbound profile`"
