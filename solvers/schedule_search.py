@@ -270,7 +270,7 @@ class _Search:
         cap = self._problem.prefill_token_cap
         if cap is None:
             return None
-        return float(max(1, int(1.03 * cap / self._problem.prompt_tokens.mean())))
+        return float(max(1, int(cap / self._problem.prompt_tokens.mean())))
 
     def _realise(self, times: IntArray, profile: LengthProfile, split: _Split) -> bool:
         """Offer a schedule with these stage times, if there is one, and return whether it is better."""

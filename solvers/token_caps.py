@@ -8,13 +8,16 @@ from ..data.cost import IntArray
 from ..data.problem import Problem
 from .slot_flow import Spans
 
+TRIED = 64
+"""Heaviest stages tried for a swap: one that nothing can leave now may once lighter ones are more even."""
+
 
 def within_token_cap(problem: Problem, times: IntArray, spans: Spans, used: IntArray) -> IntArray | None:
     """
     Return the stage of each request with every stage under the cap, or None if swaps do not get there.
 
     The longest requests take the longest spans; then requests that fit into each other's spans swap places
-    as long as that takes tokens out of a stage over the cap.
+    as long as that makes the stages' tokens more even, from the heaviest stage on.
 
     Parameters
     ----------
@@ -37,20 +40,23 @@ def within_token_cap(problem: Problem, times: IntArray, spans: Spans, used: IntA
     room, stage = spans.rounds[span], spans.first[span]
     tokens = np.bincount(stage, weights=prompt, minlength=len(times) - 1).astype(np.int64)
     for _ in range(4 * len(problem)):
-        worst = int(np.argmax(tokens))
-        over = int(tokens[worst]) - cap
-        if over <= 0:
+        heaviest_first = np.argsort(-tokens, kind="stable")
+        if tokens[heaviest_first[0]] <= cap:
             return stage
-        own = np.flatnonzero(stage == worst)
-        fits = (rounds[own][:, None] <= room) & (rounds <= room[own][:, None])
-        moved = prompt[own][:, None] - prompt
-        left_over = np.maximum(over - moved, 0) + np.maximum(tokens[stage] + moved - cap, 0)
-        left_over -= np.maximum(tokens[stage] - cap, 0)
-        left_over[~fits | (moved <= 0) | (stage == worst)] = over
-        best = int(np.argmin(left_over))
-        i, j = int(own[best // len(problem)]), best % len(problem)
-        if left_over.flat[best] >= over:
+        for heavy in heaviest_first[:TRIED]:
+            own = np.flatnonzero(stage == heavy)
+            if not len(own):
+                return None
+            fits = (rounds[own][:, None] <= room) & (rounds <= room[own][:, None])
+            moved = prompt[own][:, None] - prompt
+            # Half of what the swap takes off the sum of the squared tokens.
+            gain = np.where(fits, moved * (tokens[heavy] - tokens[stage] - moved), 0)
+            best = int(np.argmax(gain))
+            if gain.flat[best] > 0:
+                break
+        else:
             return None
+        i, j = int(own[best // len(problem)]), best % len(problem)
         change = int(prompt[i] - prompt[j])
         tokens[stage[i]] -= change
         tokens[stage[j]] += change
