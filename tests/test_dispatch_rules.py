@@ -24,7 +24,8 @@ def fleet(answers: list[int], replicas: int = 2, prompts: list[int] | None = Non
 
 
 def loads(job: Fleet, replica_of: IntArray) -> list[float]:
-    return np.bincount(replica_of, weights=job.workload.output_tokens, minlength=len(job.replicas)).tolist()
+    tokens = np.bincount(replica_of, weights=job.workload.output_tokens, minlength=len(job.replicas))
+    return [float(total) for total in tokens]
 
 
 def test_mico_deals_the_longest_groups_first_one_to_each_cloud() -> None:
