@@ -151,7 +151,7 @@ class Job:
 
         def keep(request: int) -> None:
             index = int(left[request])
-            journal.append(names[index], self._answer(index, engine.answers[request]))
+            journal.append(names[index], self.answer(index, engine.answers[request]))
 
         policy = following(self.plan.expected, schedule, problem)
         trace = execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
@@ -164,7 +164,17 @@ class Job:
                 stream.write(dump_line(journal.finished[name]))
         journal.remove()
 
-    def _answer(self, index: int, tokens: list[int]) -> dict[str, object]:
+    def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
+        """
+        Return the output line of a finished request.
+
+        Parameters
+        ----------
+        index
+            The request's position in the plan.
+        tokens
+            Its answer, an end-of-sequence token included if that ended it.
+        """
         ended = not self.pinned and tokens[-1] in self.tokenizer.eos_ids
         return answer_line(
             self.prompts.records[index],

@@ -67,7 +67,7 @@ def run_fleet(args: argparse.Namespace, plan: Plan, job: Job) -> int:
 
             def keep(request: int, tokens: list[int]) -> None:
                 index = rows[request]
-                journal.append(names[index], job._answer(index, tokens))
+                journal.append(names[index], job.answer(index, tokens))
                 advance(len(journal.finished) - count)
 
             outcome = fleet.serve(
