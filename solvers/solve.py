@@ -18,7 +18,7 @@ from .schedule_search import search_schedule
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
-DEFAULT_SECONDS = 1.5
+DEFAULT_SECONDS = 1.2
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
 OPTIMAL_WITHIN = 1e-9
 """Relative gap below which a makespan equals its bound but for rounding."""

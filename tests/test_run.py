@@ -226,8 +226,8 @@ def run_killed_at_random(folder: Path, kills: int, seed: int) -> int:
     return killed
 
 
-def undisturbed(folder: Path) -> Mapping[str, Any]:
-    write_prompts(folder / "prompts.jsonl", count=160, longest=80)
+def undisturbed(folder: Path, count: int) -> Mapping[str, Any]:
+    write_prompts(folder / "prompts.jsonl", count=count, longest=80)
     answers = plan_and_run(folder, "tiny:llama:1", slots=3)
     (folder / "answers.jsonl").unlink()
     (folder / "trace.jsonl").unlink()
@@ -236,7 +236,7 @@ def undisturbed(folder: Path) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_loses_no_answer_and_repeats_none(kills: int, tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path)
+    expected = undisturbed(tmp_path, count=100 + 45 * kills)
     killed = run_killed_at_random(tmp_path, kills, seed=kills)
     assert killed == kills, "the run was over before it could be killed: give it more to do"
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
