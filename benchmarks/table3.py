@@ -1,7 +1,7 @@
 """
 Every policy on the hybrid offline-online paper's Table III, beside the figures the paper gives.
 
-Run ``python benchmarks/table3.py`` (100 seeds) or with ``--seeds N``; ``--plan 1.5`` adds the default plan.
+Run ``python benchmarks/table3.py`` (100 seeds) or with ``--seeds N``; ``--plan 1.2`` adds the default plan.
 """
 
 from __future__ import annotations
