@@ -21,6 +21,7 @@ from .executor.loop import schedule_of
 from .executor.simulate import simulate
 from .heuristics.registry import POLICIES, policy_named
 from .models.bounds import best_bound
+from .models.full_model import UnsupportedProblemError
 from .models.linear_model import LinearModel
 from .solvers.backend import BACKENDS
 from .solvers.linear import BackendError, solve_linear
@@ -281,7 +282,7 @@ def _measured(
         if solver in SOLVERS:
             return _of_result(name, label, instance, solve(instance, solver, limits=limits))
         raise BackendError(f"{solver} takes linear models")
-    except (BackendError, ImportError, NotImplementedError) as error:
+    except (BackendError, UnsupportedProblemError, ImportError) as error:
         return _refused(name, label, time.perf_counter() - begun, str(error))
 
 

@@ -77,6 +77,7 @@ def search_schedule(
     iterations: int | None = None,
     seed: int = 0,
     start: Schedule | None = None,
+    enough: float = 0.0,
 ) -> ScheduleSearchOutcome:
     """
     Return the best schedule found, never worse than ``start``.
@@ -97,6 +98,8 @@ def search_schedule(
         Draws the moves.
     start
         A schedule to improve on.
+    enough
+        Seconds, a proven bound say, at which the search ends: nothing better exists.
 
     Raises
     ------
@@ -105,7 +108,7 @@ def search_schedule(
     """
     if seconds is None and iterations is None:
         raise ValueError("a schedule search needs a limit: seconds or iterations")
-    search = _Search(problem, seconds, iterations, seed)
+    search = _Search(problem, seconds, iterations, seed, enough)
     if start is not None:
         violation = start.check(problem)
         if violation is not None:
@@ -148,11 +151,14 @@ class _Order:
 class _Search:
     """The incumbent, the limits, and the phases that improve it."""
 
-    def __init__(self, problem: Problem, seconds: float | None, iterations: int | None, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, seconds: float | None, iterations: int | None, seed: int, enough: float
+    ) -> None:
         self._problem = problem
         self._began = time.monotonic()
         self._seconds = np.inf if seconds is None else seconds
         self._most = np.inf if iterations is None else iterations
+        self._enough = enough * (1.0 + 1e-12)
         self._iterations = 0
         self._rng = np.random.default_rng(seed)
         self._schedule: Schedule | None = None
@@ -165,7 +171,9 @@ class _Search:
 
     @property
     def _progress(self) -> float:
-        """How much of the limits is used up, 0 to 1 and beyond."""
+        """How much of the limits is used up, 0 to 1 and beyond; all, once nothing better exists."""
+        if self._makespan <= self._enough:
+            return np.inf
         return max(self._elapsed / self._seconds, self._iterations / self._most)
 
     def offer(self, schedule: Schedule) -> bool:

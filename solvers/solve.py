@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
+from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds import best_bound
@@ -59,21 +60,31 @@ def solve(
 def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
-    found = search_schedule(problem, seconds=seconds, iterations=limits.work, seed=limits.seed, start=start)
-    out_of_work = limits.work is not None and found.iterations >= limits.work
-    return _result(
-        problem, found.schedule, "search", begun, StoppedBy.WORK if out_of_work else StoppedBy.TIME
+    bound = best_bound(problem)
+    found = search_schedule(
+        problem,
+        seconds=seconds,
+        iterations=limits.work,
+        seed=limits.seed,
+        start=start,
+        enough=bound.seconds,
     )
+    out_of_work = limits.work is not None and found.iterations >= limits.work
+    stopped_by = StoppedBy.WORK if out_of_work else StoppedBy.TIME
+    return _result(problem, found.schedule, bound, "search", begun, stopped_by)
 
 
 def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
-    return _result(problem, ski_rental_schedule(problem), "lpt-ski", begun, StoppedBy.GAVE_UP)
+    schedule = ski_rental_schedule(problem)
+    return _result(problem, schedule, best_bound(problem), "lpt-ski", begun, StoppedBy.GAVE_UP)
 
 
-def _result(problem: Problem, schedule: Schedule, solver: str, begun: float, stopped_by: StoppedBy) -> Result:
+def _result(
+    problem: Problem, schedule: Schedule, bound: Bound, solver: str, begun: float, stopped_by: StoppedBy
+) -> Result:
     schedule = schedule.trimmed(problem)
-    makespan, bound = schedule.makespan(problem), best_bound(problem)
+    makespan = schedule.makespan(problem)
     optimal = bound.seconds > 0 and bound.gap(makespan) <= OPTIMAL_WITHIN
     return Result(
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,

@@ -17,6 +17,7 @@ from batchbound.data.cost import CostModel
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
 from batchbound.models.full_model import repaired_model
 from batchbound.models.linear_files import write_mps
 from batchbound.solvers.constructive import ski_rental_schedule
@@ -135,3 +136,11 @@ def test_wrong_options_are_refused(
 ) -> None:
     assert main(["compare", "table3:0:5", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_formulation_that_cannot_say_the_problem_is_a_row_not_an_end() -> None:
+    problem = Problem(Workload.from_lengths([3, 3, 3], [4, 4, 4]), CostModel.paper(), slots=3, kv_capacity=10)
+    refused, served = compare({"tight": problem}, ["slot-free:highs", "lpt-ski"], Limits(seconds=1)).rows
+    assert refused.value is None
+    assert "KV" in refused.message
+    assert served.value is not None

@@ -262,3 +262,11 @@ def test_a_start_that_breaks_a_rule_is_refused() -> None:
     start = ski_rental_schedule(problem_of([(1, 4), (1, 4)], 2))
     with pytest.raises(ValueError, match="breaks a rule"):
         search_schedule(problem_of([(1, 4), (1, 4)], 1), iterations=1, start=start)
+
+
+def test_the_search_ends_when_nothing_better_exists() -> None:
+    problem = problem_of([(3, 4), (5, 4)], 2)
+    only = search_schedule(problem, iterations=1)
+    found = search_schedule(problem, iterations=10_000, enough=only.makespan)
+    assert found.iterations == 0
+    assert found.makespan == only.makespan
