@@ -47,6 +47,9 @@ class HuggingFaceEngine:
     kv_tokens
         The most tokens of keys and values to allocate on the device, padding included; requests beyond take
         turns with the host. None for as many as the slots need.
+    on_token
+        Called with each request and token as soon as it is chosen; without it, a whole burst of rounds is
+        read back at once where lengths are pinned.
     clock
         Seconds from any origin.
 
@@ -70,6 +73,7 @@ class HuggingFaceEngine:
         sampler: Sampler | None = None,
         tier: Tier | None = None,
         kv_tokens: int | None = None,
+        on_token: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not problem.prefill_emits_first_token:
@@ -100,6 +104,7 @@ class HuggingFaceEngine:
             host_tokens=problem.slots * capacity,
         )
         self._prompts, self._most, self._eos = prompts, most_tokens, eos_ids
+        self._on_token = on_token
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [[] for _ in prompts]
@@ -119,7 +124,10 @@ class HuggingFaceEngine:
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
         first = self._residence.prefill(fresh, prompts, [len(tokens) for tokens in kept])
         for request, tokens, token in zip(fresh, kept, first, strict=True):
+            new = not self.answers[request]
             self.answers[request] = [*tokens, token]
+            if new and self._on_token is not None:
+                self._on_token(request, token)
         count = sum(len(prompt) for prompt in prompts)
         stage = Stage("prefill", start, self.time, 0, len(requests), count, count, count)
         return stage, self._release(requests)
@@ -132,13 +140,16 @@ class HuggingFaceEngine:
         held = self._residence.kv_tokens + active
         burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
         # Nothing but the count ends an answer at pinned lengths: one read-back for the whole burst.
-        at_once = burst if not self._eos and until == float("inf") else 1
+        at_once = burst if not self._eos and until == float("inf") and self._on_token is None else 1
         done = padded = 0
         finished: list[int] = []
         while done < burst and not finished:
             tokens = self._residence.decode(at_once, lambda request: len(self.answers[request]))
             for request in requests:
                 self.answers[request] += tokens[request]
+                if self._on_token is not None:
+                    for token in tokens[request]:
+                        self._on_token(request, token)
             done += at_once
             padded = self._residence.padded_kv_tokens
             finished = self._release(requests)

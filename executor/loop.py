@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
@@ -46,7 +46,43 @@ def execute(
     PolicyError
         If the policy breaks a rule of the state, or does nothing while nothing is under way.
     """
-    return _Execution(problem, policy, engine, on_finish, on_stage).run()
+    serving = serve(problem, policy, engine, on_stage=on_stage)
+    while True:
+        try:
+            request = next(serving)
+        except StopIteration as done:
+            trace: Trace = done.value
+            return trace
+        if on_finish is not None:
+            on_finish(request)
+
+
+def serve(
+    problem: Problem,
+    policy: Policy,
+    engine: Engine,
+    *,
+    on_stage: Callable[[Stage, int], None] | None = None,
+) -> Generator[int, None, Trace]:
+    """
+    Yield each request as it finishes; the job goes on as the caller asks for the next.
+
+    Parameters
+    ----------
+    problem, policy, engine, on_stage
+        As :func:`execute` takes them.
+
+    Returns
+    -------
+    Trace
+        Of the whole job, as the generator's value once it is exhausted.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`execute` does.
+    """
+    return (yield from _Execution(problem, policy, engine, on_stage).run())
 
 
 def schedule_of(trace: Trace) -> Schedule:
@@ -77,12 +113,11 @@ class _Execution:
         problem: Problem,
         policy: Policy,
         engine: Engine,
-        on_finish: Callable[[int], None] | None,
         on_stage: Callable[[Stage, int], None] | None,
     ) -> None:
         count = len(problem)
         self.problem, self.policy, self.engine = problem, policy, engine
-        self.on_finish, self.on_stage = on_finish, on_stage
+        self.on_stage = on_stage
         self.arrival = problem.workload.arrival
         self.held_at_start = problem.kv_at_start
         self.arrivals = np.argsort(self.arrival, kind="stable")
@@ -103,16 +138,17 @@ class _Execution:
         self.done = 0
         self.evictions = 0
 
-    def run(self) -> Trace:
+    def run(self) -> Generator[int, None, Trace]:
         while self.done < len(self.problem):
             self._admit()
             step = self.policy(self.state)
             self.state.finished = []
             self._evict(step.evict)
-            prefilled = self._prefill(step)
+            if len(step.prefill):
+                yield from self._prefill(step)
             if step.rounds > 0 and (self.state.slot_request != FREE).any():
-                self._decode(step.rounds)
-            elif not prefilled and not len(step.evict):
+                yield from self._decode(step.rounds)
+            elif not len(step.prefill) and not len(step.evict):
                 self._wait()
         tokens = self.state.decoded + int(self.problem.prefill_emits_first_token)
         return Trace(
@@ -156,9 +192,7 @@ class _Execution:
         self.evictions += len(requests)
         self.engine.evict(requests)
 
-    def _prefill(self, step: Step) -> bool:
-        if not len(step.prefill):
-            return False
+    def _prefill(self, step: Step) -> list[int]:
         state = self.state
         if len(step.prefill) != len(step.slots):
             raise PolicyError(f"{len(step.prefill)} requests are prefilled into {len(step.slots)} slots")
@@ -180,10 +214,9 @@ class _Execution:
         self.prefilled[fresh] = stage.start
         if self.problem.prefill_emits_first_token:
             self.first_token[fresh] = stage.end
-        self._record(stage, finished)
-        return True
+        return self._record(stage, finished)
 
-    def _decode(self, rounds: int) -> None:
+    def _decode(self, rounds: int) -> list[int]:
         running = self.state.running
         stage, finished = self.engine.decode(rounds, self._next_arrival())
         self.state.decoded[running] += stage.rounds
@@ -191,7 +224,7 @@ class _Execution:
         self.state.kv_held += stage.rounds * len(running)
         new = running[np.isnan(self.first_token[running])]
         self.first_token[new] = stage.start + stage.seconds / stage.rounds
-        self._record(stage, finished)
+        return self._record(stage, finished)
 
     def _wait(self) -> None:
         arrival = self._next_arrival()
@@ -199,7 +232,7 @@ class _Execution:
             raise PolicyError(f"the policy does nothing while {len(self.problem) - self.done} requests wait")
         self.engine.wait(arrival)
 
-    def _record(self, stage: Stage, finished: list[int]) -> None:
+    def _record(self, stage: Stage, finished: list[int]) -> list[int]:
         self.stages.append(stage)
         for request in finished:
             slot = self.slot_of[request]
@@ -207,11 +240,10 @@ class _Execution:
             self.state.kv_held -= self._held(request)
             self.finished[request] = stage.end
             self.done += 1
-            if self.on_finish is not None:
-                self.on_finish(request)
         self.state.finished.extend(finished)
         if self.on_stage is not None:
             self.on_stage(stage, self.done)
+        return finished
 
     def _held(self, request: int) -> int:
         return int(self.held_at_start[request] + self.state.decoded[request])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -117,6 +117,63 @@ class Sampler:
                 torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= self.top_p), 0.0
             )
         return weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordingSampler(Sampler):
+    """
+    A sampler that keeps the log-probability of every token it chooses.
+
+    The probabilities are the model's own, before temperature, top-k and top-p: those a policy gradient
+    compares. Each is kept under its request and index: a token chosen again after a preemption counts once.
+
+    Parameters
+    ----------
+    kept
+        Streams, indices and log-probabilities chosen and not read yet, each of shape (3, rows).
+    """
+
+    kept: list[torch.Tensor] = field(default_factory=list)
+    _read: dict[int, dict[int, float]] = field(default_factory=dict)
+
+    def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Choose as :meth:`Sampler.choose` does, and keep what was chosen."""
+        import torch
+
+        # Not super(): slots make the decorated class another one than this method was compiled in.
+        chosen = Sampler.choose(self, logits, streams, indices)
+        taken = logits.gather(-1, chosen[:, None])[:, 0].double() - logits.double().logsumexp(dim=-1)
+        # A stream has 64 bits, which float64 does not hold: its bits go along as they are.
+        self.kept.append(torch.stack([streams, indices, taken.view(torch.int64)]))
+        return chosen
+
+    def log_probabilities(self, request_id: str, tokens: int) -> tuple[float, ...]:
+        """
+        Return the log-probability of each token of a finished answer, and forget them.
+
+        Parameters
+        ----------
+        request_id
+            The request's id.
+        tokens
+            Tokens of its answer.
+
+        Raises
+        ------
+        KeyError
+            If fewer tokens were chosen for it.
+        """
+        import torch
+
+        if self.kept:
+            streams, indices, bits = torch.cat(self.kept, dim=1).cpu()
+            self.kept.clear()
+            for stream, index, value in zip(
+                streams.tolist(), indices.tolist(), bits.view(torch.float64).tolist(), strict=True
+            ):
+                self._read.setdefault(stream, {})[index] = value
+        of_request = self._read.pop(self.stream(request_id))
+        return tuple(of_request[index] for index in range(tokens))
 
 
 def _uniform(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
