@@ -285,8 +285,9 @@ class _Device:
         self.ledger.check(np.concatenate((running, np.array(prefilling, dtype=np.int64))), self.state.held)
 
     def _held(self) -> int:
-        own = self.ledger.own
-        return int(self.state.held[np.fromiter(own, dtype=np.int64, count=len(own))].sum())
+        # A guest as a whole has no blocks of its own; who is both is counted once.
+        there = self.ledger.own.keys() | self.ledger.loans.keys()
+        return int(self.state.held[np.fromiter(there, dtype=np.int64, count=len(there))].sum())
 
     def _finish(self, request: int, end: float) -> None:
         if request in self.running:

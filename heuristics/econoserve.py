@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from heapq import heapify, heappush, heapreplace
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,9 @@ class EconoServeSettings:
         What an answer longer than predicted does (the three solutions of section 2.3): takes free memory, the
         reserve included, a block at a time and pauses in place if there is none (``"reserve"``); pauses in
         place (``"pause"``); or moves to the host (``"offload"``).
+    hosted
+        Who is put into a lent part: ``"answers"`` whose prompt is computed and lies elsewhere, when their host
+        begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever a part is unused.
     """
 
     synced: bool = True
@@ -47,6 +51,7 @@ class EconoServeSettings:
     buffer: float = 0.15
     forward_size: int = 512
     shortage: Literal["reserve", "pause", "offload"] = "reserve"
+    hosted: Literal["answers", "requests"] = "requests"
 
     def __post_init__(self) -> None:
         for name in ("padding", "reserved", "buffer"):
@@ -55,6 +60,8 @@ class EconoServeSettings:
                 raise ValueError(f"{name} is {value!r}; it must be a share, at least 0 and below 1")
         if self.shortage not in ("reserve", "pause", "offload"):
             raise ValueError(f"shortage is {self.shortage!r}; it must be 'reserve', 'pause' or 'offload'")
+        if self.hosted not in ("answers", "requests"):
+            raise ValueError(f"hosted is {self.hosted!r}; it must be 'answers' or 'requests'")
         if self.forward_size < 1:
             raise ValueError(f"forward_size is {self.forward_size}; it must be at least 1")
 
@@ -87,6 +94,8 @@ class EconoServe:
         self.settings = settings = EconoServeSettings() if settings is None else settings
         self._prompts = TaskQueue(ordered=settings.ordered)
         self._answers = TaskQueue(ordered=settings.ordered)
+        # Prompts again, by what they need of a lent part as a whole.
+        self._whole = TaskQueue(ordered=False)
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
@@ -98,16 +107,28 @@ class EconoServe:
         self._members: dict[int, int] = {}
         self._groups = 0
         self._look = True
+        self._lends_whole = settings.pipelined and settings.hosted == "requests"
+        # Whether a part of a region may have become lendable since the last search.
+        self._gaps = False
 
     def __call__(self, state: ServingState) -> Step:
         """Return the next iteration."""
         changes = _Changes([], [], [], [])
+        self._gaps |= bool(state.arrived or state.finished or state.prefilled)
         for request in state.arrived:
             self._prompts.push(request, int(state.prompt[request]), float(state.deadline[request]), 0)
+            if self._lends_whole:
+                needs = int(state.prompt[request]) + 2 * self._predict(state, request)
+                self._whole.push(request, needs, 0.0, 0)
         for request in state.finished:
             self._finish(request)
         for request in state.prefilled:
-            self._queue_answer(state, request, self._predict(state, request), again=False)
+            if request in state.ledger.loans:
+                # A guest as a whole goes on where its prompt was computed.
+                self._join(request, changes, self._groups)
+                self._groups += 1
+            else:
+                self._queue_answer(state, request, self._predict(state, request), again=False)
         self._make_room(state, changes)
         while self._host and self._call_back(state, changes, self._available(state)):
             pass
@@ -115,6 +136,8 @@ class EconoServe:
             self._select(state, changes)
         decodes = len(state.running) + len(changes.start) - len(changes.stop) - len(changes.swap_out)
         prefill = self._fill(state, self.settings.forward_size - decodes)
+        if self._lends_whole and self._gaps:
+            self._host_requests(state, changes, self.settings.forward_size - decodes, prefill)
         if decodes <= 0 and not prefill and (len(self._answers) or self._host):
             self._unlock(state, changes)
         return Step(
@@ -262,6 +285,10 @@ class EconoServe:
     def _begin(self, request: int, changes: _Changes, group: int) -> None:
         self._answers.remove(request)
         self._unpark(request)
+        self._gaps = True
+        self._join(request, changes, group)
+
+    def _join(self, request: int, changes: _Changes, group: int) -> None:
         self._group_of[request] = group
         self._members[group] = self._members.get(group, 0) + 1
         if request in changes.stop:
@@ -302,9 +329,49 @@ class EconoServe:
                 request = self._prompts.head()
             if request is None or not self._park(state, request):
                 break
-            self._prompts.remove(request)
+            self._take_prompt(request)
             budget = self._chunk(state, request, budget, prefill)
         return prefill
+
+    def _take_prompt(self, request: int) -> None:
+        self._prompts.remove(request)
+        if self._lends_whole:
+            self._whole.remove(request)
+
+    def _host_requests(
+        self, state: ServingState, changes: _Changes, budget: int, prefill: list[tuple[int, int]]
+    ) -> None:
+        """Put whole requests into what is unused of running ones, the largest part first."""
+        # Of whoever comes back from the host this state does not show what it will hold.
+        ledger, away = state.ledger, {*changes.stop, *changes.swap_out, *changes.swap_in}
+        budget -= sum(new for _, new in prefill)
+        gaps = []
+        for host in (*state.running.tolist(), *changes.start):
+            if host not in away:
+                gap = int(ledger.room[host]) - int(state.held[host])
+                gaps.append((-gap, host, int(state.held[host])))
+        heapify(gaps)
+        while gaps and self._partial is None:
+            size, host, begin = gaps[0]
+            guest = self._whole.closest(int(-size * (1 - self.settings.buffer)))
+            if guest is None:
+                self._gaps = False
+                return
+            prompt, answer = int(state.prompt[guest]), self._predict(state, guest)
+            if prompt > budget:
+                return
+            # Before the host comes the guest has had an iteration for each token of its answer; what the
+            # part is larger than need be is shared between more time and more room.
+            spare = -size - prompt - 2 * answer
+            lent = prompt + answer + spare // 2
+            ledger.lend(host, guest, begin - size - lent, lent)
+            self._take_prompt(guest)
+            self._target[guest] = answer
+            prefill.append((guest, prompt))
+            budget -= prompt
+            heapreplace(gaps, (size + lent, host, begin))
+            heappush(gaps, (prompt - lent, guest, prompt))
+        self._gaps = bool(gaps)
 
     def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
         lacks = state.lacks(request)
