@@ -1,0 +1,206 @@
+"""
+Kernels for decode attention over padded slots, and which of them is the fastest on a device.
+
+Every kernel takes one token per row and reads the lengths from the device, so that a captured graph stays
+right while rows grow.
+
+This module needs torch when it is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+_LOG = logging.getLogger(__name__)
+_TOLERANCE = 2e-2
+"""By how much of the values' deviation an element may be off: bfloat16's rounding, many times over."""
+_REPEATS = 5
+
+
+class Kernel(Protocol):
+    """Attention of one token per row to what the row holds."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        *,
+        window: int | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """
+        Return the output, shape (rows, heads, head size).
+
+        Parameters
+        ----------
+        query
+            Shape (rows, heads, head size).
+        keys, values
+            Shape (rows, key-value heads, columns, head size), views of contiguous buffers.
+        lengths
+            Columns that each row holds, its own new token's among them, int64, shape (rows,).
+        window
+            How many of the latest columns to attend to; None for all.
+        scale
+            Multiplies the scores; one over the root of the head size if None.
+        """
+        ...
+
+
+def masked(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    window: int | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attend by torch's scaled dot products and a mask over all columns; runs on every device."""
+    rows, heads, size = query.shape
+    columns = torch.arange(keys.shape[2], device=query.device)[None, :]
+    seen = columns < lengths[:, None]
+    if window is not None:
+        seen &= columns >= lengths[:, None] - window
+    # The query heads that share a key head are taken for queries of one sequence: nothing is repeated.
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, keys.shape[1], -1, size), keys, values, attn_mask=seen[:, None, None], scale=scale
+    )
+    return output.reshape(rows, heads, values.shape[-1])
+
+
+def varlen_flash(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    window: int | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """
+    Attend by torch's flash attention for packed sequences, in float16 or bfloat16 on CUDA.
+
+    The padded slots are read as if they were packed: the sequence of row r begins at token r * heads *
+    columns of a view whose tokens lie next to each other and whose heads overlap.
+    """
+    rows, key_value_heads, columns, size = keys.shape
+    plane = key_value_heads * columns
+    tokens = (rows - 1) * plane + columns
+    steps = (size, columns * size, 1)
+    begins = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
+    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        query,
+        keys.as_strided((tokens, key_value_heads, size), steps, keys.storage_offset()),
+        values.as_strided((tokens, key_value_heads, size), steps, values.storage_offset()),
+        begins,
+        begins * plane,
+        1,
+        # The slots' capacity, not the longest row: a captured graph would keep the number of its first round.
+        columns,
+        0.0,
+        False,
+        False,
+        scale=scale,
+        window_size_left=-1 if window is None else window - 1,
+        window_size_right=-1 if window is None else 0,
+        seqused_k=lengths.int(),
+    )[0]
+    return output
+
+
+def flash_decoding(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    window: int | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attend by the Triton kernel of :mod:`.flash_decoding`."""
+    from .flash_decoding import attend
+
+    return attend(query, keys, values, lengths, window=window, scale=scale)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "flash decoding (Triton)": flash_decoding,
+    "flash varlen (torch)": varlen_flash,
+    "masked sdpa": masked,
+}
+
+
+def fastest(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    windows: set[int | None],
+    kernels: Mapping[str, Kernel] = KERNELS,
+    seconds_of: Callable[[Callable[[], object], torch.device], float] | None = None,
+) -> str:
+    """
+    Return the name of the fastest kernel that is right here, measured on the spot.
+
+    Parameters
+    ----------
+    query, keys, values
+        Of the shapes, number format, strides and device that count; only the shapes of their contents do.
+    windows
+        Of the layers; each has to be right.
+    kernels
+        To choose from; :func:`masked` decides what is right.
+    seconds_of
+        Times a call; by the device's clock if left out.
+
+    Returns
+    -------
+    str
+        A key of ``kernels``. Kernels that fail or give something else are left out, and the log says so.
+    """
+    seconds_of = seconds_of or _seconds_of
+    device = query.device
+    query, keys, values = (torch.randn_like(states) for states in (query, keys, values))
+    # Half full on average, from a single column to all.
+    lengths = torch.linspace(1, keys.shape[2], len(query), device=device).long()
+    best, least = "masked sdpa", float("inf")
+    for name, kernel in kernels.items():
+
+        def call(kernel: Kernel = kernel, window: int | None = None) -> torch.Tensor:
+            return kernel(query, keys, values, lengths, window=window, scale=None)
+
+        try:
+            for window in windows:
+                expected = masked(query, keys, values, lengths, window=window, scale=None)
+                off = (call(window=window) - expected).abs().max().item()
+                if not off <= _TOLERANCE:
+                    raise ValueError(f"its output is off by {off:.2g}")
+            seconds = min(seconds_of(call, device) for _ in range(_REPEATS))
+        except Exception as error:  # whatever a kernel raises on a device or release it was not made for
+            _LOG.info("attention by %s is left out: %s: %s", name, type(error).__name__, error)
+            continue
+        _LOG.info("attention by %s takes %.1f microseconds", name, 1e6 * seconds)
+        if seconds < least:
+            best, least = name, seconds
+    return best
+
+
+def _seconds_of(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.process_time()
+        call()
+        return time.process_time() - start
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
