@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -70,3 +72,28 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "out of memory" in message or "can't allocate memory" in message
     )
+
+
+@contextmanager
+def device_failures() -> Iterator[None]:
+    """
+    Turn a device's own errors into :class:`RunStoppedError`; everything else passes.
+
+    After such an error every further call on the device fails, so nothing can go on in this process.
+
+    Raises
+    ------
+    RunStoppedError
+        If the device failed.
+    """
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        message = (str(error).splitlines() or ["no reason given"])[0]
+        if not isinstance(error, torch.AcceleratorError) and not message.startswith(
+            ("CUDA error", "HIP error")
+        ):
+            raise
+        raise RunStoppedError(f"the device failed ({message}); check it, then start again") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from ..data.files import InputError, atomic_write
 from ..data.plan import Plan
 from ..data.trace import Stage, Trace
 from ..heuristics.follow import following
+from ..heuristics.registry import policy_named
+from .faults import device_failures
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
 from .loop import execute
@@ -68,6 +70,9 @@ class Job:
         The layout of keys and values; chosen when the job runs if left out.
     kv_tokens
         The most tokens of keys and values to allocate on the device; None for as many as the slots need.
+    policy
+        A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
+        instead of the plan's schedule.
 
     Raises
     ------
@@ -83,6 +88,7 @@ class Job:
     pinned: bool
     tier: Tier | None = None
     kv_tokens: int | None = None
+    policy: str | None = None
 
     def __post_init__(self) -> None:
         problem = self.plan.problem
@@ -132,12 +138,23 @@ class Job:
         -------
         Outcome
             What was done.
+
+        Raises
+        ------
+        RunStoppedError
+            If the run cannot go on; the journal holds what is finished.
         """
         names = self.plan.problem.workload.ids.tolist()
         left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
         if not left.size:
             return Outcome(None, len(names))
-        problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
+        if self.policy is None:
+            problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
+            policy = following(self.plan.expected, schedule, problem)
+        else:
+            workload = self.plan.problem.workload.select(left)
+            problem = replace(self.plan.problem, workload=workload)
+            policy = policy_named(self.policy, problem)
         engine = HuggingFaceEngine(
             problem,
             self.model,
@@ -153,8 +170,8 @@ class Job:
             index = int(left[request])
             journal.append(names[index], self.answer(index, engine.answers[request]))
 
-        policy = following(self.plan.expected, schedule, problem)
-        trace = execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
+        with device_failures():
+            trace = execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
         return Outcome(trace, len(names) - len(left))
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:

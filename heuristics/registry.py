@@ -13,6 +13,7 @@ from .assignment import Assigned, round_robin
 from .dispatch import Dispatch
 from .ordered import Ordered, arrival_order, longest_first
 from .policy import Policy
+from .preemption import PriorityPreemption
 from .prefill_rules import Lagrangian, PrefillFirst, SkiRental, Threshold
 from .sorting_preemptive import SortingPreemptive
 
@@ -77,6 +78,10 @@ def _threshold(problem: Problem, _: IntArray) -> Policy:
     return Dispatch(Ordered(longest_first(problem)), Threshold(share=0.1), Admission(problem))
 
 
+def _priority(problem: Problem, _: IntArray) -> Policy:
+    return PriorityPreemption(problem)
+
+
 POLICIES: Mapping[str, Entry] = {
     "fcfs": Entry("first come, first served, prefill first: vLLM's rule, the papers' baseline", _fcfs),
     "fcfs-ski": Entry("first come, first served, prefill by the ski-rental rule", _fcfs_ski),
@@ -99,6 +104,7 @@ POLICIES: Mapping[str, Entry] = {
     ),
     "lpt": Entry("longest first, prefill first", _lpt),
     "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _lpt_ski),
+    "priority": Entry("most urgent first, preempting what is less urgent (BATON)", _priority),
     "threshold": Entry("longest first, prefill when a tenth of the slots is free", _threshold),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import random
 import signal
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchbound.cli import main
@@ -115,6 +118,29 @@ def test_running_out_of_memory_loses_nothing(
     engine = serve(llama, job, tier)
     assert engine.answers == expected
     assert "ran out 5 times" in str(engine.describe()["memory"])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_an_urgent_request_preempts_and_every_answer_is_right(tier: str, llama: Any) -> None:
+    problem, prompts = make_job(9, slots=2, seed=4)
+    workload = dataclasses.replace(
+        problem.workload,
+        priority=np.array([0, 0, 0, 1, 0, 2, 0, 0, 1]),
+        arrival=np.array([0, 0, 0, 4, 4, 7, 9, 9, 13]) / 100,
+    )
+    job = dataclasses.replace(problem, workload=workload), prompts
+    ticks = itertools.count()
+    engine = HuggingFaceEngine(
+        job[0],
+        llama,
+        prompts,
+        workload.output_tokens,
+        tier=choose_tier(llama, tier),
+        clock=lambda: next(ticks) / 400,
+    )
+    trace = execute(job[0], policy_named("priority", job[0]), engine)
+    assert trace.evictions > 0
+    assert engine.answers == generated(llama, job)
 
 
 def test_the_batch_grows_again_when_memory_is_there(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +256,59 @@ def test_the_capacity_is_an_option_and_the_trace_says_what_it_took(
     assert "moved to the host" in engine["memory"]
     assert main([*run, "--overwrite", "--kv-tokens", "5"]) == 2
     assert "do not hold the longest request" in capsys.readouterr().err
+
+
+PATCHED = """
+import resource, sys, time
+from batchbound.cli import main
+from batchbound.executor.decoder import Decoder
+
+forward, calls = Decoder.forward, 0
+
+def failing(self, *args, **kwargs):
+    global calls
+    calls += 1
+    if calls == 60:
+        {at_the_sixtieth_call}
+    return forward(self, *args, **kwargs)
+
+Decoder.forward = failing
+{before}
+sys.exit(main(sys.argv[1:]))
+"""
+
+FAULTS = {
+    "a hung device call": ("time.sleep(3600)", "", "a device call may hang", 1),
+    "a failing device call": (
+        "raise RuntimeError('CUDA error: an illegal memory access was encountered')",
+        "",
+        "the device failed (CUDA error: an illegal memory access",
+        1,
+    ),
+    "a full disk": (
+        "pass",
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))",
+        "cannot be written",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_that_cannot_go_on_says_so_and_loses_nothing(fault: str, tmp_path: Path) -> None:
+    call, before, message, status = FAULTS[fault]
+    run = write_job(tmp_path, count=40, most=30)
+    code = PATCHED.format(at_the_sixtieth_call=call, before=before)
+    words = [sys.executable, "-c", code, *run, "--stall-seconds", "5"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "answers.jsonl").exists()
+    journal = (tmp_path / "answers.jsonl.journal").read_bytes().splitlines()
+    kept = {entry["id"]: entry["answer"] for entry in map(json.loads, journal[1:])}
+    assert 1 <= len(kept) < 40
+    assert main(run) == 0
+    resumed = answers_in(tmp_path)
+    assert all(kept.get(answer["custom_id"], answer) == answer for answer in resumed)
+    assert main([*run, "--overwrite"]) == 0
+    assert answers_in(tmp_path) == resumed

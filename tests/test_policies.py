@@ -284,3 +284,34 @@ def test_ten_thousand_requests_take_well_under_a_second() -> None:
 
 def test_longest_first_is_by_decode_rounds() -> None:
     assert longest_first(problem_of([1, 9, 1], [3, 1, 5], slots=1)).tolist() == [2, 0, 1]
+
+
+def urgent_problem(priority: list[int], arrival: list[float], outputs: list[int], slots: int) -> Problem:
+    workload = Workload(
+        numbered_ids(len(outputs)),
+        np.ones(len(outputs), dtype=np.int64),
+        np.array(outputs),
+        np.array(arrival),
+        priority=np.array(priority),
+    )
+    return Problem(workload, CostModel(0.0, 0.0, 1.0, 0.0), slots)
+
+
+def test_an_urgent_request_takes_the_slot_of_the_least_urgent() -> None:
+    problem = urgent_problem([1, 0, 2], [0.0, 0.0, 3.0], [10, 10, 4], slots=2)
+    trace = simulate(problem, policy_named("priority", problem))
+    assert trace.finished.tolist() == [10.0, 14.0, 7.0]
+    assert trace.evictions == 1
+
+
+def test_equals_and_less_urgent_requests_preempt_nobody() -> None:
+    problem = urgent_problem([1, 1, 0], [0.0, 2.0, 2.0], [5, 5, 5], slots=1)
+    trace = simulate(problem, policy_named("priority", problem))
+    assert trace.finished.tolist() == [5.0, 10.0, 15.0]
+    assert trace.evictions == 0
+
+
+def test_a_preempted_request_goes_on_before_its_equals_begin() -> None:
+    problem = urgent_problem([0, 0, 5], [0.0, 0.0, 2.0], [6, 6, 3], slots=1)
+    trace = simulate(problem, policy_named("priority", problem))
+    assert trace.finished.tolist() == [9.0, 15.0, 5.0]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchbound.cli import main
@@ -106,6 +107,14 @@ def test_two_hundred_answers_are_those_of_generate(family: str, tmp_path: Path) 
     write_prompts(tmp_path / "prompts.jsonl", count=200, longest=24)
     answers = plan_and_run(tmp_path, f"tiny:{family}", slots=16)
     assert said(answers) == generated(f"tiny:{family}", tmp_path / "prompts.jsonl")
+
+
+def test_a_policy_may_serve_the_requests_instead_of_the_schedule(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=12, longest=12)
+    answers = plan_and_run(tmp_path, "tiny:llama", "--policy", "fcfs", slots=3)
+    assert said(answers) == generated("tiny:llama", tmp_path / "prompts.jsonl")
+    trace = Trace.load(tmp_path / "trace.jsonl")
+    assert (np.diff(trace.prefilled) >= 0).all()
 
 
 def test_a_run_at_pinned_lengths_follows_the_plan_to_the_round(tmp_path: Path) -> None:

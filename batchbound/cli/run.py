@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from ..data.jsonl import file_digest
 from ..data.openai_batch import PromptRecord, read_batch
 from ..data.plan import Plan
 from ..data.report import Report
+from ..heuristics.registry import POLICIES
 from .inputs import positive, refuse_existing
 from .model import add_model, load, tier_of
 from .output import note
@@ -24,7 +26,9 @@ from .progress import progress
 from .reporting import print_report, report_of, warn_of_other_machine
 
 if TYPE_CHECKING:
+    from ..data.trace import Stage
     from ..executor.job import Job
+    from ..executor.journal import Journal
     from ..executor.sampling import Sampler
 
 
@@ -53,9 +57,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="most tokens of keys and values on the device; more wait on the host (default: no limit)",
     )
     parser.add_argument(
+        "--policy",
+        choices=sorted(POLICIES),
+        metavar="NAME",
+        help="serve requests by this policy as they arrive, instead of the plan's schedule;"
+        " `simulate --help` lists them",
+    )
+    parser.add_argument(
         "--replicas", type=positive, default=1, metavar="N", help="engines, each a Ray actor (default: one)"
     )
     parser.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster's (default: this machine)")
+    parser.add_argument(
+        "--stall-seconds",
+        type=positive,
+        default=1800,
+        metavar="S",
+        help="stop if no stage ends for so long, as a hung device call would have it (default %(default)s)",
+    )
     parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -67,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from ..executor.faults import RunStoppedError, TerminatedError
     from ..executor.job import journal_path
     from ..executor.journal import Journal
+    from ..executor.watchdog import Watchdog
 
     plan = Plan.load(args.plan)
     for path in (args.output, args.trace):
@@ -84,12 +103,17 @@ def run(args: argparse.Namespace) -> int:
         with (
             journal,
             terminating(),
+            Watchdog(args.stall_seconds, lambda: _abandon(journal, args.stall_seconds)) as watchdog,
             progress(len(plan.problem) - len(journal.finished), "requests") as advance,
         ):
-            outcome = job.run(journal, on_stage=lambda _, done: advance(done))
+
+            def on_stage(_: Stage, done: int) -> None:
+                watchdog.alive()
+                advance(done)
+
+            outcome = job.run(journal, on_stage=on_stage)
     except (RunStoppedError, TerminatedError) as error:
-        note(f"stopped: {error}")
-        note(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
+        _say_stopped(str(error), journal)
         return 1
     if outcome.trace is not None:
         outcome.trace.save(args.trace)
@@ -105,6 +129,17 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.output}: {report.requests:,} answers in {report.makespan:,.2f} s, {_gap(report)}")
     print(f"{args.trace}: where the time went; `batchbound report {args.plan} {args.trace}` shows it")
     return 0
+
+
+def _say_stopped(reason: str, journal: Journal) -> None:
+    note(f"stopped: {reason}")
+    note(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
+
+
+def _abandon(journal: Journal, seconds: int) -> None:
+    """End the process from outside the call that hangs: every finished answer is with the system already."""
+    _say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", journal)
+    os._exit(1)
 
 
 def load_job(plan: Plan, args: argparse.Namespace) -> Job:
@@ -141,6 +176,7 @@ def load_job(plan: Plan, args: argparse.Namespace) -> Job:
         pinned=args.pinned,
         tier=tier_of(model, args),
         kv_tokens=args.kv_tokens,
+        policy=args.policy,
     )
 
 
