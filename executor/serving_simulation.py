@@ -1,4 +1,4 @@
-"""Simulating a device that serves requests as they arrive, iteration by iteration."""
+"""Serving requests as they arrive, iteration by iteration, on a simulated device or a real one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..data.iteration_cost import MixedCost
 from ..data.workload import Workload
 from ..heuristics.kv_allocation import KvLedger
 from ..heuristics.serving_policy import ServingPolicy, ServingState, Step
+from .serving_device import Iteration, ServingDevice, SimulatedDevice
 
 WAITING, EXECUTING, QUEUED, PAUSED = range(4)
 """What a request spends its time in: before its prompt starts; its prompt or its answer under way; between
@@ -113,23 +114,52 @@ def simulate_serving(
     KvLedgerError
         If a request holds keys and values nobody gave it.
     """
-    return _Device(
-        workload, policy, cost, KvLedger(kv_capacity, len(workload), block_tokens), predicted, prefilled
-    ).run()
+    ledger = KvLedger(kv_capacity, len(workload), block_tokens)
+    return _Job(workload, policy, SimulatedDevice(cost), ledger, predicted, prefilled).run()
 
 
-class _Device:
+def serve(
+    workload: Workload,
+    policy: ServingPolicy,
+    device: ServingDevice,
+    ledger: KvLedger,
+    *,
+    predicted: IntArray | None = None,
+) -> ServingRun:
+    """
+    Return what a device did whose every iteration a policy put together; a referee checks each beforehand.
+
+    Seconds are the device's; where nobody is there to be served, the clock leaps to the next arrival.
+
+    Parameters
+    ----------
+    workload, policy, predicted
+        As :func:`simulate_serving` says.
+    device
+        Carries the iterations out.
+    ledger
+        Its keys and values, all free.
+
+    Raises
+    ------
+    ServingError, KvLedgerError
+        As :func:`simulate_serving` says.
+    """
+    return _Job(workload, policy, device, ledger, predicted, prefilled=False).run()
+
+
+class _Job:
     def __init__(
         self,
         workload: Workload,
         policy: ServingPolicy,
-        cost: MixedCost,
+        device: ServingDevice,
         ledger: KvLedger,
         predicted: IntArray | None,
         prefilled: bool,
     ) -> None:
         count = len(workload)
-        self.workload, self.policy, self.cost, self.ledger = workload, policy, cost, ledger
+        self.workload, self.policy, self.device, self.ledger = workload, policy, device, ledger
         self.output = workload.output_tokens
         needed = workload.input_tokens + workload.output_tokens - 1
         room = ledger.blocks * ledger.block_tokens
@@ -244,25 +274,23 @@ class _Device:
     def _iterate(self, step: Step, now: float, swapped: int, decided: float) -> float:
         state = self.state
         running = state.running if step.decode else state.running[:0]
-        prompt_tokens = pairs = 0
         drawing = []
         for request, new in step.prefill:
-            held, lacks = int(state.held[request]), state.lacks(request)
+            lacks = state.lacks(request)
             if not 1 <= new <= lacks or request in self.running:
                 raise ServingError(f"{new} prompt tokens of request {request}, which lacks {lacks}")
             if self.status[request] != EXECUTING:
                 self._turn(request, EXECUTING, now)
-            prompt_tokens += new
-            pairs += new * (new + 2 * held)
-            state.held[request] = held + new
+            state.held[request] += new
             if new == lacks:
                 drawing.append(request)
         state.held[running] += 1
-        kv_tokens = int(state.held[running].sum())
-        seconds = self.cost.seconds(len(running), kv_tokens, prompt_tokens, pairs)
-        seconds += self.cost.swap_per_token * swapped
-        end = now + seconds
         self._judge(state.running, [request for request, _ in step.prefill])
+        seconds = self.device.run(
+            Iteration(running, step.prefill, state.held, step.swap_out, step.swap_in, swapped)
+        )
+        end = now + seconds
+        prompt_tokens = sum(new for _, new in step.prefill)
         held = self._held()
         promised = (self.ledger.blocks - self.ledger.free) * self.ledger.block_tokens
         state.generated[running] += 1

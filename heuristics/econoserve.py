@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from heapq import heapify, heappush, heapreplace
 from dataclasses import dataclass
+from heapq import heapify, heappush, heapreplace
 from typing import Literal
 
 from .serving_policy import ServingState, Step
@@ -39,8 +39,8 @@ class EconoServeSettings:
         reserve included, a block at a time and pauses in place if there is none (``"reserve"``); pauses in
         place (``"pause"``); or moves to the host (``"offload"``).
     hosted
-        Who is put into a lent part: ``"answers"`` whose prompt is computed and lies elsewhere, when their host
-        begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever a part is unused.
+        Who is put into a lent part: ``"answers"`` whose prompt is computed and lies elsewhere, when their
+        host begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever a part is unused.
     """
 
     synced: bool = True

@@ -55,6 +55,9 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
 }
 """Fresh policies by name."""
 
+BLOCK_ALLOCATION = frozenset({"vllm", "sarathi"})
+"""Policies that take a block at a time, wherever it lies."""
+
 
 def serving_policy(name: str, options: ServingOptions | None = None) -> ServingPolicy:
     """

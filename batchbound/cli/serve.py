@@ -1,20 +1,23 @@
-"""``batchbound serve``: a serving policy on requests that arrive, in the simulator, memory in blocks."""
+"""``batchbound serve``: a serving policy on requests that arrive, simulated or on a model."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import numpy as np
 
+from ..data.cost import IntArray
 from ..data.files import InputError
 from ..data.iteration_cost import read_distserve_cost
 from ..data.read import read_workload
+from ..data.workload import Workload
 from ..executor.disaggregated import simulate_disaggregated
-from ..executor.serving_metrics import ServingMetrics, serving_metrics
-from ..executor.serving_simulation import ServingError, simulate_serving
+from ..executor.serving_metrics import serving_metrics
+from ..executor.serving_simulation import ServingError, ServingRun, simulate_serving
 from ..heuristics.econoserve import EconoServeSettings
-from ..heuristics.serving_registry import SERVING_POLICIES, ServingOptions, serving_policy
+from ..heuristics.serving_registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
 from .inputs import positive, seconds
 
 TWO_DEVICES = "distserve"
@@ -30,16 +33,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " generator (alpaca, sharegpt, bookcorpus, ...)",
     )
     parser.add_argument("--policy", choices=[*SERVING_POLICIES, TWO_DEVICES], default="econoserve")
-    device = parser.add_argument_group("device")
-    device.add_argument("--cost", required=True, metavar="FILE", help="fitted coefficients, DistServe's JSON")
-    device.add_argument("--model", required=True, help="its name in that file, for instance facebook/opt-13b")
+    device = parser.add_argument_group("device, simulated")
+    device.add_argument("--cost", metavar="FILE", help="fitted coefficients, DistServe's JSON")
+    device.add_argument("--model", help="its name in that file, for instance facebook/opt-13b")
     device.add_argument(
         "--tensor-parallel", type=positive, default=1, metavar="N", help="devices (default %(default)s)"
     )
-    device.add_argument(
+    parser.add_argument(
         "--kv-capacity", type=positive, required=True, metavar="TOKENS", help="of keys and values it holds"
     )
-    device.add_argument(
+    parser.add_argument(
         "--block-tokens", type=positive, default=32, metavar="N", help="of a block (default %(default)s)"
     )
     device.add_argument(
@@ -47,6 +50,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     device.add_argument(
         "--transfer", type=seconds, default=0.0, metavar="SECONDS", help="per token sent to a second device"
+    )
+    engine = parser.add_argument_group("device, real")
+    engine.add_argument(
+        "--engine",
+        metavar="MODEL",
+        help="serve random prompts of these lengths on a model: hub name, directory or tiny:FAMILY[:SEED]",
+    )
+    engine.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
+    )
+    engine.add_argument(
+        "--verify", action="store_true", help="compare every answer with the model's own, given alone"
     )
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument(
@@ -83,9 +98,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, and print the figures."""
-    job = read_workload(args.workload)
-    workload = job.workload
+    """Simulate or serve, and print the figures."""
+    workload = read_workload(args.workload).workload
+    longest = args.longest or int((workload.input_tokens + workload.output_tokens).max())
+    figures: dict[str, Any] = {"policy": args.policy, "requests": len(workload)}
+    try:
+        settings = EconoServeSettings(padding=args.padding, reserved=args.reserved, buffer=args.buffer)
+        options = ServingOptions(longest, args.forward_size, settings)
+        noise = np.random.default_rng(args.seed).standard_normal(len(workload))
+        guess = np.rint(workload.output_tokens * np.exp(args.length_error * noise))
+        predicted = np.maximum(1, guess).astype(np.int64)
+        if args.engine is not None:
+            served, extra = _on_model(args, workload, options, predicted)
+            figures |= extra
+        else:
+            served = _simulated(args, workload, options, predicted)
+    except (ServingError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(str(error), file=args.workload, mend="Check --kv-capacity and the sizes.") from None
+    figures |= serving_metrics(served).to_json()
+    figures["failures"], figures["lent_tokens"] = served.failures, served.lent_tokens
+    figures["kv_held_per_iteration"] = float(served.held.mean()) / served.capacity
+    print(json.dumps(figures) if args.json else _table(figures))
+    return 0 if figures.get("wrong_answers", 0) == 0 else 1
+
+
+def _simulated(
+    args: argparse.Namespace, workload: Workload, options: ServingOptions, predicted: IntArray
+) -> ServingRun:
+    if args.cost is None or args.model is None:
+        raise InputError(
+            "there is neither a device to simulate nor a model to run",
+            mend="Give --cost FILE and --model NAME, or --engine MODEL.",
+        )
     cost = read_distserve_cost(
         args.cost,
         args.model,
@@ -93,34 +139,57 @@ def run(args: argparse.Namespace) -> int:
         swap_per_token=args.swap,
         transfer_per_token=args.transfer,
     )
-    try:
-        settings = EconoServeSettings(padding=args.padding, reserved=args.reserved, buffer=args.buffer)
-        if args.policy == TWO_DEVICES:
-            split = simulate_disaggregated(workload, cost, args.kv_capacity, block_tokens=args.block_tokens)
-            served = split.run
-        else:
-            longest = int((workload.input_tokens + workload.output_tokens).max())
-            options = ServingOptions(args.longest or longest, args.forward_size, settings)
-            noise = np.random.default_rng(args.seed).standard_normal(len(workload))
-            guess = np.rint(workload.output_tokens * np.exp(args.length_error * noise))
-            served = simulate_serving(
-                workload,
-                serving_policy(args.policy, options),
-                cost,
-                args.kv_capacity,
-                block_tokens=args.block_tokens,
-                predicted=np.maximum(1, guess).astype(np.int64),
-            )
-    except (ServingError, ValueError) as error:
-        raise InputError(str(error), file=args.workload, mend="Check --kv-capacity and the sizes.") from None
-    metrics = serving_metrics(served)
-    figures = {"policy": args.policy, "requests": len(workload), **metrics.to_json()}
-    figures["failures"], figures["lent_tokens"] = served.failures, served.lent_tokens
-    print(json.dumps(figures) if args.json else _table(metrics, args.policy, len(workload)))
-    return 0
+    if args.policy == TWO_DEVICES:
+        return simulate_disaggregated(workload, cost, args.kv_capacity, block_tokens=args.block_tokens).run
+    return simulate_serving(
+        workload,
+        serving_policy(args.policy, options),
+        cost,
+        args.kv_capacity,
+        block_tokens=args.block_tokens,
+        predicted=predicted,
+    )
 
 
-def _table(metrics: ServingMetrics, policy: str, requests: int) -> str:
-    lines = [f"  {policy}, {requests} requests"]
-    lines += [f"  {name.replace('_', ' '):26s} {value:12.5g}" for name, value in metrics.to_json().items()]
+def _on_model(
+    args: argparse.Namespace, workload: Workload, options: ServingOptions, predicted: IntArray
+) -> tuple[ServingRun, dict[str, Any]]:
+    """Serve on a model, and return what it did and what only a real run has to say."""
+    if args.policy == TWO_DEVICES:
+        raise InputError(f"policy '{TWO_DEVICES}' needs two devices", mend="Simulate it, without --engine.")
+    from ..executor.model_source import load_model, position_limit, require_engine
+    from ..executor.prompts import Prompts
+    from ..executor.serving_run import own_answer, serve_on_model
+
+    require_engine()
+    model = load_model(args.engine, dtype=args.dtype, seed=args.seed)
+    limit, longest = position_limit(model.config), workload.input_tokens + workload.output_tokens
+    if limit is not None and longest.max() > limit:
+        raise InputError(
+            f"a request of {longest.max()} tokens on a model of {limit} positions",
+            file=args.workload,
+            mend="Choose a model with more positions, or leave such requests out.",
+        )
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    prompts = Prompts.random(workload, vocabulary, args.seed).tokens
+    done = serve_on_model(
+        model,
+        prompts,
+        workload,
+        serving_policy(args.policy, options),
+        args.kv_capacity,
+        block_tokens=args.block_tokens,
+        paged=args.policy in BLOCK_ALLOCATION,
+        predicted=predicted,
+    )
+    extra: dict[str, Any] = {"moved_tokens": done.moved_tokens, "compactions": done.compactions}
+    if args.verify:
+        own = zip(prompts, done.answers, strict=True)
+        extra["wrong_answers"] = sum(own_answer(model, prompt, len(a)) != a for prompt, a in own)
+    return done.run, extra
+
+
+def _table(figures: dict[str, Any]) -> str:
+    lines = [f"  {figures.pop('policy')}, {figures.pop('requests')} requests"]
+    lines += [f"  {name.replace('_', ' '):26s} {value:12.5g}" for name, value in figures.items()]
     return "\n".join(lines)

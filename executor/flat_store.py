@@ -1,0 +1,182 @@
+"""
+Keys and values of all requests in one flat row of places, with no padding between them.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .kv_regions import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    One request's part of a forward call.
+
+    Parameters
+    ----------
+    begin
+        Where the call's input has its tokens.
+    tokens
+        How many.
+    held
+        Tokens of its keys and values when the call is done.
+    spans
+        Where those lie, in their order.
+    """
+
+    begin: int
+    tokens: int
+    held: int
+    spans: tuple[Span, ...]
+
+
+class FlatLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """
+    One layer's keys and values, each of shape (key-value heads, places, head size).
+
+    Parameters
+    ----------
+    store
+        What the layers share.
+    sliding_window
+        How many of the latest tokens this layer attends to; None for all.
+    """
+
+    is_compileable = False
+
+    def __init__(self, store: FlatStore, sliding_window: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.store = store
+        self.window = sliding_window
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate the places in the shape, type and device of the first keys and values."""
+        self.keys, self.values = (
+            states.new_zeros(states.shape[1], self.store.places, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Store new keys and values, and return them; attention takes its own from the store.
+
+        Parameters
+        ----------
+        key_states, value_states
+            Of all rows' tokens, one after the other, shape (1, key-value heads, tokens, head size).
+        *args, **kwargs
+            What some models pass besides; unused.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.store.attending = self
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer.index_copy_(1, self.store.targets, states[0])
+        return key_states, value_states
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The places of an initialized layer."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of columns that ``query_length`` new tokens see, and their offset."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return 0: positions are given to the model, none follow from what the store holds."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return the places."""
+        return self.store.places
+
+
+class FlatStore(Cache):
+    """
+    The keys and values of all layers.
+
+    Parameters
+    ----------
+    places
+        Tokens it holds; memory for them is allocated once and for all.
+    sliding_windows
+        For each layer how many of the latest tokens it attends to; None for all.
+    """
+
+    def __init__(self, places: int, sliding_windows: Sequence[int | None]) -> None:
+        self.places = places
+        self.targets = torch.empty(0, dtype=torch.int64)
+        """Where the keys and values of the coming call's tokens go, shape (tokens,)."""
+        self.rows: Sequence[Row] = ()
+        """The coming call's rows."""
+        self._flat_layers = [FlatLayer(self, window) for window in sliding_windows]
+        self.attending = self._flat_layers[0]
+        """The layer whose keys and values were stored last: attention follows at once."""
+        super().__init__(layers=list(self._flat_layers))
+
+    def begin(self, rows: Sequence[Row], device: torch.device) -> None:
+        """Say which rows the coming call computes."""
+        self.rows = rows
+        places = [place for row in rows for place in _last(row.spans, row.tokens)]
+        self.targets = torch.tensor(places, dtype=torch.int64, device=device)
+
+    def read(self, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return each layer's keys and values at some places, copied, each (heads, tokens, head size)."""
+        layers = [layer for layer in self._flat_layers if layer.is_initialized]
+        return [tuple_of([joined(buffer, spans).clone() for buffer in layer.buffers]) for layer in layers]
+
+    def write(self, spans: Sequence[Span], states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Put each layer's keys and values, as :meth:`read` returned them, at some places."""
+        for layer, pair in zip(self._flat_layers, states, strict=True):
+            for buffer, tokens in zip(layer.buffers, pair, strict=True):
+                at = 0
+                for begin, end in spans:
+                    buffer[:, begin:end] = tokens[:, at : at + end - begin]
+                    at += end - begin
+
+
+def joined(buffer: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+    """
+    Return what lies at some places: a view if they lie together.
+
+    Parameters
+    ----------
+    buffer
+        Shape (heads, places, head size).
+    spans
+        At least one.
+    """
+    parts = [buffer[:, begin:end] for begin, end in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def tuple_of(states: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a list of two as the pair it is."""
+    keys, values = states
+    return keys, values
+
+
+def _last(spans: Sequence[Span], tokens: int) -> list[int]:
+    """Return the last places of some spans."""
+    places: list[int] = []
+    for begin, end in reversed(spans):
+        taken = min(end - begin, tokens - len(places))
+        places = [*range(end - taken, end), *places]
+        if len(places) == tokens:
+            break
+    return places
