@@ -125,3 +125,9 @@ def attending(model: Any, name: str, function: Callable[..., Any]) -> Iterator[N
         yield
     finally:
         model.config._attn_implementation = before
+        # The registry outlives the batch: a function that knows its buffers would keep them allocated.
+        AttentionInterface.register(name, _not_in_place)
+
+
+def _not_in_place(*_: Any, **__: Any) -> None:
+    raise RuntimeError("this attention function is in place only while its batch runs")

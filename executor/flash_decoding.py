@@ -163,11 +163,12 @@ def parts_for(rows: int, key_value_heads: int, columns: int, device: torch.devic
     int
         At least 1; a power of two, at most one part per block of columns.
     """
-    processors = (
-        torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    )
+    processors = 1
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
     wanted = max(1, _WAVES * processors // (rows * key_value_heads))
-    return min(triton.next_power_of_2(wanted), triton.next_power_of_2(triton.cdiv(columns, _COLUMNS)))
+    most = triton.cdiv(columns, _COLUMNS)
+    return int(min(triton.next_power_of_2(wanted), triton.next_power_of_2(most)))
 
 
 def attend(

@@ -9,6 +9,7 @@ This module needs torch and transformers when it is imported.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -18,11 +19,17 @@ import numpy as np
 import torch
 
 from .attention import attending
+from .attention_kernels import KERNELS, fastest
+from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .families import UnsupportedModelError, check_ragged
+from .faults import out_of_memory
+from .sampling import Sampler
 from .slab import SlotBatch
 from .slots import Segment
 
+_LOG = logging.getLogger(__name__)
 _NAME = "batchbound_ragged"
+_CAPTURED_NAME = "batchbound_ragged_captured"
 _PREFILL_TOKENS = 4_096
 """Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
 
@@ -46,13 +53,32 @@ class RaggedBatch(SlotBatch):
     ----------
     prefill_tokens
         The most prompt tokens of one forward call.
+    capture
+        Captures whole decode rounds, so that the host only launches them; a CUDA graph on a GPU if left out,
+        none on a CPU.
+    kernel
+        Of :data:`~.attention_kernels.KERNELS`, for captured rounds; the fastest on a GPU if left out.
     """
 
     tier: ClassVar[str] = "ragged"
+    _whole: ClassVar[bool] = True
 
-    def __init__(self, *arguments: Any, prefill_tokens: int = _PREFILL_TOKENS, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        prefill_tokens: int = _PREFILL_TOKENS,
+        capture: Capture | None = None,
+        kernel: str | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._prefill_tokens = prefill_tokens
+        if capture is None and self._decoder.device.type == "cuda":
+            capture = cuda_graph
+        # Another sampler may keep what it chooses in lists of the host's, which a replay would not reach.
+        self._capture = capture if type(self._sampler) is Sampler else None
+        self._captured: CapturedRounds | None = None
+        self._kernel = kernel
         self._bounds: dict[int | None, list[int]] = {}
         self._groups: dict[int | None, list[Group]] = {}
 
@@ -92,6 +118,72 @@ class RaggedBatch(SlotBatch):
                     store.lengths[part.row] = part.offset + part.tokens
             if done:
                 yield done, logits
+
+    @property
+    def kernel(self) -> str | None:
+        """What attends in captured rounds, of :data:`~.attention_kernels.KERNELS`; None before the first."""
+        return self._kernel
+
+    def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
+        done = 0
+        while self._capture is not None and done < len(history):
+            captured = self._captured_rounds(self._capture)
+            try:
+                with attending(self._decoder.model, _CAPTURED_NAME, self._attend_held):
+                    results = captured.run(min(MOST_ROUNDS, len(history) - done), until)
+            except Exception as error:  # whatever a model does that a graph cannot hold
+                if out_of_memory(error):
+                    raise
+                _LOG.warning("decode rounds are not captured: %s: %s", type(error).__name__, error)
+                self._capture = None
+                break
+            rounds = slice(done, done + len(results[0]))
+            history[rounds], scores[rounds] = results
+            self._stale = True
+            done = rounds.stop
+            yield done
+            if captured.ended:
+                return
+        if done < len(history):
+            for more in super()._run(history[done:], scores[done:], until):
+                yield done + more
+
+    def _captured_rounds(self, capture: Capture) -> CapturedRounds:
+        if self._captured is None:
+            decoder, store = self._decoder, self._store
+            if self._kernel is None:
+                self._kernel = "masked sdpa"
+                keys, values = store.attending.buffers
+                if keys.is_cuda:
+                    heads = getattr(decoder.model.config, "num_attention_heads", keys.shape[1])
+                    query = keys.new_empty(self.slots, heads, keys.shape[-1])
+                    self._kernel = fastest(query, keys, values, windows=set(decoder.sliding_windows))
+            self._captured = CapturedRounds(decoder, store, self._sampler, self._state, self._score, capture)
+        return self._captured
+
+    def _attend_held(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        scaling: float | None = None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attend in a captured round: lengths are read from the device."""
+        assert self._captured is not None
+        assert self._kernel is not None
+        output = KERNELS[self._kernel](
+            query[:, :, 0],
+            key,
+            value,
+            self._captured.lengths,
+            window=self._store.attending.window,
+            scale=scaling,
+        )
+        return output[:, None], None
 
     def _arrange(self) -> None:
         """Choose which neighbouring rows share a call: padding against calls."""

@@ -192,20 +192,22 @@ class RunningBatch(ABC):
         return answer
 
     @torch.inference_mode()
-    def decode(self, rounds: int = 1) -> NDArray[np.int64]:
+    def decode(self, rounds: int = 1, *, until: frozenset[int] = frozenset()) -> NDArray[np.int64]:
         """
         Give one token to every occupied slot, ``rounds`` times, and read the tokens back once.
 
         Parameters
         ----------
         rounds
-            Rounds to run. All occupied slots take part in all of them: what a request gives beyond its end
-            is the caller's to discard.
+            The most rounds to run. All occupied slots take part in all of them: what a request gives beyond
+            its end is the caller's to discard.
+        until
+            Tokens that end the call early: it returns after the first round in which a slot gives one.
 
         Returns
         -------
         numpy.ndarray
-            Tokens, shape (rounds, slots); -1 where a slot is free.
+            Tokens, shape (rounds run, slots); -1 where a slot is free.
 
         Raises
         ------
@@ -218,24 +220,17 @@ class RunningBatch(ABC):
             return np.full((rounds, self.slots), -1, dtype=np.int64)
         self._pack()
         rows = self._store.rows
-        tokens, positions, streams, emitted = self._state[:, :rows].unbind()
         history = torch.empty(rounds, rows, dtype=torch.int64, device=self._decoder.device)
         scores = torch.empty(rounds, rows, dtype=self._decoder.dtype, device=self._decoder.device)
         done = 0
         try:
-            with self._decoding():
-                for done in range(rounds):
-                    logits = self._step(tokens, positions)
-                    chosen = self._sampler.choose(logits, streams, emitted)
-                    scores[done] = self._score(logits, chosen)
-                    history[done] = chosen
-                    tokens.copy_(chosen)
-                    self._state[1::2, :rows] += 1
+            for done in self._run(history, scores, until):  # noqa: B007
+                pass
         except Exception as error:
             if not out_of_memory(error):
                 raise
             raise RanOutError(str(error), self._read_back(history[:done], scores[:done])) from error
-        return self._read_back(history, scores)
+        return self._read_back(history[:done], scores[:done])
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -314,6 +309,22 @@ class RunningBatch(ABC):
             raise
         self._state[:, row] = request.state.to(self._decoder.device)
         self._changed()
+
+    def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
+        """Run as many rounds as there is room for in the results; yield how many are done."""
+        tokens, positions, streams, emitted = self._state[:, : self._store.rows].unbind()
+        ends = torch.tensor(sorted(until), device=tokens.device)
+        with self._decoding():
+            for round_ in range(len(history)):
+                logits = self._step(tokens, positions)
+                chosen = self._sampler.choose(logits, streams, emitted)
+                scores[round_] = self._score(logits, chosen)
+                history[round_] = chosen
+                tokens.copy_(chosen)
+                self._state[1::2, : len(tokens)] += 1
+                yield round_ + 1
+                if until and bool((chosen[:, None] == ends).any()):
+                    return
 
     def _score(self, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Return what is finite only if each row's logits are sound: NaN is the largest to both of these."""

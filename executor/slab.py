@@ -22,11 +22,13 @@ class SlotBatch(RunningBatch):
     """A running batch in fixed slots; what the slab and the ragged tier have in common."""
 
     _store: KeyValueSlots
+    _whole: ClassVar[bool] = False
+    """Whether layers attend to views of all columns."""
 
     def _make_store(self, capacity: int) -> KeyValueSlots:
         self._masks: SlotMasks | None = None
         self._stale = True
-        return KeyValueSlots(self.slots, capacity + 1, self._decoder.sliding_windows)
+        return KeyValueSlots(self.slots, capacity + 1, self._decoder.sliding_windows, whole=self._whole)
 
     def _changed(self) -> None:
         self._stale = True
@@ -43,11 +45,13 @@ class SlotBatch(RunningBatch):
         if self._stale:
             self._masks.reset(positions)
             self._arrange()
-            self._stale = False
-        self._masks.advance(positions)
-        store.begin_round(positions)
+            store.begin_rounds(positions)
+        # Until the round is over, masks and targets are ahead of the lengths: one that fails begins anew.
+        self._stale = True
+        self._masks.advance()
         logits = self._decoder.forward(store, tokens[:, None], positions[:, None], mask=self._mask())
-        store.end_round()
+        store.end_rounds()
+        self._stale = False
         return logits
 
     def _arrange(self) -> None:

@@ -84,7 +84,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         Returns
         -------
         tuple of torch.Tensor
-            Keys and values: the prompts' own while inserting, else a view of the first columns of all rows.
+            Keys and values: the prompts' own while inserting, else a view of the rows in use.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -102,7 +102,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         for buffer, states in ((keys, key_states), (values, value_states)):
             size = states.shape[-1]
             buffer.view(-1, size).index_copy_(0, store.targets(heads), states.reshape(-1, size))
-        return keys[:rows, :, : store.width], values[:rows, :, : store.width]
+        width = store.columns if store.whole else store.width
+        return keys[:rows, :, :width], values[:rows, :, :width]
 
     @property
     def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,11 +137,17 @@ class KeyValueSlots(KeyValueStore):
         Columns to allocate, tokens; more are allocated when they run out.
     sliding_windows
         For each layer how many of the latest tokens it attends to; None for all.
+    whole
+        Whether layers attend to views of all columns, not only of those in use: their attention function
+        knows which those are.
     """
 
-    def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
+    def __init__(
+        self, slots: int, columns: int, sliding_windows: Sequence[int | None], *, whole: bool = False
+    ) -> None:
         self.slots = slots
         self.columns = columns
+        self.whole = whole
         self.lengths: list[int] = []
         """Tokens that each row in use holds."""
         self.segments: Sequence[Segment] = ()
@@ -167,9 +174,9 @@ class KeyValueSlots(KeyValueStore):
         """Columns that attention reads in the next round over the rows that hold something."""
         return max(self.lengths, default=0) * sum(tokens > 0 for tokens in self.lengths)
 
-    def begin_round(self, positions: torch.Tensor) -> None:
+    def begin_rounds(self, positions: torch.Tensor) -> None:
         """
-        Say where the coming round's tokens go.
+        Say where the coming round's tokens go; those of the rounds after it go to the columns that follow.
 
         Parameters
         ----------
@@ -179,9 +186,11 @@ class KeyValueSlots(KeyValueStore):
         self._positions = positions
         self._targets.clear()
 
-    def end_round(self) -> None:
-        """Count the tokens of a round as held."""
-        self.lengths = [tokens + 1 for tokens in self.lengths]
+    def end_rounds(self, rounds: int = 1) -> None:
+        """Count the tokens of rounds as held."""
+        self.lengths = [tokens + rounds for tokens in self.lengths]
+        for target in self._targets.values():
+            target += rounds
 
     def targets(self, heads: int) -> torch.Tensor:
         """
@@ -200,7 +209,7 @@ class KeyValueSlots(KeyValueStore):
         if heads not in self._targets:
             at = self._positions
             planes = torch.arange(len(at) * heads, device=at.device) * self.columns
-            self._targets[heads] = planes + at.repeat_interleave(heads)
+            self._targets[heads] = planes + at[:, None].expand(-1, heads).reshape(-1)
         return self._targets[heads]
 
     def make_room(self, tokens: int) -> None:
@@ -306,6 +315,7 @@ class SlotMasks:
             window: torch.zeros(slots, front + columns, dtype=dtype, device=device)
             for window, front in self._front.items()
         }
+        self._coming: dict[int | None, torch.Tensor] = {}
 
     def reset(self, positions: torch.Tensor) -> None:
         """
@@ -324,17 +334,17 @@ class SlotMasks:
             part = mask[: len(positions), self._front[window] :]
             part.fill_(self._least)
             part.masked_fill_(visible, 0)
+            rows = torch.arange(len(positions), device=positions.device)
+            self._coming[window] = rows * mask.shape[1] + positions + self._front[window]
 
-    def advance(self, positions: torch.Tensor) -> None:
+    def advance(self) -> None:
         """Show each row the column of its coming token, and hide the one that its window leaves behind."""
-        rows = torch.arange(len(positions), device=positions.device)
         for window, mask in self._masks.items():
-            width = mask.shape[1]
-            at = rows * width + positions + self._front[window]
-            flat = mask.view(-1)
+            flat, at = mask.view(-1), self._coming[window]
             flat.index_fill_(0, at, 0)
             if window is not None:
                 flat.index_fill_(0, at - window, self._least)
+            at += 1
 
     def of(self, window: int | None) -> torch.Tensor:
         """Return the mask of layers that attend to so many of the latest tokens, shape (slots, columns)."""

@@ -107,8 +107,8 @@ def test_a_row_that_holds_nothing_gives_zeros() -> None:
 def test_strides_are_followed() -> None:
     query, keys, values = drawn(3, 4, 2, 70, 32, torch.float32)
     lengths = torch.tensor([3, 70, 20], device=DEVICE)
-    spread = [states.transpose(1, 2).contiguous().transpose(1, 2) for states in (keys, values)]
-    assert_near(attend(query, *spread, lengths), masked(query, keys, values, lengths))
+    spread = torch.stack([keys, values]).transpose(2, 3).contiguous().transpose(2, 3)
+    assert_near(attend(query, spread[0], spread[1], lengths), masked(query, keys, values, lengths))
 
 
 def test_a_row_is_split_only_while_it_has_columns() -> None:
