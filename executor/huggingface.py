@@ -49,7 +49,7 @@ class HuggingFaceEngine:
         turns with the host. None for as many as the slots need.
     on_token
         Called with each request and token as soon as it is chosen; without it, a whole burst of rounds is
-        read back at once where lengths are pinned.
+        read back at once.
     clock
         Seconds from any origin.
 
@@ -139,18 +139,20 @@ class HuggingFaceEngine:
         active = len(requests)
         held = self._residence.kv_tokens + active
         burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
-        # Nothing but the count ends an answer at pinned lengths: one read-back for the whole burst.
-        at_once = burst if not self._eos and until == float("inf") and self._on_token is None else 1
+        # Nobody looks at the clock or the tokens meanwhile: one read-back for the whole burst.
+        at_once = burst if until == float("inf") and self._on_token is None else 1
         done = padded = 0
         finished: list[int] = []
         while done < burst and not finished:
-            tokens = self._residence.decode(at_once, lambda request: len(self.answers[request]))
+            tokens = self._residence.decode(
+                min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._eos
+            )
             for request in requests:
                 self.answers[request] += tokens[request]
                 if self._on_token is not None:
                     for token in tokens[request]:
                         self._on_token(request, token)
-            done += at_once
+            done += len(tokens[requests[0]])
             padded = self._residence.padded_kv_tokens
             finished = self._release(requests)
             if self.time >= until:

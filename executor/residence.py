@@ -130,37 +130,44 @@ class Residence:
             self._slot_of.update(zip(requests[part], slots, strict=True))
         return tokens
 
-    def decode(self, rounds: int, emitted: Callable[[int], int]) -> dict[int, list[int]]:
+    def decode(
+        self, rounds: int, emitted: Callable[[int], int], *, until: frozenset[int] = frozenset()
+    ) -> dict[int, list[int]]:
         """
-        Give ``rounds`` tokens to every request under way.
+        Give tokens to every request under way, each as many as the others.
 
         Parameters
         ----------
         rounds
-            At least one.
+            The most tokens for each, at least one.
         emitted
             Tokens a request had before, for the message if the model fails.
+        until
+            Tokens that end the call early, after the round in which a request gives one.
 
         Returns
         -------
         dict
-            The tokens of each request.
+            The tokens of each request, at least one.
 
         Raises
         ------
         RunStoppedError
             If memory does not even hold one request, or the model's logits are not finite.
         """
-        self._calm += rounds
         if self.slots < self._most_slots and self._calm >= self._patience:
             self._calm = 0
             self._rebuild(min(self._most_slots, self.slots + max(1, self.slots // 3)))
         while self._parked and self.slots > self._batch.active:
             self._unpark(next(iter(self._parked)))
         answers: dict[int, list[int]] = {request: [] for request in (*self._slot_of, *self._parked)}
+        if until and self._parked:
+            # Those who take turns must not run ahead of an end that another comes to.
+            rounds = 1
         while True:
             left = {request: rounds - len(tokens) for request, tokens in answers.items()}
             if not any(left.values()):
+                self._calm += rounds
                 return answers
             for request in [request for request in self._slot_of if not left[request]]:
                 # It has had its rounds: others take its place, or wait for it to be done with theirs.
@@ -170,7 +177,7 @@ class Residence:
                 if request in self._parked and self.slots > self._batch.active:
                     self._unpark(request)
             try:
-                tokens = self._batch.decode(min(left[request] for request in self._slot_of))
+                tokens = self._batch.decode(min(left[request] for request in self._slot_of), until=until)
             except RanOutError as error:
                 self._note(answers, error.tokens)
                 self._shrink(error)
@@ -180,6 +187,8 @@ class Residence:
                 raise self._not_finite(request, before) from error
             else:
                 self._note(answers, tokens)
+            if until:
+                rounds = max(1, *(len(tokens) for tokens in answers.values()))
 
     def finish(self, request: int) -> None:
         """Let go of a request under way."""
@@ -192,6 +201,10 @@ class Residence:
         held = sum(other.tokens for other in self._put_back.values())
         if held + suspended.tokens <= self._host_tokens:
             self._put_back[request] = suspended
+
+    def receive(self, request: int, suspended: Suspended) -> None:
+        """Take a request that was prefilled elsewhere, to go on as one that was put back."""
+        self._put_back[request] = suspended
 
     def go_on(self, request: int) -> bool:
         """Let a request that was put back join again; return whether its keys and values were there still."""
