@@ -113,12 +113,6 @@ class _Candidate:
             compared=compared,
         )
 
-    def _one_pass(self, truth: IntArray) -> float:
-        true = replace(
-            self.problem, workload=self.problem.workload.with_output_tokens(truth), max_position=None
-        )
-        return ski_rental_schedule(true, order=self.order, patience=self.patience).makespan(true)
-
 
 def make_robust_plan(
     problem: Problem,
@@ -180,8 +174,8 @@ def make_robust_plan(
     samples = SAMPLES_SIMULATED if _simulated(problem) or len(problem) >= MANY else SAMPLES
     drawn = error.sample(predicted, np.random.default_rng(limits.seed), samples, longest)
     truths = [replace(problem, workload=problem.workload.with_output_tokens(row)) for row in drawn]
-    chosen, compared = _choose(candidates, truths)
-    expected = chosen.expectation(chosen.makespans(truths), error.to_json(), compared)
+    chosen, reached, compared = _choose(candidates, truths)
+    expected = chosen.expectation(reached, error.to_json(), compared)
     if chosen.schedule is not None:
         return replace(plan, expected=expected)
     return _as_queue(plan, chosen, expected)
@@ -210,24 +204,33 @@ def _longest(problem: Problem, longest: IntArray | None) -> IntArray | None:
 
 def _choose(
     candidates: Sequence[_Candidate], truths: Sequence[Problem]
-) -> tuple[_Candidate, dict[str, float]]:
-    """Return the candidate of the least mean makespan, and the means of all, over the same samples."""
+) -> tuple[_Candidate, FloatArray, dict[str, float]]:
+    """
+    Return the candidate of the least mean makespan, its makespans, and the means of all.
+
+    All are compared over the same samples, whose totals differ more than the candidates do. So the mean of
+    one that is dropped early is what it takes beside the one chosen over the samples that both have seen.
+    """
     found = {candidate.name: candidate.makespans(truths[:FIRST_LOOK]) for candidate in candidates}
-    best = min(found.values(), key=lambda seconds: float(seconds.mean()))
+
+    def charged(candidate: _Candidate) -> FloatArray:
+        seconds: FloatArray = found[candidate.name] * (1.0 if candidate.plain else 1 + WORTH_LEAVING)
+        return seconds
+
+    best = min(map(charged, candidates), key=lambda seconds: float(seconds.mean()))
     left = []
     for candidate in candidates:
-        worse = found[candidate.name] - best
+        worse = charged(candidate) - best
         if worse.mean() <= 2 * worse.std() / np.sqrt(len(worse)) + 1e-9:
             left.append(candidate)
     more = truths[FIRST_LOOK:SECOND_LOOK]
     for candidate in left if len(left) > 1 else ():
         found[candidate.name] = np.concatenate((found[candidate.name], candidate.makespans(more)))
-    compared = {name: float(seconds.mean()) for name, seconds in found.items()}
-
-    def mean(candidate: _Candidate) -> float:
-        return compared[candidate.name] * (1.0 if candidate.plain else 1 + WORTH_LEAVING)
-
-    return min(left, key=mean), compared
+    chosen = min(left, key=lambda candidate: float(charged(candidate).mean()))
+    rest = truths[len(found[chosen.name]) :]
+    seconds = np.concatenate((found[chosen.name], chosen.makespans(rest)))
+    beside = {name: float(each.mean() / seconds[: len(each)].mean()) for name, each in found.items()}
+    return chosen, seconds, {name: ratio * float(seconds.mean()) for name, ratio in beside.items()}
 
 
 def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:

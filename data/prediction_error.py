@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .cost import IntArray
+from .cost import FloatArray, IntArray
 from .deconvolution import Deconvolution
 from .files import InputError, read_text
 from .jsonl import file_digest
@@ -25,6 +25,9 @@ LARGEST_SD = 3.0
 
 NEIGHBOURS = 50
 """Fewest measured pairs a request's length is drawn from, where there are that many."""
+
+SCALINGS = 30
+"""Steps in which lengths are scaled to a total, as those that reach their limit leave more to the others."""
 
 
 class PredictionError(Protocol):
@@ -79,7 +82,8 @@ class LogNormalError:
         Standard deviation of ``log(predicted / true)``; 0.5 means off by a factor of 1.6 as a rule.
     reading
         ``"noise"``: the prediction is the truth times the error, so that large predictions are too large on
-        average; what the truth is then follows from all predictions together, by deconvolution.
+        average; what each truth is then follows from all predictions together, by deconvolution, and what
+        they add up to from the sum of the predictions, which needs no distribution.
         ``"spread"``: the truth is the prediction times the error, as of a regression on the logarithm.
         ``"auto"``: noise, unless predictions with that much noise could not look as these do.
 
@@ -106,7 +110,8 @@ class LogNormalError:
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
         """Return the mean of each answer's true length, as :meth:`PredictionError.expected` says."""
         if self.for_predictions(predicted, longest).reading == "noise":
-            return _whole(self._deconvolution(predicted, longest).means(), longest)
+            means = self._deconvolution(predicted, longest).means()[None, :]
+            return _whole(self._scaled(means, predicted, longest, np.zeros(1))[0], longest)
         return _whole(predicted * math.exp(self.sd**2 / 2), longest)
 
     def sample(
@@ -114,9 +119,38 @@ class LogNormalError:
     ) -> IntArray:
         """Return what the true lengths may be, as :meth:`PredictionError.sample` says."""
         if self.for_predictions(predicted, longest).reading == "noise":
-            return _whole(self._deconvolution(predicted, longest).sample(rng, samples), longest)
+            drawn = self._deconvolution(predicted, longest).sample(rng, samples)
+            return _whole(self._scaled(drawn, predicted, longest, rng.standard_normal(samples)), longest)
         factors = np.exp(self.sd * rng.standard_normal((samples, len(predicted))))
         return _whole(predicted * factors, longest)
+
+    def _scaled(
+        self, lengths: FloatArray, predicted: IntArray, longest: IntArray | None, scores: FloatArray
+    ) -> FloatArray:
+        r"""
+        Return sets of lengths in proportion, with the totals that the predictions leave open.
+
+        With :math:`p_i = x_i e^{\sigma z_i}`, whatever the x, :math:`\sum_i p_i e^{-\sigma^2/2}` has the mean
+        :math:`\sum_i x_i` and the variance :math:`(e^{\sigma^2} - 1) \sum_i x_i^2`. The deconvolution leaves
+        the total open too little: it takes the lowest ceiling the data allow. Powers of the lengths
+        take the place of the lengths where the noise is so large that a few predictions would make the sum.
+
+        Parameters
+        ----------
+        lengths
+            Sets of lengths, tokens, shape (samples, requests).
+        predicted, longest
+            As in :meth:`PredictionError.expected`.
+        scores
+            How many deviations each set's total is off, shape (samples,).
+        """
+        power = min(1.0, 1 / self.sd)
+        noise = (power * self.sd) ** 2
+        moments = (lengths**power).sum(axis=1)
+        found = (predicted**power).sum() * math.exp(-noise / 2)
+        variance = math.expm1(noise) * (lengths ** (2 * power)).sum(axis=1) / moments**2
+        factors = (found / moments * np.exp(np.sqrt(np.log1p(variance)) * scores)) ** (1 / power)
+        return _with_totals(lengths, factors * lengths.sum(axis=1), longest)
 
     def _deconvolution(self, predicted: IntArray, longest: IntArray | None) -> Deconvolution:
         return _deconvolution(predicted.tobytes(), self.sd, None if longest is None else int(longest.max()))
@@ -279,6 +313,16 @@ def _length(text: str | None, column: str, line: int, path: str | os.PathLike[st
         where=f"line {line}, column '{column}'",
         mend="Correct the row or remove it.",
     )
+
+
+def _with_totals(lengths: FloatArray, totals: FloatArray, longest: IntArray | None) -> FloatArray:
+    """Return rows in proportion that add up to their totals, as far as the limits of each length allow."""
+    most: npt.ArrayLike = np.inf if longest is None else longest
+    factors = totals / lengths.sum(axis=1)
+    for _ in range(0 if longest is None else SCALINGS):
+        factors *= totals / np.minimum(factors[:, None] * lengths, most).sum(axis=1)
+    scaled: FloatArray = np.minimum(factors[:, None] * lengths, most)
+    return scaled
 
 
 def _whole(tokens: npt.NDArray[Any], longest: IntArray | None) -> IntArray:

@@ -55,6 +55,27 @@ def test_a_deconvolution_finds_where_answers_are_cut() -> None:
     assert 430 < np.median(drawn.max(axis=1)) < 620
 
 
+def test_the_total_is_as_open_as_the_predictions_leave_it() -> None:
+    # Whatever the truth is, exp(-sd^2/2) times the predictions' sum is off by this share as a rule.
+    for sd in (0.5, 1.0):
+        problem, truth = noisy(sd, count=1319)
+        predicted = problem.workload.output_tokens
+        off = np.sqrt(np.expm1(sd**2) * (truth**2).sum()) / truth.sum()
+        totals = LogNormalError(sd).sample(predicted, np.random.default_rng(0), 99).sum(axis=1)
+        assert totals.mean() == pytest.approx(predicted.sum() * np.exp(-(sd**2) / 2), rel=off / 3)
+        assert totals.std() / totals.mean() == pytest.approx(off, rel=0.25)
+
+
+def test_a_total_is_reached_by_those_below_their_limit_and_no_further_than_the_limits() -> None:
+    predicted = np.array([100, 100, 400, 400])
+    longest = np.array([1000, 1000, 300, 300])
+    drawn = LogNormalError(0.1).sample(predicted, np.random.default_rng(0), 50, longest)
+    assert (drawn <= longest).all()
+    assert drawn.sum(axis=1).max() > 1000 > 2 * 300 + 2 * 130
+    full = np.full(30, 10)
+    assert (LogNormalError(0.1, "noise").expected(np.full(30, 50), full) == full).all()
+
+
 def test_predictions_that_scatter_less_than_their_error_are_read_as_spread() -> None:
     constant = np.full(500, 300)
     assert LogNormalError(0.5).for_predictions(constant).reading == "spread"
