@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappush, heapreplace
 from typing import Literal
 
+from .guest_queue import GuestQueue
 from .serving_policy import ServingState, Step
 from .task_queue import TaskQueue
 
@@ -68,10 +69,11 @@ class EconoServeSettings:
 
 @dataclass(slots=True)
 class _Changes:
-    start: list[int]
-    stop: list[int]
-    swap_out: list[int]
-    swap_in: list[int]
+    start: list[int] = field(default_factory=list)
+    stop: list[int] = field(default_factory=list)
+    swap_out: list[int] = field(default_factory=list)
+    swap_in: list[int] = field(default_factory=list)
+    drop: list[int] = field(default_factory=list)
 
 
 class EconoServe:
@@ -94,8 +96,8 @@ class EconoServe:
         self.settings = settings = EconoServeSettings() if settings is None else settings
         self._prompts = TaskQueue(ordered=settings.ordered)
         self._answers = TaskQueue(ordered=settings.ordered)
-        # Prompts again, by what they need of a lent part as a whole.
-        self._whole = TaskQueue(ordered=False)
+        # Prompts again, by what they need of a lent part.
+        self._guests = GuestQueue()
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
@@ -113,13 +115,10 @@ class EconoServe:
 
     def __call__(self, state: ServingState) -> Step:
         """Return the next iteration."""
-        changes = _Changes([], [], [], [])
+        changes = _Changes()
         self._gaps |= bool(state.arrived or state.finished or state.prefilled)
         for request in state.arrived:
-            self._prompts.push(request, int(state.prompt[request]), float(state.deadline[request]), 0)
-            if self._lends_whole:
-                needs = int(state.prompt[request]) + 2 * self._predict(state, request)
-                self._whole.push(request, needs, 0.0, 0)
+            self._arrive(state, request)
         for request in state.finished:
             self._finish(request)
         for request in state.prefilled:
@@ -146,7 +145,15 @@ class EconoServe:
             stop=changes.stop,
             swap_out=changes.swap_out,
             swap_in=changes.swap_in,
+            drop=changes.drop,
         )
+
+    def _arrive(self, state: ServingState, request: int) -> None:
+        prompt = int(state.prompt[request])
+        self._prompts.push(request, prompt, float(state.deadline[request]), 0)
+        if self._lends_whole:
+            answer = self._predict(state, request)
+            self._guests.push(request, prompt, answer, 2 * prompt // self.settings.forward_size)
 
     def _predict(self, state: ServingState, request: int) -> int:
         padded = math.ceil(int(state.predicted[request]) * (1 + self.settings.padding))
@@ -218,6 +225,12 @@ class EconoServe:
         self._leave_group(request)
         self._unpark(request)
         state.ledger.release(request)
+        if not state.generated[request]:
+            # A guest whose prompt was still being computed begins anew.
+            self._partial = None
+            changes.drop.append(request)
+            self._arrive(state, request)
+            return
         changes.swap_out.append(request)
         self._host.append(request)
         self._away[request] = int(state.held[request])
@@ -336,42 +349,51 @@ class EconoServe:
     def _take_prompt(self, request: int) -> None:
         self._prompts.remove(request)
         if self._lends_whole:
-            self._whole.remove(request)
+            self._guests.remove(request)
 
     def _host_requests(
         self, state: ServingState, changes: _Changes, budget: int, prefill: list[tuple[int, int]]
     ) -> None:
-        """Put whole requests into what is unused of running ones, the largest part first."""
+        """Lend what running requests have not used to requests that wait, the largest part first."""
         # Of whoever comes back from the host this state does not show what it will hold.
         ledger, away = state.ledger, {*changes.stop, *changes.swap_out, *changes.swap_in}
         budget -= sum(new for _, new in prefill)
-        gaps = []
-        for host in (*state.running.tolist(), *changes.start):
-            if host not in away:
-                gap = int(ledger.room[host]) - int(state.held[host])
-                gaps.append((-gap, host, int(state.held[host])))
-        heapify(gaps)
-        while gaps and self._partial is None:
-            size, host, begin = gaps[0]
-            guest = self._whole.closest(int(-size * (1 - self.settings.buffer)))
-            if guest is None:
-                self._gaps = False
+        parts = [
+            (int(state.held[host] - ledger.room[host]), host, int(state.held[host]))
+            for host in (*state.running.tolist(), *changes.start)
+            if host not in away
+        ]
+        heapify(parts)
+        while parts and budget > 0 and self._partial is None:
+            size, host, begin = -parts[0][0], *parts[0][1:]
+            found = self._closest_guest(state, size)
+            if found is None:
+                break
+            guest, needs, whole = found
+            prompt = int(state.prompt[guest])
+            if whole and prompt > budget:
                 return
-            prompt, answer = int(state.prompt[guest]), self._predict(state, guest)
-            if prompt > budget:
-                return
-            # Before the host comes the guest has had an iteration for each token of its answer; what the
-            # part is larger than need be is shared between more time and more room.
-            spare = -size - prompt - 2 * answer
-            lent = prompt + answer + spare // 2
-            ledger.lend(host, guest, begin - size - lent, lent)
+            if not whole:
+                ledger.grow(guest, prompt)
             self._take_prompt(guest)
-            self._target[guest] = answer
-            prefill.append((guest, prompt))
-            budget -= prompt
-            heapreplace(gaps, (size + lent, host, begin))
-            heappush(gaps, (prompt - lent, guest, prompt))
-        self._gaps = bool(gaps)
+            self._target[guest] = answer = self._predict(state, guest)
+            # What the part is larger than need be is shared between more time and more room.
+            lent = (prompt if whole else 0) + answer + (size - needs) // 2
+            ledger.lend(host, guest, begin + size - lent, lent)
+            budget = self._chunk(state, guest, budget, prefill)
+            heapreplace(parts, (lent - size, host, begin))
+            heappush(parts, (prompt - int(ledger.room[guest]), guest, prompt))
+        self._gaps = bool(parts) and (budget <= 0 or self._partial is not None)
+
+    def _closest_guest(self, state: ServingState, tokens: int) -> tuple[int, int, bool] | None:
+        """Return who fits a part best, what it needs of it, and whether as a whole, or None."""
+        most = int(tokens * (1 - self.settings.buffer))
+        if (found := self._guests.closest(most, whole=True)) is not None:
+            return *found, True
+        found = self._guests.closest(most, whole=False)
+        if found is None or state.ledger.lacking(found[0], int(state.prompt[found[0]])) > state.ledger.free:
+            return None
+        return *found, False
 
     def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
         lacks = state.lacks(request)
