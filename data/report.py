@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .calibration import FitError
+from .expectation import Expectation
 from .files import InputError, read_json_object, write_json
 
 REPORT_VERSION = 1
@@ -110,6 +111,8 @@ class Report:
         Error of the cost model's fit, or None if it is not a fitted one.
     engine
         What ran it.
+    expected
+        What the plan expected over the lengths that might come out, or None if it took them as known.
     seconds
         What the work behind the report took the program, or None if nobody measured it.
     """
@@ -139,6 +142,7 @@ class Report:
     padding_seconds: float
     fit: FitError | None = None
     engine: Mapping[str, object] = field(default_factory=dict)
+    expected: Expectation | None = None
     seconds: float | None = None
 
     @property
@@ -223,6 +227,7 @@ class Report:
             "padding_s": self.padding_seconds,
             "fit": None if self.fit is None else self.fit.to_json(),
             "engine": dict(self.engine),
+            "expected": None if self.expected is None else self.expected.to_json(),
             "seconds": self.seconds,
         }
         return values
@@ -284,6 +289,9 @@ class Report:
             padding_seconds=read.number("padding_s"),
             fit=None if value.get("fit") is None else FitError.from_json(value["fit"], file=file),
             engine=read.mapping("engine"),
+            expected=None
+            if value.get("expected") is None
+            else Expectation.from_json(value["expected"], file=file),
             seconds=read.optional_number("seconds"),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..data.expectation import Expectation
 from ..data.report import (
     BETWEEN,
     BUBBLES,
@@ -96,6 +97,8 @@ def _makespan_rows(report: Report) -> list[Row]:
         if report.plan_error is not None and measured:
             note = f"model seconds; {_signed(report.plan_error)} against the run"
         rows.append(Row(group, "planned", _seconds(report.planned_makespan), note))
+    if report.expected is not None:
+        rows.append(_expected_row(report.expected, group))
     rows.append(Row(group, "run", _seconds(report.makespan), "measured" if measured else "simulated"))
     if measured:
         note = f"what the cost model gives its stages: {_signed(report.model_error)}"
@@ -123,6 +126,15 @@ def _makespan_rows(report: Report) -> list[Row]:
             )
         )
     return rows
+
+
+def _expected_row(expected: Expectation, group: str) -> Row:
+    low, high = _seconds(expected.low), _seconds(expected.high)
+    note = (
+        f"{low} to {high} with {_percent(expected.coverage, 0)}, over lengths that may come out;"
+        f" follows {expected.what()}"
+    )
+    return Row(group, "expected", _seconds(expected.mean), note)
 
 
 def _run_gap_row(report: Report, group: str) -> Row:

@@ -20,6 +20,7 @@ from batchbound.data.generators import generate
 from batchbound.data.plan import Plan
 from batchbound.data.prediction_error import LogNormalError, MeasuredError, parse_prediction_error
 from batchbound.data.problem import Problem
+from batchbound.data.report import Report
 from batchbound.data.workload import Workload
 from batchbound.executor.loop import schedule_of
 from batchbound.executor.simulate import simulate
@@ -208,6 +209,52 @@ def test_the_command_records_what_to_expect_and_the_plan_is_read_back(
     assert plan.expected.low <= plan.expected.mean <= plan.expected.high
     assert plan.expected.error["sd"] == 0.4
     assert main(["verify", str(path)]) == 0
+
+
+@pytest.fixture
+def uncertain_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    path = tmp_path / "plan.json"
+    words = ["plan", "table3:0:60", "--slots", "8", "--length-error", "0.4", "--longest-answer", "512"]
+    assert main([*words, "--time-limit", "0.2", "-o", str(path)]) == 0
+    capsys.readouterr()
+    return path
+
+
+def test_a_report_says_what_the_plan_expected(
+    uncertain_plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(uncertain_plan.parent)
+    expected = Plan.load(uncertain_plan).expected
+    assert expected is not None
+    assert main(["report", str(uncertain_plan), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert Report.from_json(printed).expected == expected
+    assert main(["report", str(uncertain_plan)]) == 0
+    table = capsys.readouterr().out
+    assert f"{expected.mean:.2f} s" in table
+    assert f"{expected.low:.2f} s to {expected.high:.2f} s with 90 %" in table
+
+
+def test_a_plan_is_simulated_on_lengths_as_they_come_out(
+    uncertain_plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Plan.load(uncertain_plan)
+    truth = generate("table3", 7, 60).output_tokens
+    ids = plan.problem.workload.ids
+    rows = [f"{name},1,{tokens}" for name, tokens in zip(ids, truth, strict=True)]
+    (tmp_path / "truth.csv").write_text("\n".join(["id,input_tokens,output_tokens", *rows[::-1]]) + "\n")
+    words = ["simulate", str(tmp_path / "truth.csv"), "--plan", str(uncertain_plan)]
+    assert main([*words, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    policy = following(plan.expected, plan.schedule, plan.problem)
+    assert printed["makespan_s"] == pytest.approx(simulate(plan.problem, policy, truth).makespan)
+    assert plan.expected is not None
+    assert printed["expected"]["mean"] == plan.expected.mean
+    assert printed["output_tokens"] == truth.sum()
+    assert main([*words, "--slots", "4"]) == 2
+    assert "--slots says nothing beside --plan" in capsys.readouterr().err
+    assert main(["simulate", "table3:0:9", "--plan", str(uncertain_plan)]) == 2
+    assert "has no" in capsys.readouterr().err
 
 
 def test_a_damaged_expectation_is_refused() -> None:

@@ -40,7 +40,7 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
     """
     calibrated = calibration_of(plan)
     try:
-        return report(
+        found = report(
             plan.problem,
             trace,
             plan.bound,
@@ -51,6 +51,7 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
         )
     except ValueError as error:
         raise InputError(str(error), mend="Give the plan that was run.") from None
+    return replace(found, expected=plan.expected)
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:

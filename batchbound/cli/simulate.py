@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 from ..data.files import InputError
+from ..data.plan import Plan
+from ..data.report import Report
+from ..data.trace import Trace
 from ..executor.report import report
 from ..executor.simulate import simulate
+from ..heuristics.follow import following
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds import best_bound
 from ..solvers.partition import solve_partition
 from .inputs import add_problem, read_inputs, refuse_existing
-from .reporting import print_report
+from .reporting import print_report, report_of
+
+OF_THE_PLAN = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "cost", "first_token", "policy")
+"""Options that a plan has settled."""
+
+DEFAULT_POLICY = "fcfs"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +31,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         choices=sorted(POLICIES),
-        default="fcfs",
         metavar="POLICY",
         help="; ".join(f"{name}: {entry.summary}" for name, entry in POLICIES.items())
-        + " (default %(default)s)",
+        + f" (default {DEFAULT_POLICY})",
     )
+    parser.add_argument(
+        "--plan",
+        metavar="PLAN",
+        help="carry out this plan instead, on the answer lengths of FILE as they come out: a plan of"
+        " predicted lengths on true ones, say; slots, costs and limits are the plan's",
+    )
+    parser.set_defaults(settled={name: parser.get_default(name) for name in OF_THE_PLAN})
     parser.add_argument(
         "--assignment",
         choices=("own", "optimal"),
@@ -43,16 +59,40 @@ def run(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     if args.trace is not None:
         refuse_existing(args.trace, args.overwrite)
-    problem = read_inputs(args, keep_arrivals=True).problem
-    assignment = None
-    if args.assignment == "optimal":
-        if POLICIES[args.policy].assignment is None:
-            message = f"the policy {args.policy!r} starts from no assignment"
-            raise InputError(message, mend="Leave --assignment out.")
-        assignment = solve_partition(problem.rounds, problem.slots).assignment
-    trace = simulate(problem, policy_named(args.policy, problem, assignment))
+    trace, value = _followed(args) if args.plan is not None else _by_policy(args)
     if args.trace is not None:
         trace.save(args.trace)
-    value = report(problem, trace, best_bound(problem), None, seconds=time.perf_counter() - begun)
-    print_report(value, as_json=args.json)
+    print_report(replace(value, seconds=time.perf_counter() - begun), as_json=args.json)
     return 0
+
+
+def _by_policy(args: argparse.Namespace) -> tuple[Trace, Report]:
+    problem = read_inputs(args, keep_arrivals=True).problem
+    policy, assignment = args.policy or DEFAULT_POLICY, None
+    if args.assignment == "optimal":
+        if POLICIES[policy].assignment is None:
+            message = f"the policy {policy!r} starts from no assignment"
+            raise InputError(message, mend="Leave --assignment out.")
+        assignment = solve_partition(problem.rounds, problem.slots).assignment
+    trace = simulate(problem, policy_named(policy, problem, assignment))
+    return trace, report(problem, trace, best_bound(problem), None)
+
+
+def _followed(args: argparse.Namespace) -> tuple[Trace, Report]:
+    """Return the trace and report of a plan carried out on the lengths that the workload says."""
+    given = next((name for name in OF_THE_PLAN if getattr(args, name) != args.settled[name]), None)
+    if given is not None or args.assignment != "own":
+        option = (given or "assignment").replace("_", "-")
+        raise InputError(f"--{option} says nothing beside --plan", mend="Leave one of them out.")
+    plan = Plan.load(args.plan)
+    args.slots, args.max_position = plan.problem.slots, None
+    answered = read_inputs(args, keep_arrivals=False).problem.workload
+    ids = plan.problem.workload.ids.tolist()
+    row_of = {name: row for row, name in enumerate(answered.ids.tolist())}
+    missing = next((name for name in ids if name not in row_of), None)
+    if missing is not None or len(ids) != len(answered):
+        what = f"{len(answered)} requests for the plan's {len(ids)}" if missing is None else f"no {missing!r}"
+        raise InputError(f"has {what}", file=args.workload, mend="Give the requests that were planned.")
+    truth = answered.output_tokens[[row_of[name] for name in ids]]
+    trace = simulate(plan.problem, following(plan.expected, plan.schedule, plan.problem), truth)
+    return trace, report_of(plan, trace)
