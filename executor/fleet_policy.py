@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from ..data.cost import IntArray
 from ..data.fleet import Fleet
 from ..data.prediction_error import PredictionError
 from ..data.problem import Problem
+from ..data.remaining import RemainingLengths
 from ..heuristics.admission import Admission
 from ..heuristics.dispatch import Dispatch
 from ..heuristics.dispatch_rules import dispatch
 from ..heuristics.ordered import Ordered, arrival_order, longest_first
+from ..heuristics.parking import Parking
 from ..heuristics.policy import Policy
 from ..heuristics.prefill_rules import SkiRental
 from .fleet_simulation import FleetRun, simulate_fleet
@@ -25,11 +27,14 @@ ORDERS = ("longest-first", "as-given", "shortest-first")
 PATIENCE = (1.0, 0.5, 0.0)
 """Settings of the ski-rental rule that are compared; with none, a free slot never waits."""
 
+ENDS = ((3.0, 80), (10.0, 40), (40.0, 20))
+"""Settings of parking that are compared: its share of the slots, and its margin in rounds."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetPolicy:
     """
-    The order in which each replica serves its queue, and when it starts a prefill stage.
+    The order in which each replica serves its queue, when it starts a prefill stage, and how it ends.
 
     Parameters
     ----------
@@ -37,13 +42,34 @@ class FleetPolicy:
         One of :data:`ORDERS`, by predicted length.
     patience
         Of the ski-rental rule, and of backoff.
+    end
+        Share and margin of :class:`~batchbound.heuristics.parking.Parking`; None to park nothing.
+    remaining
+        What is left of each request by what it has decoded; needed to park any.
     compared
         Mean seconds of everything that was compared, by name.
+
+    Raises
+    ------
+    ValueError
+        If requests are to be parked by what is left of them, and nothing says what is.
     """
 
     order: str = "longest-first"
     patience: float = 0.5
+    end: tuple[float, int] | None = None
+    remaining: RemainingLengths | None = field(default=None, compare=False, repr=False)
     compared: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.end is not None and self.remaining is None:
+            raise ValueError("parking needs to know what remains of the requests")
+
+    @property
+    def name(self) -> str:
+        """What it is called among others."""
+        parked = "" if self.end is None else f", last {self.end[0]:g} a slot by what is left"
+        return f"{self.order}, patience {self.patience:g}{parked}"
 
     def __call__(self, problem: Problem) -> Policy:
         """Return a fresh policy for one replica."""
@@ -52,7 +78,11 @@ class FleetPolicy:
         else:
             longest = longest_first(problem)
             order = longest if self.order == "longest-first" else longest[::-1]
-        return Dispatch(Ordered(order), SkiRental(self.patience), Admission(problem))
+        policy = Dispatch(Ordered(order), SkiRental(self.patience), Admission(problem))
+        if self.end is None or self.remaining is None:
+            return policy
+        share, margin = self.end
+        return Parking(policy, problem, self.remaining, share=share, margin=margin, patience=self.patience)
 
 
 def choose_fleet_policy(
@@ -86,6 +116,7 @@ def choose_fleet_policy(
     predicted = fleet.workload.output_tokens
     planned = fleet.with_output_tokens(error.expected(predicted))
     truths = error.sample(predicted, np.random.default_rng(seed), samples)
+    remaining = RemainingLengths.of(error, predicted, seed=seed)
     replica_of = dispatch(planned)
     compared: dict[FleetPolicy, float] = {}
 
@@ -100,8 +131,11 @@ def choose_fleet_policy(
     for patience in PATIENCE[1:]:
         compare(FleetPolicy(best.order, patience))
     best = min(compared, key=compared.__getitem__)
-    seconds = {f"{policy.order}, patience {policy.patience:g}": mean for policy, mean in compared.items()}
-    return FleetPolicy(best.order, best.patience, seconds), replica_of
+    for end in ENDS:
+        # The longest wait for the end, where there is most to learn about them.
+        compare(FleetPolicy("shortest-first", best.patience, end, remaining))
+    best = min(compared, key=compared.__getitem__)
+    return replace(best, compared={policy.name: mean for policy, mean in compared.items()}), replica_of
 
 
 def serve_with_backoff(
@@ -117,4 +151,11 @@ def serve_with_backoff(
     policy
         What each replica follows.
     """
-    return simulate_fleet(fleet, replica_of, output_tokens, policy=policy, patience=policy.patience)
+    return simulate_fleet(
+        fleet,
+        replica_of,
+        output_tokens,
+        policy=policy,
+        patience=policy.patience,
+        remaining=policy.remaining,
+    )

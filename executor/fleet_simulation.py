@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..data.cost import IntArray
 from ..data.fleet import Fleet
 from ..data.problem import Problem
+from ..data.remaining import RemainingLengths
 from ..data.trace import Stage, Trace
 from ..heuristics.admission import Admission
 from ..heuristics.dispatch import Dispatch
@@ -64,6 +65,7 @@ def simulate_fleet(
     policy: Callable[[Problem], Policy] = longest_first_policy,
     backoff: bool = True,
     patience: float = 0.5,
+    remaining: RemainingLengths | None = None,
 ) -> FleetRun:
     """
     Return what a fleet does in simulated time.
@@ -82,23 +84,22 @@ def simulate_fleet(
         change as requests move. Longest first with the ski-rental rule by default.
     backoff
         Whether a replica that runs dry takes pending requests from the one that would end last, by what is
-        predicted: as many as it has free slots, but no more than half, first those that one would serve
-        first.
+        predicted: as many as it has free slots, but no more than half, first those with most left. One that
+        was put back takes its tokens along; it is prefilled again wherever it goes on.
     patience
         Stage openings' worth of idle slot-rounds for which a replica that still runs something waits before
         it takes any.
+    remaining
+        What is left of each request by what it has decoded; by default, what its prediction leaves.
 
     Raises
     ------
-    ValueError
-        If one queue is asked for under a KV capacity: a request that is put back keeps its tokens, and so
-        its replica.
     PolicyError
         If a policy does nothing while requests wait.
     """
-    if replica_of is None and any(replica.kv_capacity is not None for replica in fleet.replicas):
-        raise ValueError("one queue for all replicas knows no KV capacity; dispatch the requests")
-    return _FleetExecution(fleet, replica_of, output_tokens, policy, patience if backoff else None).run()
+    return _FleetExecution(
+        fleet, replica_of, output_tokens, policy, patience if backoff else None, remaining
+    ).run()
 
 
 class _FleetExecution:
@@ -111,19 +112,22 @@ class _FleetExecution:
         output_tokens: IntArray | None,
         policy: Callable[[Problem], Policy],
         patience: float | None,
+        remaining: RemainingLengths | None,
     ) -> None:
         count = len(fleet)
         self._fleet, self._patience = fleet, patience
         self._dispatched = None if replica_of is None else np.asarray(replica_of, dtype=np.int64)
         self._served_by = np.full(count, -1, dtype=np.int64)
         shared = np.ones(count, dtype=np.bool_)
+        progress = _Progress.of(fleet, output_tokens)
         self._replicas = [
             _Replica(
                 fleet,
                 k,
                 policy,
                 shared if self._dispatched is None else self._dispatched == k,
-                output_tokens,
+                progress,
+                remaining,
             )
             for k in range(len(fleet.replicas))
         ]
@@ -151,15 +155,41 @@ class _FleetExecution:
 
     def _take_over(self, thief: _Replica) -> int:
         """Take pending requests from the replica that would end last; return the rounds to go on without."""
-        others = [replica for replica in self._replicas if replica.movable.any()]
+        others = [replica for replica in self._replicas if replica.pending]
         if self._patience is None or self._dispatched is None or not thief.free or not others:
             return UNTIL_CHANGE
         wait = thief.idle_wait(self._patience)
         if thief.runs and wait > 0:
             return wait
         victim = max(others, key=_Replica.predicted_end)
-        thief.take_from(victim, min(thief.free, -(-int(victim.movable.sum()) // 2)))
+        thief.take_from(victim, min(thief.free, -(-victim.pending // 2)))
         return UNTIL_CHANGE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Progress:
+    """What every request has decoded, holds and still has to come, wherever it runs."""
+
+    decoded: IntArray
+    held: IntArray
+    left: IntArray
+
+    @classmethod
+    def of(cls, fleet: Fleet, output_tokens: IntArray | None) -> _Progress:
+        lengths = fleet.workload.output_tokens if output_tokens is None else output_tokens
+        emitted = int(fleet.prefill_emits_first_token)
+        left = (lengths - emitted).astype(np.int64)
+        return cls(np.zeros(len(fleet), dtype=np.int64), fleet.workload.input_tokens + emitted, left)
+
+
+class _FleetSimulator(Simulator):
+    """A simulator of one replica, which goes on with requests that others have begun."""
+
+    def __init__(self, problem: Problem, progress: _Progress) -> None:
+        super().__init__(problem)
+        self._left, self._held = progress.left, progress.held
+        # The state counts the rounds; counting them here, too, would count them twice.
+        self._decoded = progress.decoded
 
 
 class _Replica:
@@ -171,11 +201,13 @@ class _Replica:
         number: int,
         policy: Callable[[Problem], Policy],
         waiting: npt.NDArray[np.bool_],
-        output_tokens: IntArray | None,
+        progress: _Progress,
+        remaining: RemainingLengths | None,
     ) -> None:
         count = len(fleet)
         self._problem = fleet.problem_of(number, np.arange(count))
-        self._engine = Simulator(self._problem, output_tokens)
+        self._remaining = remaining
+        self._engine = _FleetSimulator(self._problem, progress)
         self._policy = policy(self._problem)
         self._busy = fleet.replicas[number].busy
         self._order = np.argsort(-self._problem.rounds, kind="stable")
@@ -185,7 +217,7 @@ class _Replica:
             rounds_done=0,
             slot_request=np.full(self._problem.slots, FREE, dtype=np.int64),
             waiting=waiting,
-            decoded=np.zeros(count, dtype=np.int64),
+            decoded=progress.decoded,
         )
         self._dry_since = 0
         self._stages: list[Stage] = []
@@ -203,12 +235,6 @@ class _Replica:
     def pending(self) -> int:
         """Requests that wait here."""
         return int(np.count_nonzero(self._state.waiting))
-
-    @property
-    def movable(self) -> npt.NDArray[np.bool_]:
-        """Whether each request waits here and has no token yet, so that it may as well go elsewhere."""
-        movable: npt.NDArray[np.bool_] = self._state.waiting & (self._state.decoded == 0)
-        return movable
 
     @property
     def runs(self) -> bool:
@@ -229,12 +255,16 @@ class _Replica:
         """Return the seconds at which all that runs and waits here would be done, lengths as predicted."""
         problem, state = self._problem, self._state
         running, waiting = state.running, np.flatnonzero(state.waiting)
-        left = int(np.maximum(1, problem.rounds[running] - state.decoded[running]).sum())
-        left += int(problem.rounds[waiting].sum())
+        left = self._left(running) + self._left(waiting)
         cost = problem.cost
         tokens = int(problem.prompt_tokens[waiting].sum())
         per_round = cost.decode_base / problem.slots + cost.decode_per_slot
         return self.time + left * per_round + tokens * cost.prefill_per_token
+
+    def _left(self, requests: IntArray) -> float:
+        if self._remaining is not None:
+            return float(self._remaining.tokens(requests, self._state.decoded[requests]).sum())
+        return float(np.maximum(1, self._problem.rounds[requests] - self._state.decoded[requests]).sum())
 
     def idle_wait(self, patience: float) -> int:
         """Return the rounds until the free slots have idled long enough to pay for a prefill stage."""
@@ -247,7 +277,12 @@ class _Replica:
 
     def take_from(self, victim: _Replica, count: int) -> None:
         """Take so many pending requests of another replica, the longest predicted first."""
-        taken = self._order[victim.movable[self._order]][:count]
+        if self._remaining is None:
+            taken = self._order[victim._state.waiting[self._order]][:count]
+        else:
+            waiting = np.flatnonzero(victim._state.waiting)
+            left = self._remaining.tokens(waiting, self._state.decoded[waiting])
+            taken = waiting[np.argsort(-left, kind="stable")][:count]
         victim._state.waiting[taken] = False
         self._state.waiting[taken] = True
 
@@ -269,7 +304,6 @@ class _Replica:
         running = state.running
         if running.size and step.rounds > 0:
             stage, finished = engine.decode(min(step.rounds, most), float("inf"))
-            state.decoded[running] += stage.rounds
             state.rounds_done += stage.rounds
             state.kv_held += stage.rounds * len(running)
             new = running[np.isnan(self._first[running])]
