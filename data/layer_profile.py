@@ -15,7 +15,7 @@ PROFILE_VERSION = 1
 AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
 """What an operation can depend on: all new tokens, sequences, new tokens per prompt, tokens already held by
 that prompt, decoding sequences, and tokens held by each of those."""
-PHASES = ("both", "encode", "decode", "mixed")
+PHASES = ("both", "encode", "decode", "mixed", "run")
 _MEND = "Read it again from its source and save it."
 
 
@@ -135,7 +135,8 @@ class Operation:
         What it is (``qkv_proj``, ``attention``, ...).
     phase
         One of :data:`PHASES`: where it runs. ``mixed`` is the attention of an iteration that both encodes and
-        decodes, in the place of the two others.
+        decodes, in the place of the two others; ``run`` is what an engine does besides: how often depends on
+        the configuration it runs (:func:`~batchbound.models.run_profile.profile_of_run`).
     axes
         What its time depends on, of :data:`AXES`. One with ``length`` but without ``sequences`` is the time
         of one sequence.
@@ -205,6 +206,8 @@ class LayerProfile:
         Of the software measured.
     warnings
         What a reader noticed in the data and left out.
+    kv_tokens
+        Tokens of keys and values that fit on the device beside the weights; 0 if unknown.
     """
 
     shape: ModelShape
@@ -216,6 +219,7 @@ class LayerProfile:
     measured: bool = True
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    kv_tokens: int = 0
 
     def operation(self, name: str) -> Operation | None:
         """Return the operation of that name, or None."""
@@ -237,6 +241,7 @@ class LayerProfile:
             "measured": self.measured,
             "versions": dict(self.versions),
             "warnings": list(self.warnings),
+            "kv_tokens": self.kv_tokens,
             "operations": [
                 {
                     "name": operation.name,
@@ -305,4 +310,5 @@ def _from_json(value: Mapping[str, object]) -> LayerProfile:
         measured=bool(value["measured"]),
         versions={str(name): str(text) for name, text in versions.items()},
         warnings=tuple(str(text) for text in warnings),
+        kv_tokens=int(str(value.get("kv_tokens", 0))),
     )

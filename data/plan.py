@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from .bound import Bound
+from .configuration import PlannedConfiguration
 from .cost import CostModel
 from .expectation import Expectation
 from .files import InputError, read_json_object, write_json
@@ -95,6 +96,8 @@ class Plan:
         Where the prompts stand, or None for a job of lengths only.
     expected
         What to expect, and what to follow, when the lengths are predictions with a stated error; else None.
+    configuration
+        The execution configuration to run instead of following the schedule; None to follow it.
     """
 
     problem: Problem
@@ -106,6 +109,7 @@ class Plan:
     cost_source: Mapping[str, object] = field(default_factory=dict)
     prompts: PromptSource | None = None
     expected: Expectation | None = None
+    configuration: PlannedConfiguration | None = None
 
     @property
     def gap(self) -> float | None:
@@ -131,6 +135,8 @@ class Plan:
                 columns[name] = [None if value == np.inf else value for value in column.tolist()]
         limits = {name: getattr(self.problem, name) for name in _LIMITS}
         expected = {} if self.expected is None else {"expected": self.expected.to_json()}
+        if self.configuration is not None:
+            expected["configuration"] = self.configuration.to_json()
         return {
             "batchbound_plan": PLAN_VERSION,
             "makespan_s": self.makespan,
@@ -169,7 +175,7 @@ class Plan:
             prompts = value.get("prompts")
             source = None if prompts is None else PromptSource(**_object(value, "prompts"))  # type: ignore[arg-type]
             bound = value.get("bound")
-            expected = value.get("expected")
+            expected, configured = value.get("expected"), value.get("configuration")
             plan = cls(
                 problem=problem,
                 schedule=Schedule.from_json(_object(value, "schedule"), file=file),
@@ -180,6 +186,9 @@ class Plan:
                 cost_source=_object(value, "cost_source"),
                 prompts=source,
                 expected=None if expected is None else Expectation.from_json(expected, file=file),
+                configuration=None
+                if configured is None
+                else PlannedConfiguration.from_json(configured, file=file),
             )
         except (KeyError, TypeError, WorkloadError, ProblemError) as error:
             raise InputError(f"the plan is damaged ({error})", file=file, mend="Plan again.") from None

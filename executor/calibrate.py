@@ -8,10 +8,15 @@ import numpy as np
 
 from ..data.calibration import CalibratedCost, FitError
 from ..data.cost import CostModel, FloatArray
+from ..data.layer_profile import LayerProfile
 from ..data.trace import Stage
+from ..models.layer_cost import LayerCost
 
 _FLOOR_CANDIDATES = 64
 _REWEIGHTINGS = 8
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_LENGTHS = (16, 32, 64, 128, 256, 512)
+"""Tokens; with the batches, the stages that a cost model is drawn through."""
 _OUTLIER = 2.0
 """Residuals beyond this many typical ones count less in the fit."""
 
@@ -93,6 +98,30 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
         prefill_floor=floor,
         decode_per_kv_token=float(decode[2]),
     )
+
+
+def cost_of_profile(profile: LayerProfile) -> CostModel:
+    """
+    Return the cost model nearest to what a layer profile composes, over stages of all sizes.
+
+    Parameters
+    ----------
+    profile
+        Of a model on one device.
+    """
+    cost, layers = LayerCost(profile), profile.shape.layers
+    stages = []
+    for batch in _BATCHES:
+        for length in _LENGTHS:
+            tokens = batch * length
+            for kind, (per_layer, once) in (
+                ("prefill", cost.encode(batch, length)),
+                ("decode", cost.decode(batch, length)),
+            ):
+                rounds, seconds = int(kind == "decode"), layers * per_layer + once
+                size = tokens if kind == "prefill" else batch
+                stages.append(Stage(kind, 0.0, seconds, rounds, batch, size, tokens, tokens))
+    return fit_cost(stages)
 
 
 def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:

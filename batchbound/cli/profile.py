@@ -1,10 +1,11 @@
-"""``batchbound profile``: measure a model on this machine and fit the cost model."""
+"""``batchbound profile``: measure a model on this machine, as whole stages or layer by layer."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +16,15 @@ from ..executor.calibrate import calibrate
 from ..executor.engine import Engine
 from ..executor.profiling import grid, profile
 from ..executor.prompts import Prompts
+from ..models.layer_cost import LayerCost, Surface
 from .inputs import DEFAULT_SLOTS, positive, refuse_existing
 from .model import add_model, load, tier_of
+from .output import note
 from .progress import progress
 
 if TYPE_CHECKING:
+    from ..data.layer_profile import LayerProfile
+    from ..executor.layer_profiling import Grid
     from ..executor.tiers import Tier
 
 
@@ -40,17 +45,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--points", type=positive, default=5, help="points along each side of the grid (default %(default)s)"
     )
     parser.add_argument("--repeats", type=positive, default=3, help="of which the median counts")
-    parser.add_argument("-o", "--output", default="cost.json", metavar="FILE", help="default %(default)s")
+    parser.add_argument(
+        "--layers",
+        action="store_true",
+        help="measure layers, attention apart from the rest, for `batchbound search --profile`",
+    )
+    parser.add_argument(
+        "--pinned", action="store_true", help="with --layers: measure as `run --pinned` runs the model"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="default cost.json, with --layers profile.json"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument(
+        "--extend",
+        action="store_true",
+        help="with --layers: keep what the output's profile measured, and measure what is new of the grid",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, fit, write the cost model, and say how well it fits."""
-    refuse_existing(args.output, args.overwrite)
+    """Measure; write the cost model fitted to it, and say how well it fits, or the layer profile."""
+    output = args.output or ("profile.json" if args.layers else "cost.json")
+    refuse_existing(output, args.overwrite or (args.layers and args.extend))
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"
         raise InputError(message, mend="Give at least 2 of each: a line needs two points.")
     model = load(args)
+    if args.layers:
+        return _run_layers(model, args, Path(output))
     calibrated = measure(
         model,
         slots=args.slots,
@@ -59,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
         repeats=args.repeats,
         tier=tier_of(model, args),
     )
-    calibrated.save(args.output)
+    calibrated.save(output)
     cost, error = calibrated.cost, calibrated.error
-    print(f"{args.output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
+    print(f"{output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
     print(
         f"  prefill stage  {cost.prefill_base * 1e3:.3f} ms + {cost.prefill_per_token * 1e3:.5f} ms/token"
         f", at least {cost.prefill_floor * 1e3:.3f} ms  (mean error {error.prefill_mape:.1%})"
@@ -71,6 +94,75 @@ def run(args: argparse.Namespace) -> int:
         f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
     )
     return 0
+
+
+def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
+    import torch
+
+    from ..executor.journal import Journal
+    from ..executor.layer_profiling import Grid, profile_layers
+    from ..executor.model_source import position_limit
+
+    tier = tier_of(model, args)
+    limit = position_limit(model.config)
+    # The grid spreads lengths to one and a half times the mean.
+    longest = args.prompt_tokens if limit is None else min(args.prompt_tokens, 2 * (limit - 32) // 3)
+    measured = Grid(
+        tuple(grid(args.slots, points=args.points)),
+        tuple(grid(longest, least=min(8, longest), points=args.points)),
+        repeats=args.repeats,
+    )
+    points_path = output.with_name(output.name + ".points")
+    if output.exists() and not args.extend:
+        points_path.unlink(missing_ok=True)
+    identity = {
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+        "tier": tier.name,
+        "pinned": args.pinned,
+        "rounds": measured.rounds,
+    }
+    with Journal(points_path, identity) as journal:
+        if journal.finished:
+            note(f"{points_path}: going on after {len(journal.finished)} measurements")
+        with progress(measured.measurements, "measurements") as advance:
+            profile = profile_layers(
+                model, tier, measured, journal, pinned=args.pinned, on_point=lambda done, _: advance(done)
+            )
+    profile.save(output)
+    print(f"{output}: {profile.shape.name} on {profile.device}, {profile.versions['tier']} tier")
+    print(
+        f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of keys and values would fit"
+    )
+    print(_layer_table(profile, measured))
+    return 0
+
+
+def _layer_table(profile: LayerProfile, measured: Grid) -> str:
+    """Return the times at the corners of the grid, and how much of them is attention."""
+    cost, layers = LayerCost(profile), profile.shape.layers
+    heads = ("batch", "tokens", "encode", "attention", "decode round", "attention")
+    lines = ["  " + " ".join(f"{head:>12s}" for head in heads)]
+    for batch in (min(measured.batches), max(measured.batches)):
+        for length in (min(measured.lengths), max(measured.lengths)):
+            row = [str(batch), str(length)]
+            for phase, (per_layer, once) in (
+                ("encode", cost.encode(batch, length)),
+                ("decode", cost.decode(batch, length)),
+            ):
+                attention = next(
+                    operation
+                    for operation in profile.operations
+                    if (operation.name, operation.phase) == ("attention", phase)
+                )
+                seconds = layers * per_layer + once
+                share = layers * Surface(attention.points, attention.seconds)(batch, length) / seconds
+                row += [f"{seconds * 1e3:.3f} ms", f"{share:.0%}"]
+            lines.append("  " + " ".join(f"{text:>12s}" for text in row))
+    return "\n".join(lines)
 
 
 def measure(

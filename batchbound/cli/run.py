@@ -24,6 +24,7 @@ from .model import add_model, load, tier_of
 from .output import note
 from .progress import progress
 from .reporting import print_report, report_of, warn_of_other_machine
+from .run_configuration import add_workers, say_reached, serving
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
@@ -67,6 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--replicas", type=positive, default=1, metavar="N", help="engines, each a Ray actor (default: one)"
     )
     parser.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster's (default: this machine)")
+    add_workers(parser)
     parser.add_argument(
         "--stall-seconds",
         type=positive,
@@ -111,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
                 watchdog.alive()
                 advance(done)
 
-            outcome = job.run(journal, on_stage=on_stage)
+            outcome = serving(plan, job, args)(journal, on_stage=on_stage)
     except (RunStoppedError, TerminatedError) as error:
         _say_stopped(str(error), journal)
         return 1
@@ -122,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
         note(f"{args.output}: every answer was there already")
         return 0
     warn_of_other_machine(plan, outcome.trace)
+    if plan.configuration is not None:
+        say_reached(plan.configuration, outcome.trace)
     report = report_of(plan, outcome.trace, seconds=time.perf_counter() - begun)
     if args.json:
         print_report(report, as_json=True)

@@ -51,7 +51,7 @@ def run_fleet(args: argparse.Namespace, plan: Plan, job: Job) -> int:
         refuse_existing(path, args.overwrite)
     begun = time.perf_counter()
     names: list[str] = plan.problem.workload.ids.tolist()
-    fleet = RayFleet(_spec(args, job), args.replicas, args.ray_address)
+    fleet = RayFleet(engine_spec(args, job), args.replicas, args.ray_address)
     try:
         journal = Journal(journal_path(args.output), run_identity(plan, job, args))
         rows = [i for i, name in enumerate(names) if name not in journal.finished]
@@ -159,7 +159,8 @@ def model_seconds(problem: Problem, trace: Trace) -> float:
     return total
 
 
-def _spec(args: argparse.Namespace, job: Job) -> EngineSpec:
+def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
+    """Return what a process of its own has to load to serve a job as this command would."""
     from ..executor.ray_fleet import EngineSpec
 
     return EngineSpec(

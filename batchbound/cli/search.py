@@ -6,22 +6,25 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import __version__
+from ..data.configuration import PlannedConfiguration
 from ..data.files import InputError, read_json_object
-from ..data.layer_profile import ModelShape
+from ..data.layer_profile import LayerProfile, ModelShape
 from ..data.length_pair import LengthPair
 from ..data.plan import Maker, Plan
 from ..data.problem import Problem
 from ..executor.loop import schedule_of
 from ..executor.simulate import simulate
-from ..heuristics.dynamic_batch import DynamicBatch
-from ..heuristics.round_robin_allocation import RoundRobinAllocation
+from ..heuristics.configured import rra_policy
 from ..models.bounds import best_bound
 from ..models.exec_config import Cluster, ExecConfig, Strategy
 from ..models.layer_cost import LayerCost
 from ..models.roofline import ROOFLINE_DEVICES, roofline_profile
+from ..models.run_profile import profile_of_run
 from ..models.timeline import Timeline
 from ..models.whole_model_profile import whole_model_profile
 from ..solvers.configuration_search import frontier
@@ -65,7 +68,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--frontier", action="store_true", help="print throughput against latency, too")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="write a plan for `batchbound run` (RRA, one device)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write a plan for `batchbound run` (RRA on one device, or WAA on two)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the plan if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -77,28 +83,87 @@ def run(args: argparse.Namespace) -> int:
         refuse_existing(args.output, args.overwrite)
     begun = time.perf_counter()
     inputs = read_inputs(args, keep_arrivals=False)
-    timeline = _timeline(args, inputs.problem)
+    profiles = _profiles(args, inputs.problem)
+    if args.profile and args.cost == "paper":
+        inputs = _with_cost_of(inputs, profiles[0])
+    whole = not args.profile and not args.roofline
+    timelines = timelines_of(
+        profiles,
+        _lengths(args, inputs.problem),
+        args.devices,
+        slots=inputs.problem.slots if whole else 0,
+        kv_capacity=inputs.problem.kv_capacity,
+    )
     bound = math.inf if args.latency_bound is None else args.latency_bound
-    found = search_all(timeline, bound, encode_batches=(1, args.most_encode_batch))
-    _print(args, timeline, found, bound, time.perf_counter() - begun)
+    found = [
+        each
+        for handed_over, timeline in timelines.items()
+        for each in search_all(
+            timeline,
+            bound,
+            strategies=(Strategy.WAA_C, Strategy.WAA_M) if handed_over else (Strategy.RRA,),
+            encode_batches=(1, args.most_encode_batch),
+        )
+    ]
+    found.sort(key=lambda each: -each.performance.throughput if each.performance else math.inf)
+    _print(args, timelines[False], found, bound, time.perf_counter() - begun)
     if args.output is not None:
-        chosen = next((each for each in found if each.strategy is Strategy.RRA and each.config), None)
-        if chosen is None or chosen.config is None or args.devices > 1:
-            mend = "Loosen --latency-bound." if args.devices == 1 else "Search with --devices 1."
+        chosen = next((each.config for each in found if each.config and _can_run(each.config, args)), None)
+        if chosen is None:
+            mend = "Loosen --latency-bound." if args.devices < 3 else "Search with --devices 1 or 2."
             raise InputError("no configuration that `batchbound run` can execute was found", mend=mend)
-        _plan(inputs, timeline, chosen.config, args).save(args.output)
-        note(f"{args.output}: the RRA configuration as a plan for `batchbound run`")
+        timeline = timelines[chosen.strategy is not Strategy.RRA]
+        configuration = planned_configuration(timeline, chosen, args.latency_bound)
+        _plan(inputs, configuration, args).save(args.output)
+        note(f"{args.output}: the {chosen.strategy.value} configuration as a plan for `batchbound run`")
     return 0 if any(each.config for each in found) else 1
 
 
-def rra_policy(timeline: Timeline, config: ExecConfig) -> RoundRobinAllocation:
-    """Return the policy that carries an RRA configuration out on one device."""
-    planned = timeline(config).decode_batch
-    batch = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, planned)
-    return RoundRobinAllocation(config.decode_rounds, batch)
+def planned_configuration(
+    timeline: Timeline, config: ExecConfig, latency_bound: float | None = None
+) -> PlannedConfiguration:
+    """
+    Return what a plan says of a configuration.
+
+    Parameters
+    ----------
+    timeline
+        Of the lengths planned for.
+    config
+        The configuration.
+    latency_bound
+        Seconds, that it was chosen under.
+    """
+    reached, lengths = timeline(config), timeline.lengths
+    batch, lead = reached.decode_batch, 0
+    if config.strategy is not Strategy.RRA:
+        lead = timeline.waa_lead(config)
+        # Where encoding is the slower side, the decode batch is what it is: nothing to adjust.
+        full = config.encode_batch * float(timeline.occupancy(1).queries[0])
+        batch = full if batch >= full else 0.0
+    return PlannedConfiguration(
+        strategy=config.strategy.value,
+        encode_batch=config.encode_batch,
+        decode_rounds=config.decode_rounds,
+        decode_batch=batch,
+        lead=lead,
+        input_tokens=lengths.inputs.mean,
+        input_deviation=lengths.inputs.sd,
+        iterations=lengths.outputs.mean,
+        iterations_deviation=lengths.outputs.sd,
+        latency_bound=latency_bound,
+        latency=reached.latency,
+        throughput=reached.throughput,
+    )
 
 
-def _timeline(args: argparse.Namespace, problem: Problem) -> Timeline:
+def _can_run(config: ExecConfig, args: argparse.Namespace) -> bool:
+    """Tell whether `batchbound run` has as many workers: one for RRA, one of each kind for WAA."""
+    workers = 1 if config.strategy is Strategy.RRA else 2
+    return workers == int(args.devices)
+
+
+def _profiles(args: argparse.Namespace, problem: Problem) -> list[LayerProfile]:
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]
     elif args.roofline:
@@ -115,41 +180,104 @@ def _timeline(args: argparse.Namespace, problem: Problem) -> Timeline:
     for profile in profiles:
         for warning in profile.warnings:
             note(f"{profile.device}, tensor parallel {profile.tensor_parallel}: {warning}")
-    costs = {profile.tensor_parallel: LayerCost(profile) for profile in profiles}
-    if 1 not in costs:
+    profiles.sort(key=lambda profile: profile.tensor_parallel)
+    if profiles[0].tensor_parallel != 1:
         raise InputError("no profile is of tensor-parallel degree 1", where="--profile", mend="Add one.")
+    return profiles
+
+
+def _with_cost_of(inputs: Inputs, profile: LayerProfile) -> Inputs:
+    """Return the inputs with the costs that a profile comes nearest to: a plan's seconds are the model's."""
+    from ..executor.calibrate import cost_of_profile
+
+    cost = cost_of_profile(profile)
+    source: dict[str, object] = {"name": f"fitted to the layer profile of {profile.device}"}
+    return replace(inputs, problem=replace(inputs.problem, cost=cost), cost_source=source)
+
+
+def _lengths(args: argparse.Namespace, problem: Problem) -> LengthPair:
     # What decodes is counted, so an answer whose first token the prefill yields is one shorter.
     workload = problem.workload.with_output_tokens(problem.rounds.clip(min=1))
     lengths = LengthPair.observed(workload, independent=args.independent)
     if abs(lengths.correlation) > 0.1:
         note(f"input and output lengths correlate at {lengths.correlation:+.2f}; taken into account")
-    whole = not args.profile and not args.roofline
+    return lengths
+
+
+def timelines_of(
+    profiles: Sequence[LayerProfile],
+    lengths: LengthPair,
+    devices: int,
+    *,
+    slots: int = 0,
+    kv_capacity: int | None = None,
+) -> dict[bool, Timeline]:
+    """
+    Return the timeline of RRA (False), and on two devices or more that of WAA (True).
+
+    Parameters
+    ----------
+    profiles
+        Of a model on one kind of device, one for each tensor-parallel degree, that of degree 1 first.
+    lengths
+        Of prompts, and of answers in decode iterations.
+    devices
+        How many there are.
+    slots
+        Requests that run at once at most; 0 for any number.
+    kv_capacity
+        Tokens of keys and values held at most, besides what the profile says.
+    """
+    first = profiles[0]
     cluster = Cluster(
-        args.devices,
-        profiles[0].device_bytes,
-        slots=problem.slots if whole else 0,
-        kv_tokens=problem.kv_capacity or 0,
+        devices,
+        first.device_bytes,
+        # What is handed over is measured where the profile knows it: no link comes on top.
+        host_bandwidth=math.inf if first.operation("send") else Cluster(1).host_bandwidth,
+        slots=slots,
+        kv_tokens=min((tokens for tokens in (kv_capacity, first.kv_tokens) if tokens), default=0),
     )
-    return Timeline(costs, cluster, lengths)
+    timelines = {}
+    for handed_over in (False, True) if devices > 1 else (False,):
+        costs = {
+            profile.tensor_parallel: LayerCost(
+                profile_of_run(
+                    profile, lengths.outputs.mean, handed_over=handed_over, input_tokens=lengths.inputs.mean
+                )
+            )
+            for profile in profiles
+        }
+        timelines[handed_over] = Timeline(costs, cluster, lengths)
+    return timelines
 
 
-def _plan(inputs: Inputs, timeline: Timeline, config: ExecConfig, args: argparse.Namespace) -> Plan:
+def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Namespace) -> Plan:
     begun = time.perf_counter()
     problem = inputs.problem
-    schedule = schedule_of(simulate(problem, rra_policy(timeline, config)))
-    reached = timeline(config)
-    name = f"exegpt-rra B_E={config.encode_batch} N_D={config.decode_rounds}"
+    if configuration.handed_over:
+        # The plan is of the worker that decodes: to it, a batch that joins costs next to nothing.
+        cost = replace(problem.cost, prefill_base=0.0, prefill_per_token=0.0, prefill_floor=0.0)
+        problem = replace(problem, cost=cost)
+    if args.profile:
+        # How many requests run at a time is the search's choice; as many slots again hold what varies.
+        slots = 2 * math.ceil(max(configuration.decode_batch, 1.0) + configuration.encode_batch)
+        problem = replace(problem, slots=min(len(problem), slots))
+    schedule = schedule_of(simulate(problem, rra_policy(configuration)))
+    name = (
+        f"exegpt-{configuration.strategy.lower()} B_E={configuration.encode_batch}"
+        f" N_D={configuration.decode_rounds}"
+    )
     maker = Maker(name, __version__, "FEASIBLE", "search", time.perf_counter() - begun, 0)
-    expected = {"requests_per_s": reached.throughput, "latency_s": reached.latency}
     return Plan(
         problem=problem,
         schedule=schedule,
         makespan=schedule.makespan(problem),
         bound=best_bound(problem),
         maker=maker,
-        lengths=inputs.job.lengths.to_json() | {"expected": expected},
+        lengths=inputs.job.lengths.to_json(),
         cost_source=inputs.cost_source,
         prompts=prompt_source(inputs, args.output),
+        configuration=configuration,
     )
 
 

@@ -1,0 +1,143 @@
+"""ExeGPT's XRunner: an execution configuration carried out on a model, or on two copies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..data.configuration import PlannedConfiguration
+from ..data.trace import Stage, Trace
+from ..heuristics.configured import dynamic_batch, rra_policy
+from ..heuristics.policy import Policy
+from ..heuristics.workload_aware_allocation import WorkloadAwareAllocation
+from .encode_worker import EncodeWorker
+from .faults import device_failures
+from .huggingface import NO_EOS, HuggingFaceEngine
+from .job import Job, Outcome
+from .journal import Journal
+from .loop import execute
+from .workload_aware import DecodeEngine
+
+if TYPE_CHECKING:
+    from .ray_fleet import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """
+    What a run reached between filling the batch and running out of requests.
+
+    Parameters
+    ----------
+    throughput
+        Requests a second.
+    latency
+        The 99th percentile of the seconds from the start of a request's encoding to its last token.
+    requests
+        That joined in that time.
+    """
+
+    throughput: float
+    latency: float
+    requests: int
+
+
+def run_configuration(
+    job: Job,
+    configuration: PlannedConfiguration,
+    journal: Journal,
+    *,
+    worker: EngineSpec | None = None,
+    on_stage: Callable[[Stage, int], None] | None = None,
+) -> Outcome:
+    """
+    Serve every request of a job whose answer is not in the journal yet, as a configuration says.
+
+    Parameters
+    ----------
+    job
+        The requests with their model; its plan's schedule is not looked at.
+    configuration
+        The strategy and its numbers.
+    journal
+        Takes each answer as it finishes.
+    worker
+        What WAA's process that encodes loads: the job's model and sampling, maybe on another device.
+    on_stage
+        Called after each stage with its record and the number of requests finished in this run.
+
+    Returns
+    -------
+    Outcome
+        What was done. Under WAA a prefill stage of the trace is the taking up of a batch, and ``prefilled``
+        is when its encoding began.
+
+    Raises
+    ------
+    RunStoppedError
+        If the engine cannot go on, or the process that encodes is gone.
+    ValueError
+        If the strategy is WAA and no worker is given.
+    """
+    whole = job.plan.problem
+    names = whole.workload.ids.tolist()
+    left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+    if not left.size:
+        return Outcome(None, len(names))
+    problem = replace(whole, workload=whole.workload.select(left))
+    prompts = [job.prompts.tokens[i] for i in left]
+    options: dict[str, Any] = {
+        "most_tokens": job.most_tokens[left],
+        "eos_ids": NO_EOS if job.pinned else frozenset(job.tokenizer.eos_ids),
+        "sampler": job.sampler,
+        "tier": job.tier,
+        "kv_tokens": job.kv_tokens,
+    }
+
+    def serve(engine: HuggingFaceEngine, policy: Policy) -> Trace:
+        def keep(request: int) -> None:
+            index = int(left[request])
+            journal.append(names[index], job.answer(index, engine.answers[request]))
+
+        with device_failures():
+            return execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
+
+    resumed = len(names) - len(left)
+    if not configuration.handed_over:
+        single = HuggingFaceEngine(problem, job.model, prompts, **options)
+        return Outcome(serve(single, rra_policy(configuration)), resumed)
+    if worker is None:
+        raise ValueError(f"{configuration.strategy} needs a worker that encodes")
+    batch = dynamic_batch(configuration)
+    with EncodeWorker(worker, batch.most, int(problem.prompt_tokens.max())) as encoder:
+        engine = DecodeEngine(encoder, problem, job.model, prompts, **options)
+        trace = serve(engine, WorkloadAwareAllocation(engine, batch, configuration.lead))
+    return Outcome(replace(trace, prefilled=engine.encode_began), resumed)
+
+
+def steady_state(trace: Trace) -> SteadyState | None:
+    """
+    Return what a run reached after the longest answer's rounds and before the last prefill stages.
+
+    None if the run is too short to have such a time.
+
+    Parameters
+    ----------
+    trace
+        Of a run of a configuration.
+    """
+    longest = int(trace.tokens.max())
+    rounds = np.cumsum([stage.rounds for stage in trace.stages])
+    joins = [number for number, stage in enumerate(trace.stages) if stage.kind == "prefill"]
+    filled = [number for number in joins if rounds[number] >= longest]
+    # The last stages take what is left: not a full batch.
+    if len(filled) < 4:
+        return None
+    first, last = filled[0], filled[-2]
+    joined = (trace.stage_of >= first) & (trace.stage_of < last)
+    seconds = trace.stages[last].start - trace.stages[first].start
+    latency = (trace.finished - trace.prefilled)[joined]
+    return SteadyState(int(joined.sum()) / seconds, float(np.quantile(latency, 0.99)), int(joined.sum()))

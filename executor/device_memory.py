@@ -1,0 +1,53 @@
+"""How much memory a device has, and how many tokens of keys and values fit beside the weights."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .tiers import Tier
+
+_MEASURED_TOKENS = 16
+_USABLE = 0.9
+"""Share of free memory for keys and values: the rest is for activations."""
+
+
+def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
+    """
+    Return a device's bytes, and how many tokens of keys and values fit on it beside the weights.
+
+    Parameters
+    ----------
+    model
+        Loaded, on the device. On the CPU the device is what memory the host has available now, with what
+        the weights take already.
+    tier
+        Its layout: what a token takes is measured on a batch of it.
+    """
+    import torch
+
+    batch = tier.batch(model, 1, _MEASURED_TOKENS)
+    batch.prefill([0], [[0]])
+    held = batch.take(0)
+    token_bytes = sum(part.nbytes for part in (*held.keys, *held.values)) / held.tokens
+    weights = sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
+    if model.device.type == "cuda":
+        free, whole = torch.cuda.mem_get_info(model.device)
+        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    else:
+        free = available_bytes()
+        whole = free + weights
+    return float(whole), int(_USABLE * free / token_bytes)
+
+
+def available_bytes() -> int:
+    """Return the bytes of the host's memory that a process can still have."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as stream:
+            found = next((line for line in stream if line.startswith("MemAvailable:")), "")
+    except OSError:
+        found = ""
+    if found:
+        return 1024 * int(found.split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,93 @@
+"""ExeGPT's WAA with one worker that encodes and one that decodes, asynchronously."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .dynamic_batch import DynamicBatch
+from .policy import UNTIL_CHANGE, State, Step
+
+
+class Encoding(Protocol):
+    """The worker that encodes, as the policy sees it."""
+
+    def encode(self, requests: Sequence[int]) -> None:
+        """Have requests encoded, after those asked for before."""
+        ...
+
+    def encoded(self, *, wait: bool) -> list[list[int]]:
+        """Return the batches that were encoded since the last call, after the next one if ``wait``."""
+        ...
+
+
+class WorkloadAwareAllocation:
+    """
+    Decodes on and on, and takes up what was encoded meanwhile (ExeGPT, section 4.1), in order of arrival.
+
+    So many batches are encoded ahead; before each decode iteration the oldest one that is there joins. What
+    is encoded is adjusted so that tokens and decode batch stay near the plan (section 5.2).
+
+    Parameters
+    ----------
+    encoding
+        The other worker.
+    batch
+        How many prompts to encode.
+    lead
+        Batches encoded, or being encoded, and not yet taken up.
+    """
+
+    def __init__(self, encoding: Encoding, batch: DynamicBatch, lead: int) -> None:
+        self._encoding, self._batch, self._lead = encoding, batch, max(1, lead)
+        self._ahead = 0
+        self._ready: deque[list[int]] = deque()
+        self._sent: set[int] = set()
+
+    def __call__(self, state: State) -> Step:
+        """Return the next iteration, with the batch that joins before it."""
+        self._encode_ahead(state)
+        idle = not len(state.running) and not self._ready
+        self._ready.extend(self._encoding.encoded(wait=idle))
+        chosen = self._joining(state)
+        self._sent.difference_update(chosen)
+        more = bool(self._sent) or bool(state.waiting.any())
+        return Step(
+            prefill=chosen,
+            slots=state.free_slots[: len(chosen)].tolist(),
+            rounds=1 if more else UNTIL_CHANGE,
+        )
+
+    def _encode_ahead(self, state: State) -> None:
+        waiting = np.flatnonzero(state.waiting)
+        fresh = np.array(
+            [request for request in waiting.tolist() if request not in self._sent], dtype=np.int64
+        )
+        while len(fresh) and self._ahead < self._lead:
+            prompts = state.problem.prompt_tokens[fresh[: self._batch.most]]
+            count = max(1, self._batch.size(prompts, len(state.running)))
+            chosen: list[int] = fresh[:count].tolist()
+            self._encoding.encode(chosen)
+            self._ahead += 1
+            self._sent.update(chosen)
+            fresh = fresh[count:]
+
+    def _joining(self, state: State) -> list[int]:
+        """Return what there is room for of the oldest encoded batch."""
+        if not self._ready:
+            return []
+        problem, oldest = state.problem, self._ready[0]
+        count = min(len(oldest), len(state.free_slots))
+        if problem.kv_capacity is not None:
+            # A request is let in only if its whole answer would fit beside what the others may come to hold.
+            needs = problem.prompt_tokens + problem.workload.output_tokens
+            room = problem.kv_capacity - int(needs[state.running].sum())
+            count = min(count, int(np.searchsorted(np.cumsum(needs[oldest[:count]]), room, side="right")))
+        chosen, self._ready[0] = oldest[:count], oldest[count:]
+        if not self._ready[0]:
+            self._ready.popleft()
+            self._ahead -= 1
+        return chosen
