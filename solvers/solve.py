@@ -11,8 +11,10 @@ from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds import best_bound
+from ..models.least_counts import cost_terms
 from .backend import BACKENDS
 from .constructive import ski_rental_schedule
+from .exact import best_by_enumeration
 from .full import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
 from .schedule_search import search_schedule
@@ -80,6 +82,18 @@ def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result
     return _result(problem, schedule, best_bound(problem), "lpt-ski", begun, StoppedBy.GAVE_UP)
 
 
+def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
+    begun = time.perf_counter()
+    found = best_by_enumeration(problem, limits, start)
+    bound = best_bound(problem)
+    if found.stopped_by is StoppedBy.PROOF and bound.seconds < found.schedule.makespan(problem):
+        stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
+        terms = cost_terms(problem, stages, rounds)
+        certificate = {"kind": "solver", "solver": "exact", "version": _version()}
+        bound = Bound(sum(terms.values()), "enumeration of packings and orders", terms, certificate)
+    return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by)
+
+
 def _result(
     problem: Problem, schedule: Schedule, bound: Bound, solver: str, begun: float, stopped_by: StoppedBy
 ) -> Result:
@@ -118,6 +132,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {
         "search": _search,
         "lpt-ski": _lpt_ski,
+        "exact": _exact,
         f"slot-free:{CP_SAT}": _formulation("slot-free", CP_SAT),
         **{
             f"{formulation}:{backend}": _formulation(formulation, backend)
