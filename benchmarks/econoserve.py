@@ -1,8 +1,9 @@
 """
 EconoServe's study in simulation, each figure beside the published one.
 
-Requests of its Table 2 (Alpaca, ShareGPT, BookCorpus) on OPT-13B on one A100 with 12 GB for keys and values
-(or OPT-66B on four, with 185 GB), iterations at the costs DistServe fitted to that model and device. Needs
+Requests of its Table 2 (Alpaca, ShareGPT, BookCorpus) on OPT-13B on one A100 with 12 GB for keys and values,
+on Llama-33B on two with 19.2 GB and on OPT-175B on eight with 264 GB (or OPT-66B on four, with 185 GB),
+iterations at the costs DistServe fitted to OPT-13B and OPT-66B on these devices, or scaled from them. Needs
 the public files (see --data).
 
 Run: ``python benchmarks/econoserve.py systems --minutes 10`` (or ``rates``, ``sweet``, ``decisions``,
@@ -13,14 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.generators import generate
@@ -30,7 +33,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.disaggregated import simulate_disaggregated
 from batchbound.executor.serving_metrics import ServingMetrics, serving_metrics
 from batchbound.executor.serving_schedule import serving_schedule
-from batchbound.executor.serving_simulation import ServingRun, simulate_serving
+from batchbound.executor.serving_simulation import WAITING, ServingRun, simulate_serving
 from batchbound.heuristics.econoserve import EconoServeSettings
 from batchbound.heuristics.serving_registry import SERVING_POLICIES, ServingOptions, serving_policy
 from batchbound.solvers.result import Limits
@@ -44,12 +47,17 @@ PCIE, ETHERNET = 25e9, 12.5e9
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model on the paper's machine: its name and devices in DistServe's file, its shape and KV memory."""
+    """
+    A model on the paper's machine: its name and devices in DistServe's file, its shape and KV memory.
 
-    name: str
+    ``weights`` are those of the linear layers. A model that the file lacks names no fit of its own.
+    """
+
+    name: str | None
     devices: int
     layers: int
     width: int
+    weights: float
     kv_memory: float
 
     @property
@@ -64,21 +72,54 @@ class Served:
 
     def cost(self, data: Path) -> MixedCost:
         """Return the cost of its iterations."""
-        return read_distserve_cost(
-            data / "distserve" / "profiler-a100-80g.distserve.json",
-            self.name,
-            self.devices,
-            swap_per_token=self.kv_bytes / (PCIE * self.devices),
-            transfer_per_token=self.kv_bytes / ETHERNET,
-        )
+        moves = {
+            "swap_per_token": self.kv_bytes / (PCIE * self.devices),
+            "transfer_per_token": self.kv_bytes / ETHERNET,
+        }
+        file = data / "distserve" / "profiler-a100-80g.distserve.json"
+        if self.name is not None:
+            return read_distserve_cost(file, self.name, self.devices, **moves)
+        return replace(self._scaled(file), **moves)
+
+    def _scaled(self, file: Path) -> MixedCost:
+        """
+        Return OPT-66B's cost on as many devices, scaled.
+
+        What reads keys and values or pairs tokens goes by layers times width. All else goes by a power of the
+        weights: that between OPT-13B and OPT-66B, coefficient by coefficient, at the greatest number of
+        devices, of no more than ours, that the file has for both.
+        """
+        common = min(self.devices, 4)
+        small, large = MODELS["opt-13b"], MODELS["opt-66b"]
+        assert small.name is not None
+        assert large.name is not None
+        from_ = asdict(read_distserve_cost(file, small.name, common))
+        to = asdict(read_distserve_cost(file, large.name, common))
+        base = asdict(read_distserve_cost(file, large.name, self.devices))
+        scaled = {}
+        for name, value in base.items():
+            if name.endswith(("kv_token", "pair")):
+                scaled[name] = value * (self.layers * self.width) / (large.layers * large.width)
+            elif value:
+                power = math.log(to[name] / from_[name]) / math.log(large.weights / small.weights)
+                scaled[name] = value * (self.weights / large.weights) ** power
+            else:
+                scaled[name] = value
+        return MixedCost(**scaled)
+
+
+def _opt(layers: int, width: int) -> float:
+    return 12.0 * layers * width**2
 
 
 MODELS = {
-    "opt-13b": Served("facebook/opt-13b", 1, 40, 5120, 12e9),
-    "opt-66b": Served("facebook/opt-66b", 4, 64, 9216, 185e9),
+    "opt-13b": Served("facebook/opt-13b", 1, 40, 5120, _opt(40, 5120), 12e9),
+    "llama-33b": Served(None, 2, 60, 6656, 60 * (4.0 * 6656**2 + 3 * 6656 * 17920), 19.2e9),
+    "opt-175b": Served(None, 8, 96, 12288, _opt(96, 12288), 264e9),
+    "opt-66b": Served("facebook/opt-66b", 4, 64, 9216, _opt(64, 9216), 185e9),
 }
-"""The paper's other two, Llama-33B and OPT-175B, have no coefficients in the file; OPT-66B on four devices
-has, with the memory DistServe found for it (78,496 tokens)."""
+"""The paper's three, with its memory for keys and values, and OPT-66B with the memory DistServe found for it
+(78,496 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +128,8 @@ class Trace:
     A trace's settings in the paper, and the error of predicted lengths that gives its accuracy.
 
     ``error`` is the log-deviation at which a prediction raised by the padding suffices as often as section
-    2.3 says (77.5, 73.2, 69.8 %); ``longest`` is what max-allocation promises.
+    2.3 says (77.5, 73.2, 69.8 %); ``longest`` is what max-allocation promises,
+    ``minutes`` what is simulated unless said otherwise.
     """
 
     rate: float
@@ -96,16 +138,26 @@ class Trace:
     reserved: float
     buffer: float
     error: float
+    minutes: float
 
 
 TRACES = {
-    "alpaca": Trace(36.0, 2048, 0.10, 0.02, 0.15, 0.126),
-    "sharegpt": Trace(28.0, 2048, 0.15, 0.03, 0.15, 0.226),
-    "bookcorpus": Trace(1.2, 3089, 0.20, 0.04, 0.10, 0.351),
+    "alpaca": Trace(36.0, 2048, 0.10, 0.02, 0.15, 0.126, 3.0),
+    "sharegpt": Trace(28.0, 2048, 0.15, 0.03, 0.15, 0.226, 3.0),
+    "bookcorpus": Trace(1.2, 3089, 0.20, 0.04, 0.10, 0.351, 15.0),
 }
+
+MORE, LESS = math.inf, 0.0
+"""Where the paper orders two systems without a number."""
 
 PUBLISHED = [
     # Over, under, figure, known lengths, ratio over / under as printed (averages of the three traces).
+    ("orca", "vllm", "completion", True, MORE),
+    ("srtf", "vllm", "completion", True, MORE),
+    ("fastserve", "vllm", "completion", True, MORE),
+    ("orca", "vllm", "tokens_per_s", True, LESS),
+    ("srtf", "vllm", "tokens_per_s", True, LESS),
+    ("fastserve", "vllm", "tokens_per_s", True, LESS),
     ("vllm", "sarathi", "completion", True, 1.29),
     ("vllm", "sarathi", "tokens_per_s", True, 0.59),
     ("vllm", "sarathi", "kv_held", True, 1.20),
@@ -116,18 +168,32 @@ PUBLISHED = [
     ("econoserve-sd", "sync-coupled", "completion", True, 0.647),
     ("econoserve-sd", "sync-coupled", "tokens_per_s", True, 1.31),
     ("econoserve-sd", "distserve", "completion", True, 0.91),
+    ("econoserve-sd", "distserve", "tokens_per_s", True, 1.07),
+    ("econoserve", "orca*", "completion", False, LESS),
+    ("econoserve", "vllm*", "completion", False, LESS),
+    ("econoserve", "sarathi*", "completion", False, LESS),
+    ("econoserve", "distserve*", "completion", False, LESS),
+    ("econoserve", "orca*", "tokens_per_s", False, MORE),
+    ("econoserve", "vllm*", "tokens_per_s", False, MORE),
+    ("econoserve", "sarathi*", "tokens_per_s", False, MORE),
+    ("econoserve", "distserve*", "tokens_per_s", False, MORE),
     ("econoserve-d", "econoserve", "completion", False, 1.19),
     ("econoserve-sd", "econoserve", "completion", False, 1.07),
     ("econoserve-sdo", "econoserve", "completion", False, 1.29),
     ("econoserve-d", "econoserve", "tokens_per_s", False, 0.64),
     ("econoserve-sd", "econoserve", "tokens_per_s", False, 0.83),
     ("econoserve-sdo", "econoserve", "tokens_per_s", False, 0.38),
-    ("econoserve", "orca", "slo_satisfaction", False, 1.93),
-    ("econoserve", "vllm", "slo_satisfaction", False, 1.83),
-    ("econoserve", "sarathi", "slo_satisfaction", False, 1.42),
-    ("econoserve", "distserve", "slo_satisfaction", False, 1.05),
-    ("econoserve", "oracle", "slo_satisfaction", False, 0.98),
+    ("econoserve-d", "econoserve", "slo_satisfaction", False, 0.84),
+    ("econoserve-sd", "econoserve", "slo_satisfaction", False, 0.79),
+    ("econoserve-sdo", "econoserve", "slo_satisfaction", False, 0.83),
 ]
+
+SATISFACTION = {
+    # EconoServe's SLO satisfaction over each system's, by model (averages of the three traces).
+    "opt-13b": {"orca*": 1.93, "vllm*": 1.83, "sarathi*": 1.42, "distserve*": 1.05, "oracle": 0.98},
+    "llama-33b": {"orca*": 1.91, "vllm*": 1.80, "sarathi*": 1.41, "distserve*": 1.07, "oracle": 0.96},
+    "opt-175b": {"orca*": 2.06, "vllm*": 1.77, "sarathi*": 1.47, "distserve*": 1.09, "oracle": 0.972},
+}
 
 
 class Study:
@@ -155,6 +221,23 @@ class Study:
         token_seconds = self.cost.seconds(int(self.capacity / held), self.capacity)
         allowed = self.slo * (prompt_seconds + token_seconds * drawn.output_tokens)
         return replace(drawn, arrival=arrival, deadline=arrival + allowed)
+
+    def rate(self, options: argparse.Namespace) -> float:
+        """Return the requests a second that the options ask for."""
+        rate = self.trace.rate * float(options.scale)
+        if options.demand is None:
+            return rate
+        memory, _ = self.demand(self.workload(rate, self.trace.minutes), rate)
+        return rate * float(options.demand) / memory
+
+    def demand(self, workload: Workload, rate: float) -> tuple[float, float]:
+        """Return the shares of the memory and of the computing that keeping up with a rate takes."""
+        prompt, answer = workload.input_tokens, workload.output_tokens
+        held = prompt.mean() + answer.mean() / 2
+        token_seconds = self.cost.seconds(int(self.capacity / held), self.capacity)
+        memory = rate * float(((prompt + answer / 2) * answer).mean()) * token_seconds / self.capacity
+        full = self.cost.seconds(0, 0, FORWARD) / FORWARD
+        return memory, rate * float((prompt + answer).mean()) * full
 
     def predicted(self, workload: Workload) -> IntArray:
         """Return lengths as a predictor of the paper's accuracy sees them."""
@@ -187,39 +270,130 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def table(rows: dict[str, ServingMetrics]) -> None:
-    print(f"{'':16}" + "".join(f"{head:>9}" for _, head in COLUMNS) + f"{'sched us':>10}")
-    for name, metrics in rows.items():
-        values = "".join(f"{getattr(metrics, field):9.3g}" for field, _ in COLUMNS)
-        print(f"{name:16}{values}{1e6 * metrics.decision:10.1f}", flush=True)
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """
+    What a run was bound by, as shares of its busy time.
+
+    ``forward``: at least 95 % of the target forward size is used; ``memory``: at least 95 % of it is promised,
+    or prompts wait though the forward size would take some; ``idle``: no prompt waits.
+    """
+
+    memory: float
+    forward: float
+    idle: float
+
+    @classmethod
+    def of(cls, run: ServingRun) -> Binding:
+        """Return the shares of a run."""
+        busy = run.seconds.sum()
+        arrival = run.workload.arrival
+        begun = np.sort(arrival + run.spent[:, WAITING])
+        came = np.searchsorted(np.sort(arrival), run.start, side="right")
+        waiting = came - np.searchsorted(begun, run.start, side="right")
+
+        def share(when: NDArray[np.bool_]) -> float:
+            return float(run.seconds[when].sum() / busy)
+
+        forward = run.decodes + run.prompt_tokens >= 0.95 * FORWARD
+        memory = (run.promised >= 0.95 * run.capacity) | ((waiting > 0) & ~forward)
+        return cls(share(memory), share(forward), share(waiting <= 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A system's figures on a trace, and what bound it."""
+
+    metrics: ServingMetrics
+    binding: Binding
+
+    @classmethod
+    def of(cls, run: ServingRun) -> Outcome:
+        """Return the outcome of a run."""
+        return cls(serving_metrics(run), Binding.of(run))
+
+    def why(self) -> str:
+        """Return in words what bound it."""
+        bound, metrics = self.binding, self.metrics
+        return (
+            f"memory {bound.memory:.0%}, forward {bound.forward:.0%}, idle {bound.idle:.0%} of the time;"
+            f" held {metrics.kv_held:.2f} of {metrics.kv_promised:.2f} promised;"
+            f" {metrics.failed:.0%} stopped"
+        )
+
+
+def table(rows: dict[str, Outcome]) -> None:
+    print(
+        f"{'':16}"
+        + "".join(f"{head:>9}" for _, head in COLUMNS)
+        + f"{'sched us':>10}{'memory':>8}{'forward':>8}{'idle':>6}"
+    )
+    for name, one in rows.items():
+        values = "".join(f"{getattr(one.metrics, field):9.3g}" for field, _ in COLUMNS)
+        bound = one.binding
+        print(
+            f"{name:16}{values}{1e6 * one.metrics.decision:10.1f}"
+            f"{bound.memory:8.2f}{bound.forward:8.2f}{bound.idle:6.2f}",
+            flush=True,
+        )
 
 
 def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
-    """Run every system at the paper's rates, and print each ratio beside the published one."""
-    found: dict[str, dict[str, ServingMetrics]] = {}
+    """Run every system at the paper's rates, and print each ratio beside the published one, and why not."""
+    found: dict[str, dict[str, Outcome]] = {}
     for name in options.traces:
         study = make(name)
-        rate = study.trace.rate * options.scale
-        workload = study.workload(rate, options.minutes)
-        rows: dict[str, ServingMetrics] = {}
+        rate = study.rate(options)
+        workload = study.workload(rate, options.minutes or study.trace.minutes)
+        memory, computing = study.demand(workload, rate)
+        print(
+            f"\n{name}: {len(workload)} requests at {rate:g}/s (* lengths known). To keep up, any system"
+            f" would need {memory:.2f} of the memory and {computing:.2f} of the computing there is"
+        )
+        rows: dict[str, Outcome] = {}
         for system in [*SERVING_POLICIES, "distserve"]:
-            rows[f"{system}*"] = serving_metrics(study.run(system, workload, known=True))
+            rows[f"{system}*"] = Outcome.of(study.run(system, workload, known=True))
         for system in ("econoserve-d", "econoserve-sd", "econoserve-sdo", "econoserve", "oracle"):
-            rows[system] = serving_metrics(study.run(system, workload, known=False))
-        print(f"\n{name}: {len(workload)} requests at {rate:g}/s (* lengths known)")
+            rows[system] = Outcome.of(study.run(system, workload, known=False))
+        section = replace(study.sizes, hosted="answers")
+        rows["econoserve 3.2"] = Outcome.of(study.run("econoserve", workload, known=False, sizes=section))
         table(rows)
         found[name] = rows
-    print(f"\n{'ratio':46}{'published':>10}" + "".join(f"{name:>12}" for name in found))
-    for over, under, figure, known, published in PUBLISHED:
-        line = f"{over}{'*' if known else ''} / {under}, {figure}"
-        line = f"{line:46}{published:10.2f}"
-        for rows in found.values():
-            high = rows[over + "*"] if known else rows[over]
-            low = rows.get(under + "*", high) if known or under not in rows else rows[under]
-            base = getattr(low, figure)
-            line += f"{getattr(high, figure) / base:12.2f}" if base else f"{'inf':>12}"
+    compare(found, options.model)
+    return {
+        name: {k: one.metrics.to_json() | asdict(one.binding) for k, one in rows.items()}
+        for name, rows in found.items()
+    }
+
+
+def compare(found: dict[str, dict[str, Outcome]], model: str) -> None:
+    """Print ratios beside the published ones; for each order that is another, what bound the two systems."""
+    published = [
+        (f"{over}{'*' * known}", under if not known else f"{under}*", figure, ratio)
+        for over, under, figure, known, ratio in PUBLISHED
+    ]
+    published += [
+        ("econoserve", under, "slo_satisfaction", ratio)
+        for under, ratio in SATISFACTION.get(model, SATISFACTION["opt-13b"]).items()
+    ]
+    print(f"\n{'ratio':46}{'published':>10}" + "".join(f"{name:>13}" for name in found))
+    counts, others = {name: [0, 0, 0] for name in found}, list[str]()
+    for over, under, figure, ratio in published:
+        said = {MORE: "> 1", LESS: "< 1"}.get(ratio, f"{ratio:.2f}")
+        line = f"{over + ' / ' + under + ', ' + figure:46}{said:>10}"
+        for name, rows in found.items():
+            high, low = (getattr(rows[system].metrics, figure) for system in (over, under))
+            here = high / low if low else math.inf
+            verdict = 1 if abs(here - 1) < 0.005 else 0 if (here > 1) == (ratio > 1) else 2
+            counts[name][verdict] += 1
+            line += f"{here:11.2f} {' =x'[verdict]}"
+            if verdict == 2:
+                others.append(f"{name}: {over} / {under}, {figure} {here:.2f}, published {said}")
+                others += [f"    {system:16}{rows[system].why()}" for system in (over, under)]
         print(line)
-    return {name: {k: v.to_json() for k, v in rows.items()} for name, rows in found.items()}
+    marks = "".join(f"{f'{a}, {b} =, {c} x':>13}" for a, b, c in counts.values())
+    print(f"{'in the published order':56}{marks}")
+    print("\nOrders that are not the published ones:", *others, sep="\n")
 
 
 def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
@@ -248,7 +422,8 @@ def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
             low, high = study.trace.rate / 256, 4 * study.trace.rate
             for _ in range(options.steps):
                 middle = (low * high) ** 0.5
-                run = study.run(system, study.workload(middle, options.minutes), known=known)
+                minutes = options.minutes or 10.0
+                run = study.run(system, study.workload(middle, minutes), known=known)
                 latency = serving_metrics(run).normalized_latency
                 low, high = (middle, high) if latency <= limit else (low, middle)
             reached[system] = low
@@ -282,7 +457,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                 for seed in range(options.seeds):
                     study = make(name)
                     study.seed = seed
-                    workload = study.workload(study.trace.rate * options.scale, options.minutes)
+                    workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
                     sizes = replace(_with(study.sizes, field, value), shortage=options.shortage)
                     taken.append(
                         serving_metrics(study.run(options.system, workload, known=False, sizes=sizes))
@@ -306,7 +481,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
         for scale in (0.5, 1.0, 1.5, 2.0, 2.5):
             study = make(name)
             study.slo = scale
-            workload = study.workload(study.trace.rate * options.scale, options.minutes)
+            workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
             metrics = serving_metrics(study.run(options.system, workload, known=False))
             scales[scale] = (metrics.slo_satisfaction, metrics.completion)
         print(
@@ -417,7 +592,10 @@ def main() -> None:
     )
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--model", choices=MODELS, default="opt-13b")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, help="default: by trace")
+    parser.add_argument(
+        "--demand", type=float, help="instead of a rate: share of the memory that keeping up would take"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the paper's rates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1, help="averaged over, in sweet")
