@@ -32,6 +32,9 @@ MOST_ROUNDS = 256
 LAG = 2
 """Rounds launched before the host looks whether an answer ended: enough to hide a launch and a copy."""
 
+_ENDS = 64
+"""Room for tokens that end a call."""
+
 _WARM_UPS = 2
 """Rounds run before the capture: libraries allocate their workspaces in the first."""
 
@@ -122,12 +125,14 @@ class CapturedRounds:
         self.ended = False
         """Whether the latest call came to a token that ended it."""
         self._sizes = sorted({slots, -(-slots // 2), -(-slots // 4)})
-        self._replays: dict[tuple[int, frozenset[int]], Round] = {}
+        self._replays: dict[int, Round] = {}
         self._columns = 0
         self._moving = torch.zeros(slots, dtype=torch.int64, device=device)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(MOST_ROUNDS, slots, dtype=torch.int64, device=device)
         self._scores = torch.zeros(MOST_ROUNDS, slots, dtype=decoder.dtype, device=device)
+        self._until: frozenset[int] = frozenset()
+        self._ends = torch.full((_ENDS,), -1, dtype=torch.int64, device=device)
         self._ended = torch.zeros(MOST_ROUNDS, dtype=torch.bool, device=device)
         on_gpu = device.type == "cuda"
         self._lag = LAG if on_gpu else 0
@@ -156,7 +161,8 @@ class CapturedRounds:
         size = next(size for size in self._sizes if size >= rows)
         # Rows that fill a captured size up compute a token at column 0 of a free row, and stay there.
         self._state[:, rows:size] = 0
-        replay = self._replay(size, until)
+        self._look_for(until)
+        replay = self._replay(size)
         self._moving[:rows] = 1
         self._moving[rows:] = 0
         self._cursor.zero_()
@@ -191,26 +197,34 @@ class CapturedRounds:
             self._copied[round_].synchronize()
         return bool(self._ended_on_host[round_])
 
-    def _replay(self, size: int, until: frozenset[int]) -> Round:
+    def _look_for(self, until: frozenset[int]) -> None:
+        if until == self._until:
+            return
+        if len(until) > len(self._ends):
+            self._replays.clear()
+            self._ends = self._ends.new_empty(len(until))
+        self._ends.fill_(-1)
+        self._ends[: len(until)] = torch.tensor(sorted(until), device=self._ends.device)
+        self._until = until
+
+    def _replay(self, size: int) -> Round:
         if self._columns != self._store.columns:
             # Wider buffers are other tensors.
             self._replays.clear()
             self._columns = self._store.columns
-        key = (size, until)
-        if key not in self._replays:
+        if size not in self._replays:
             before = self._state.clone()
             self._moving.zero_()
             self._cursor.zero_()
-            ends = torch.tensor(sorted(until), dtype=torch.int64, device=before.device) if until else None
             try:
-                self._replays[key] = self._capture(partial(self._round, size, ends))
+                self._replays[size] = self._capture(partial(self._round, size))
             finally:
                 self._state.copy_(before)
                 # What the capture left there belongs to it.
                 self._store.begin_rounds(self._state[1])
-        return self._replays[key]
+        return self._replays[size]
 
-    def _round(self, size: int, ends: torch.Tensor | None) -> None:
+    def _round(self, size: int) -> None:
         tokens, positions, streams, emitted = self._state[:, :size].unbind()
         self._store.begin_rounds(positions)
         self.lengths = positions + 1
@@ -220,9 +234,8 @@ class CapturedRounds:
         self._tokens[:, :size].index_copy_(0, self._cursor, chosen[None])
         self._scores[:, :size].index_copy_(0, self._cursor, score[None])
         moving = self._moving[:size]
-        if ends is not None:
-            ended = ((chosen[:, None] == ends).any(dim=1) & (moving > 0)).any()
-            self._ended.index_copy_(0, self._cursor, ended[None])
+        ended = ((chosen[:, None] == self._ends).any(dim=1) & (moving > 0)).any()
+        self._ended.index_copy_(0, self._cursor, ended[None])
         tokens.copy_(chosen)
         positions += moving
         emitted += moving

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from .attention import attending
-from .attention_kernels import KERNELS, fastest
+from .attention_kernels import KERNELS, agree, fastest, packed_flash
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
+from .decoder import Decoder
 from .families import UnsupportedModelError, check_ragged
-from .faults import out_of_memory
+from .faults import RanOutError, out_of_memory
 from .sampling import Sampler
 from .slab import SlotBatch
 from .slots import Segment
@@ -79,6 +80,8 @@ class RaggedBatch(SlotBatch):
         self._capture = capture if type(self._sampler) is Sampler else None
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
+        self._begins: torch.Tensor | None = None
+        self._flash: dict[int | None, bool] = {}
         self._bounds: dict[int | None, list[int]] = {}
         self._groups: dict[int | None, list[Group]] = {}
 
@@ -98,22 +101,28 @@ class RaggedBatch(SlotBatch):
         for pieces in pack([len(prompt) for prompt in prompts], self._prefill_tokens):
             ids: list[int] = []
             positions: list[int] = []
+            places: list[int] = []
             segments, done, last = [], [], []
             for index, offset, tokens in pieces:
                 segments.append(Segment(rows[index], offset, 0, len(ids), tokens))
                 ids += prompts[index][offset : offset + tokens]
                 positions += range(offset, offset + tokens)
+                places += [rows[index]] * tokens
                 if offset + tokens == len(prompts[index]):
                     done.append(index)
                     last.append(len(ids) - 1)
-            packed = torch.tensor([ids, positions], device=device)
+            packed = torch.tensor([ids, positions, places], device=device)
             wanted = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
-            store.segments = segments
+            store.segments, store.packed = segments, True
+            store.begin_rounds(packed[1], packed[2])
+            self._begins = _flash_begins(segments, self._decoder)
             try:
                 with self._decoding():
-                    logits = self._decoder.forward(store, packed[:1], packed[1:], last=(wanted[0], wanted[1]))
+                    logits = self._decoder.forward(
+                        store, packed[:1], packed[1:2], last=(wanted[0], wanted[1])
+                    )
             finally:
-                store.segments = ()
+                store.segments, store.packed = (), False
                 for part in segments:
                     store.lengths[part.row] = part.offset + part.tokens
             if done:
@@ -123,6 +132,22 @@ class RaggedBatch(SlotBatch):
     def kernel(self) -> str | None:
         """What attends in captured rounds, of :data:`~.attention_kernels.KERNELS`; None before the first."""
         return self._kernel
+
+    def warm_up(self) -> None:
+        """Choose the kernel and capture the rounds, on prompts of one token."""
+        if self._capture is None:
+            return
+        for active in (self.slots, -(-self.slots // 2), -(-self.slots // 4)):
+            slots = list(range(active))
+            try:
+                self.prefill(slots, [[0]] * active, request_ids=[""] * active)
+                self.decode(1)
+            except RanOutError:
+                # Whoever runs the batch finds out as well, and knows what to do.
+                return
+            finally:
+                for slot in self.occupied:
+                    self.release(slot)
 
     def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
         done = 0
@@ -266,6 +291,30 @@ class RaggedBatch(SlotBatch):
         scaling: float | None,
     ) -> torch.Tensor:
         """Let each packed prompt attend to itself, and to what earlier calls stored of it."""
+        if self._begins is None or not self._flash.get(window, True):
+            return self._attend_each_prompt(query, key, value, window, scaling)
+        longest = max(part.tokens for part in self._store.segments)
+        packed = [states[0].transpose(0, 1) for states in (query, key, value)]
+        if window not in self._flash:
+            # The first prompts are computed both ways: devices and releases differ in what they can do.
+            expected = self._attend_each_prompt(query, key, value, window, scaling)
+            try:
+                output = packed_flash(packed, self._begins, longest, window=window, scale=scaling)
+                self._flash[window] = agree(output, expected[0])
+            except RuntimeError as error:
+                _LOG.info("prompts are not packed into one call of flash attention: %s", error)
+                self._flash[window] = False
+            return expected
+        return packed_flash(packed, self._begins, longest, window=window, scale=scaling)[None]
+
+    def _attend_each_prompt(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+        scaling: float | None,
+    ) -> torch.Tensor:
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         keys, values = self._store.attending.buffers
         for part in self._store.segments:
@@ -296,6 +345,14 @@ class RaggedBatch(SlotBatch):
                 f"its layers ask the ragged tier for {reason}",
                 "use --tier window",
             )
+
+
+def _flash_begins(segments: Sequence[Segment], decoder: Decoder) -> torch.Tensor | None:
+    """Return where each packed prompt begins, if flash attention takes them all in one call."""
+    if decoder.device.type != "cuda" or decoder.dtype.itemsize != 2 or any(part.offset for part in segments):
+        return None
+    begins = [part.begin for part in segments] + [segments[-1].begin + segments[-1].tokens]
+    return torch.tensor(begins, dtype=torch.int32, device=decoder.device)
 
 
 def _band(offset: int, tokens: int, window: int | None, device: torch.device) -> torch.Tensor:

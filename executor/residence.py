@@ -51,7 +51,7 @@ class Residence:
         host_tokens: int,
     ) -> None:
         self._make_batch = make_batch
-        self._batch = make_batch(slots)
+        self._batch = self._warm_batch(slots)
         self._names = names
         self._host_tokens = host_tokens
         self._slot_of: dict[int, int] = {}
@@ -270,12 +270,17 @@ class Residence:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self._batch = self._make_batch(slots)
+        self._batch = self._warm_batch(slots)
         for request in list(reversed(self._parked))[:slots]:
             if self._batch.slots != slots:
                 # Memory ran out meanwhile: the batch was made anew, with those that fit.
                 return
             self._unpark(request)
+
+    def _warm_batch(self, slots: int) -> RunningBatch:
+        batch = self._make_batch(slots)
+        batch.warm_up()
+        return batch
 
     def _not_finite(self, request: int, before: int) -> RunStoppedError:
         return RunStoppedError(

@@ -232,6 +232,9 @@ class RunningBatch(ABC):
             raise RanOutError(str(error), self._read_back(history[:done], scores[:done])) from error
         return self._read_back(history[:done], scores[:done])
 
+    def warm_up(self) -> None:  # noqa: B027
+        """Do what is done once, before anything is timed: by default nothing."""
+
     @torch.inference_mode()
     def release(self, slot: int) -> None:
         """

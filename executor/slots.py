@@ -91,7 +91,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         store = self.store
         store.attending = self
         keys, values = self.buffers
-        if store.segments:
+        if store.segments and not store.packed:
             for part in store.segments:
                 to = slice(part.offset, part.offset + part.tokens)
                 tokens = slice(part.begin, part.begin + part.tokens)
@@ -101,7 +101,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         rows, heads, _, _ = key_states.shape
         for buffer, states in ((keys, key_states), (values, value_states)):
             size = states.shape[-1]
-            buffer.view(-1, size).index_copy_(0, store.targets(heads), states.reshape(-1, size))
+            flat = states.transpose(1, 2).reshape(-1, size)
+            buffer.view(-1, size).index_copy_(0, store.targets(heads), flat)
+        if store.segments:
+            return key_states, value_states
         width = store.columns if store.whole else store.width
         return keys[:rows, :, :width], values[:rows, :, :width]
 
@@ -152,6 +155,9 @@ class KeyValueSlots(KeyValueStore):
         """Tokens that each row in use holds."""
         self.segments: Sequence[Segment] = ()
         """While prompts are prefilled: where their tokens go."""
+        self.packed = False
+        """Whether they are packed into one sequence, and where they go is known as it is of a round."""
+        self._rows = torch.empty(0, dtype=torch.int64)
         self._targets: dict[int, torch.Tensor] = {}
         self._positions = torch.empty(0, dtype=torch.int64)
         self._slot_layers = [SlotLayer(self, window) for window in sliding_windows]
@@ -174,15 +180,18 @@ class KeyValueSlots(KeyValueStore):
         """Columns that attention reads in the next round over the rows that hold something."""
         return max(self.lengths, default=0) * sum(tokens > 0 for tokens in self.lengths)
 
-    def begin_rounds(self, positions: torch.Tensor) -> None:
+    def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """
-        Say where the coming round's tokens go; those of the rounds after it go to the columns that follow.
+        Say where the coming tokens go; those of the rounds after it go to the columns that follow.
 
         Parameters
         ----------
         positions
-            The position of each row's token, int64, shape (rows,).
+            The position of each token, int64, shape (tokens,).
+        rows
+            The row of each; one token for each row in use if left out.
         """
+        self._rows = torch.arange(len(positions), device=positions.device) if rows is None else rows
         self._positions = positions
         self._targets.clear()
 
@@ -194,7 +203,7 @@ class KeyValueSlots(KeyValueStore):
 
     def targets(self, heads: int) -> torch.Tensor:
         """
-        Return where the coming round's keys and values go.
+        Return where the coming keys and values go.
 
         Parameters
         ----------
@@ -204,12 +213,11 @@ class KeyValueSlots(KeyValueStore):
         Returns
         -------
         torch.Tensor
-            Index over (rows, heads, columns) flattened, shape (rows * heads,).
+            Index over (rows, heads, columns) flattened, shape (tokens * heads,).
         """
         if heads not in self._targets:
-            at = self._positions
-            planes = torch.arange(len(at) * heads, device=at.device) * self.columns
-            self._targets[heads] = planes + at[:, None].expand(-1, heads).reshape(-1)
+            planes = self._rows[:, None] * heads + torch.arange(heads, device=self._rows.device)
+            self._targets[heads] = (planes * self.columns + self._positions[:, None]).reshape(-1)
         return self._targets[heads]
 
     def make_room(self, tokens: int) -> None:

@@ -208,6 +208,21 @@ def test_rounds_are_captured_once_for_the_whole_a_half_and_a_quarter_of_the_slot
     assert len(captures) == 4, "a wider buffer is captured anew"
 
 
+def test_a_warm_batch_has_captured_all_it_needs(llama: Any) -> None:
+    captures: list[Round] = []
+
+    def noting(round_: Round) -> Round:
+        captures.append(round_)
+        return taped(round_)
+
+    batch = RaggedBatch(llama, slots=8, capacity=64, capture=noting)
+    batch.warm_up()
+    assert len(captures) == 3
+    requests = draw_requests(12, seed=4)
+    assert serve(batch, requests) == [generate_alone(llama, *each) for each in requests]
+    assert len(captures) == 3
+
+
 def test_sampled_answers_are_those_of_rounds_that_are_not_captured(llama: Any) -> None:
     requests = draw_requests(6, seed=5)
     sampler = Sampler(temperature=0.9, top_p=0.95, seed=11)
@@ -284,7 +299,7 @@ def test_the_fastest_kernel_that_is_right_is_taken(caplog: pytest.LogCaptureFixt
             torch.zeros(3, 4, 8), states, states, windows={None, 3}, kernels=kernels, seconds_of=seconds_of
         )
     assert name == "quick"
-    assert "wrong is left out: ValueError: its output is off by 1" in caplog.text
+    assert "wrong is left out: ValueError: its output is wrong" in caplog.text
     assert "failing is left out: RuntimeError: no such instruction" in caplog.text
     assert fastest(torch.zeros(3, 4, 8).double(), states.double(), states.double(), windows={None}) in KERNELS
 
