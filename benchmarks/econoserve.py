@@ -6,8 +6,8 @@ on Llama-33B on two with 19.2 GB and on OPT-175B on eight with 264 GB (or OPT-66
 iterations at the costs DistServe fitted to OPT-13B and OPT-66B on these devices, or scaled from them. Needs
 the public files (see --data).
 
-Run: ``python benchmarks/econoserve.py systems --minutes 10`` (or ``rates``, ``sweet``, ``decisions``,
-``hours``, ``offline``).
+Run: ``python benchmarks/econoserve.py systems`` (or ``rates``, ``sweet``, ``scales``, ``shortages``,
+``decisions``, ``hours``, ``offline``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.disaggregated import simulate_disaggregated
 from batchbound.executor.serving_metrics import ServingMetrics, serving_metrics
 from batchbound.executor.serving_schedule import serving_schedule
-from batchbound.executor.serving_simulation import WAITING, ServingRun, simulate_serving
+from batchbound.executor.serving_simulation import EXECUTING, PAUSED, WAITING, ServingRun, simulate_serving
 from batchbound.heuristics.econoserve import EconoServeSettings
 from batchbound.heuristics.serving_registry import SERVING_POLICIES, ServingOptions, serving_policy
 from batchbound.solvers.result import Limits
@@ -41,6 +41,7 @@ from batchbound.solvers.solve import solve
 
 FORWARD = 1024
 """Target forward size: 85 % of the greatest rate at DistServe's prefill costs, 0.12 s an iteration."""
+Shortage = Literal["reserve", "pause", "offload"]
 PCIE, ETHERNET = 25e9, 12.5e9
 """Bytes per second, to the host and between machines (100 Gb/s)."""
 
@@ -275,8 +276,8 @@ class Binding:
     """
     What a run was bound by, as shares of its busy time.
 
-    ``forward``: at least 95 % of the target forward size is used; ``memory``: at least 95 % of it is promised,
-    or prompts wait though the forward size would take some; ``idle``: no prompt waits.
+    ``forward``: at least 95 % of the target forward size is used; ``memory``: at least 95 % of it is
+    promised, or prompts wait though the forward size would take some; ``idle``: no prompt waits.
     """
 
     memory: float
@@ -441,54 +442,107 @@ def _with(sizes: EconoServeSettings, field: str, value: float) -> EconoServeSett
     return replace(sizes, **changed)
 
 
+GRIDS: dict[str, tuple[float, ...]] = {
+    "padding": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
+    "reserved": (0.0, 0.01, 0.02, 0.04, 0.08, 0.15),
+    "buffer": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
+}
+BEST = {
+    "padding": {"alpaca": 0.10, "sharegpt": 0.15, "bookcorpus": 0.20},
+    "reserved": {"alpaca": 0.02, "sharegpt": 0.03, "bookcorpus": 0.04},
+    "buffer": {"alpaca": 0.15, "sharegpt": 0.15, "bookcorpus": 0.10},
+}
+"""The paper's sweet spots (Figure 15)."""
+
+
 def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
-    """Vary padding, reserve, buffer and SLO scale of EconoServe (Figures 4 and 15)."""
-    grids: dict[str, tuple[float, ...]] = {
-        "padding": (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4),
-        "reserved": (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.2),
-        "buffer": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
-    }
+    """Vary padding, reserve and buffer (Figures 4 and 15); say how sure each minimum is, and what trades."""
     found: dict[str, object] = {}
     for name in options.traces:
-        for field, values in grids.items():
-            rows = {}
-            for value in values:
-                taken = []
+        for field in options.fields:
+            rows: dict[float, list[ServingMetrics]] = {}
+            for value in GRIDS[field]:
+                rows[value] = []
                 for seed in range(options.seeds):
                     study = make(name)
                     study.seed = seed
                     workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
                     sizes = replace(_with(study.sizes, field, value), shortage=options.shortage)
-                    taken.append(
-                        serving_metrics(study.run(options.system, workload, known=False, sizes=sizes))
-                    )
-                rows[value] = {
-                    key: float(np.mean([getattr(one, key) for one in taken]))
-                    for key in (
-                        "completion",
-                        "waiting",
-                        "tokens_per_s",
-                        "slo_satisfaction",
-                        "kv_held",
-                        "failed",
-                    )
-                }
-            best = min(rows, key=lambda value: rows[value]["completion"])
-            line = "  ".join(f"{value:g}: {row['completion']:.4g} s" for value, row in rows.items())
-            print(f"{name:11}{field:9} best {best:g}   {line}", flush=True)
-            found[f"{name} {field}"] = {"best": best, "rows": {str(k): v for k, v in rows.items()}}
-        scales = {}
+                    run = study.run(options.system, workload, known=False, sizes=sizes)
+                    rows[value].append(serving_metrics(run))
+            found[f"{name} {field}"] = _minimum(name, field, rows)
+    return found
+
+
+def _minimum(name: str, field: str, rows: dict[float, list[ServingMetrics]]) -> dict[str, object]:
+    """Print a parameter's minimum of the mean completion time, and what falls and rises about it."""
+    values = list(rows)
+    times = np.array([[one.completion for one in rows[value]] for value in values])
+    mean = times.mean(1)
+    best = int(mean.argmin())
+
+    def over(at: int) -> str:
+        # The same seeds at both values: paired differences.
+        gained = (times[at] - times[best]) / times[best]
+        error = gained.std(ddof=1) / len(gained) ** 0.5 if len(gained) > 1 else math.nan
+        return f"{values[at]:g} costs {gained.mean():+.1%} +- {error:.1%}"
+
+    inside = "inside" if 0 < best < len(values) - 1 else "at the edge"
+    print(
+        f"{name:11}{field:9}best {values[best]:g} ({inside}), published {BEST[field][name]:g};"
+        f" {over(0)}, {over(len(values) - 1)}"
+    )
+    parts = {
+        "completion": mean,
+        "waiting": np.array([np.mean([one.waiting + one.queueing for one in rows[v]]) for v in values]),
+        "preempted": np.array([np.mean([one.preemption for one in rows[v]]) for v in values]),
+        "stopped": np.array([np.mean([one.failed for one in rows[v]]) for v in values]),
+        "held": np.array([np.mean([one.kv_held for one in rows[v]]) for v in values]),
+    }
+    for part, column in parts.items():
+        print(f"    {part:11}" + "".join(f"{value:9.4g}" for value in column), flush=True)
+    return {"best": values[best], "values": values} | {key: column.tolist() for key, column in parts.items()}
+
+
+def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
+    """Vary the SLO scale (Figure 15a)."""
+    found: dict[str, object] = {}
+    for name in options.traces:
+        rows = {}
         for scale in (0.5, 1.0, 1.5, 2.0, 2.5):
             study = make(name)
             study.slo = scale
             workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
             metrics = serving_metrics(study.run(options.system, workload, known=False))
-            scales[scale] = (metrics.slo_satisfaction, metrics.completion)
-        print(
-            f"{name:11}SLO scale (SSR, JCT): "
-            + ", ".join(f"{k}: {a:.3f} {b:.4g}" for k, (a, b) in scales.items())
-        )
-        found[f"{name} slo"] = {str(key): list(value) for key, value in scales.items()}
+            rows[scale] = (metrics.slo_satisfaction, metrics.completion)
+        line = ", ".join(f"{k}: {a:.3f} {b:.4g}" for k, (a, b) in rows.items())
+        print(f"{name:11}SLO scale (SSR, JCT): {line}")
+        found[name] = {str(key): list(value) for key, value in rows.items()}
+    return found
+
+
+def shortages(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
+    """Compare what an answer longer than predicted does (Figure 5b): its pause over its completion time."""
+    published: dict[Shortage, float] = {"offload": 0.12, "pause": 0.04, "reserve": 0.005}
+    found: dict[str, object] = {}
+    for name in options.traces:
+        study = make(name)
+        workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
+        predicted = study.predicted(workload) * (1 + study.trace.padding)
+        short = float((predicted < workload.output_tokens).mean())
+        print(f"{name}: {short:.1%} of the answers are longer than predicted with the padding")
+        for shortage, share in published.items():
+            sizes = replace(study.sizes, shortage=shortage)
+            run = study.run("econoserve-sd", workload, known=False, sizes=sizes)
+            stopped = run.preempted > 0
+            paused = run.spent[stopped, PAUSED] / (run.finished - workload.arrival)[stopped]
+            served = run.spent[stopped, PAUSED] / run.spent[stopped][:, [EXECUTING, PAUSED]].sum(1)
+            figures = [float(x.mean()) if x.size else 0.0 for x in (stopped, paused, served)]
+            print(
+                f"    {shortage:8} {figures[0]:6.1%} stopped; paused {figures[1]:.2%} of their completion"
+                f" time (published {share:.1%}), {figures[2]:.2%} of the time from first to last iteration"
+            )
+            found[f"{name} {shortage}"] = figures
     return found
 
 
@@ -578,6 +632,8 @@ COMMANDS = {
     "systems": systems,
     "rates": rates,
     "sweet": sweet,
+    "scales": scales,
+    "shortages": shortages,
     "decisions": decisions,
     "hours": hours,
     "offline": offline,
@@ -606,6 +662,7 @@ def main() -> None:
     parser.add_argument(
         "--shortage", choices=("reserve", "pause", "offload"), default="reserve", help="in sweet"
     )
+    parser.add_argument("--fields", nargs="+", choices=GRIDS, default=list(GRIDS), help="in sweet")
     parser.add_argument("--system", default="econoserve", help="in sweet")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the planner")
     parser.add_argument("--json", type=Path, help="write the figures")
