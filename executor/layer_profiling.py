@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
+from statistics import NormalDist, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..data.problem import Problem
 from ..data.workload import Workload
 from ..heuristics.dynamic_batch import DynamicBatch
 from ..heuristics.round_robin_allocation import RoundRobinAllocation
-from ..models.layer_cost import LayerCost
+from ..models.layer_cost import LayerCost, Surface
 from .device_memory import memory_of
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
@@ -36,6 +36,10 @@ _HANDED_OVER = 4
 _NEVER = frozenset({-1})
 """An end that no answer has: the engine looks for it, and decodes to the full length."""
 _VERSIONS = ("model", "device", "dtype", "tier", "torch", "transformers")
+_DEVIATION = 0.45
+"""Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
+_CHANGES = 8
+"""Rounds in a row in which a request is done, to time what such a change of the batch costs."""
 _LINE = np.array([[0.0], [1e6]])
 """Requests: a line through these is exact everywhere."""
 
@@ -97,11 +101,11 @@ def profile_layers(
     Return what the layers of a model take on the engine, measured point by point.
 
     Every point goes through the engine's own prefill and decode calls, on a batch that was in use before,
-    with lengths spread as in a running batch (evenly, from half to one and a half times the mean). So what
-    the engine adds to the model (padding, masks, storing, choosing tokens) is measured with it. How much of
-    it layers and attention take is measured apart, with hooks, whose own time is taken out again in
-    proportion. What a change of the decode batch costs (packing rows, new masks), and a request besides
-    (joining, leaving, the loop around the stages), is measured last, on a job of random lengths.
+    with lengths spread as in a running batch. So what the engine adds to the model (padding, masks, storing,
+    choosing tokens) is measured with it. How much of it layers and attention take is measured apart, with
+    hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
+    rows, new masks) is the difference between rounds in which a request is done and others; what a request
+    costs besides (joining, leaving, the loop around the stages) is measured last, on a job of random lengths.
 
     Parameters
     ----------
@@ -203,13 +207,10 @@ def _run_operations(
     found: Mapping[str, Mapping[str, object]], jobs: Sequence[str], lengths: Sequence[int]
 ) -> list[Operation]:
     """Return what an engine does besides the stages themselves."""
-    request, change = (
-        max(0.0, median(_number(found[name], kind) for name in jobs)) for kind in ("request", "change")
-    )
+    request = max(0.0, median(_number(found[name], "request") for name in jobs))
     tokens = np.array(lengths, dtype=np.float64)[:, None]
     return [
         Operation("request", "run", ("sequences",), _LINE, request * _LINE[:, 0]),
-        Operation("change", "run", ("sequences",), _LINE, np.full(2, change)),
     ] + [
         Operation(
             name,
@@ -231,42 +232,52 @@ def _name(batch: int, length: int, what: str) -> str:
 
 
 def _spread(length: int, batch: int) -> list[int]:
-    """Return prompt lengths as of a running batch: evenly from half to one and a half times the mean."""
+    """Return prompt lengths as of a running batch: a normal distribution's quantiles, in random order."""
     if batch == 1:
         return [length]
-    return [max(1, round(length * share)) for share in np.linspace(0.5, 1.5, batch).tolist()]
+    # In order, rows of like lengths would be neighbours, and an engine that groups rows pads less.
+    order = np.random.default_rng(batch).permutation(batch)
+    at = [_DEVIATION * NormalDist().inv_cdf((k + 0.5) / batch) for k in order.tolist()]
+    return [max(1, round(length * max(0.1, 1 + each))) for each in at]
 
 
-def _used_engine(
-    engine_for: EngineFor, batch: int, length: int, rounds: int
-) -> tuple[HuggingFaceEngine, list[int]]:
-    """Return an engine whose buffers a first batch has used and left, and the requests to measure."""
+def _used_engine(engine_for: EngineFor, batch: int, length: int, rounds: int) -> HuggingFaceEngine:
+    """
+    Return an engine whose buffers a first batch has used and left.
+
+    The requests to measure come after those of that batch. None of them is done within ``rounds`` rounds;
+    in each round after that one is.
+    """
     lengths = _spread(length, batch)
-    # One token more than is decoded: nothing finishes, so the engine never stops early.
-    workload = Workload.from_lengths(lengths * 2, [2] * batch + [1 + rounds + 1] * batch)
+    answers = 1 + rounds + np.minimum(1 + np.arange(batch), _CHANGES + 1)
+    workload = Workload.from_lengths(lengths * 2, [2] * batch + answers.tolist())
     engine = engine_for(Problem(workload, _NO_COST, batch, prefill_emits_first_token=True))
     engine.prefill(range(batch), range(batch))
     engine.decode(1, float("inf"))
-    return engine, list(range(batch, 2 * batch))
+    return engine
 
 
 def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[str, float]:
-    engine, requests = _used_engine(engine_for, batch, length, rounds)
-    encode, _ = engine.prefill(requests, range(batch))
+    engine = _used_engine(engine_for, batch, length, rounds)
+    encode, _ = engine.prefill(range(batch, 2 * batch), range(batch))
     decode, _ = engine.decode(rounds, float("inf"))
-    return {"encode": encode.seconds, "decode": decode.seconds / decode.rounds}
+    each = decode.seconds / decode.rounds
+    # The first of these rounds packs no rows yet: it follows on rounds in which nothing was done.
+    calls = [engine.decode(1, float("inf"))[0].seconds for _ in range(min(_CHANGES, batch))]
+    change = median(calls[1:] or calls) - each
+    return {"encode": encode.seconds, "decode": each, "change": max(0.0, change)}
 
 
 def _shares(
     engine_for: EngineFor, batch: int, length: int, rounds: int, shares: LayerShares
 ) -> dict[str, float]:
     """Return which part of an encoding, and of a decode round, layers take, and attention in them."""
-    engine, requests = _used_engine(engine_for, batch, length, rounds)
+    engine = _used_engine(engine_for, batch, length, rounds)
     found: dict[str, float] = {}
     with shares:
         for kind in ("encode", "decode"):
             if kind == "encode":
-                stage, _ = engine.prefill(requests, range(batch))
+                stage, _ = engine.prefill(range(batch, 2 * batch), range(batch))
             else:
                 stage, _ = engine.decode(rounds, float("inf"))
             layers, attention = shares.take()
@@ -311,6 +322,12 @@ def _composed(
             Operation("attention", kind, axes, corners, attention, spread=spread * attention),
             Operation("iteration", kind, axes, corners, once, per_layer=False, spread=spread * once),
         ]
+    changes = [
+        median(_number(found[_name(*point, f"repeat {repeat}")], "change") for repeat in range(grid.repeats))
+        for point in points
+    ]
+    corners = np.column_stack((batches, held))
+    operations.append(Operation("change", "run", ("decodes", "context"), corners, np.array(changes)))
     return LayerProfile(
         shape=shape,
         device="",
@@ -324,7 +341,7 @@ def _composed(
 def _job(
     engine_for: EngineFor, point: tuple[int, int], rounds: int, cost: LayerCost, seed: int
 ) -> dict[str, float]:
-    """Return what each request, and each change of the decode batch, took beyond the stages as composed."""
+    """Return what each request of a job took beyond its stages as composed."""
     batch, length = point
     rng = np.random.default_rng(seed)
     count = _REQUESTS_PER_SLOT * batch
@@ -334,19 +351,20 @@ def _job(
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
     policy = RoundRobinAllocation(rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
     trace = execute(problem, policy, engine_for(problem))
-    layers, composed, changes = cost.profile.shape.layers, 0.0, []
+    changed = cost.profile.operation("change")
+    assert changed is not None
+    change = Surface(changed.points, changed.seconds)
+    layers, composed = cost.profile.shape.layers, 0.0
     for number, stage in enumerate(trace.stages):
         if stage.kind == "prefill":
             prompts = problem.prompt_tokens[trace.stage_of == number]
             per_layer, once = cost.encode(len(prompts), float(prompts.mean()))
             composed += layers * per_layer + once
         else:
-            per_layer, once = cost.decode(stage.active, stage.kv_tokens / stage.tokens)
-            rounds_seconds = stage.rounds * (layers * per_layer + once)
-            changes.append(stage.seconds - rounds_seconds)
-            composed += rounds_seconds
-    change = max(0.0, median(changes))
-    return {"request": (trace.makespan - composed - len(changes) * change) / count, "change": change}
+            context = stage.kv_tokens / stage.tokens
+            per_layer, once = cost.decode(stage.active, context)
+            composed += stage.rounds * (layers * per_layer + once) + change(stage.active, context)
+    return {"request": (trace.makespan - composed) / count}
 
 
 def _handover(

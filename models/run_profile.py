@@ -6,13 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, Operation
 from .layer_cost import Curve
 
 _REQUESTS = np.array([[0.0], [1e6]])
-_BATCHES = np.unique(np.geomspace(1, 4096, 60).round())
-"""Decode batches at which the curve of changes is kept."""
 
 
 def profile_of_run(
@@ -23,9 +20,9 @@ def profile_of_run(
 
     A request's own cost (``request``) is paid where it joins: at its encoding, or under WAA by the worker
     that decodes, with ``receive``; the one that encodes pays ``send``. What a change of the decode batch
-    costs (``change``) is paid after each encoding, and in the share of decode iterations in which a request
-    completes: of :math:`B` requests that stay for :math:`S_D` iterations on average, none completes with a
-    chance of about :math:`e^{-B / S_D}`. Under WAA every iteration takes requests up: each pays it.
+    costs (``change``) is paid in the share of decode iterations in which a request completes: of :math:`B`
+    requests that stay for :math:`S_D` iterations on average, none completes with a chance of about
+    :math:`e^{-B / S_D}`. Under WAA every iteration takes requests up: each pays it.
 
     Parameters
     ----------
@@ -49,24 +46,26 @@ def profile_of_run(
     missing = {"send", "receive"} - own.keys() if handed_over else set()
     if missing:
         raise ValueError(f"the profile does not say what it costs to {' and to '.join(sorted(missing))}")
-    request = Curve(*_line(own["request"]))(1.0)
-    change = Curve(*_line(own["change"]))(1.0)
-    added: list[Operation] = []
+    request, change = Curve(*_line(own["request"]))(1.0), own["change"]
     if handed_over:
         sent, received = (Curve(*_line(own[name]))(input_tokens) for name in ("send", "receive"))
-        added.append(_once("send", "encode", _REQUESTS[:, 0], sent * _REQUESTS[:, 0]))
-        each = (request + received) / iterations
-        added.append(_once("receive", "decode", _REQUESTS[:, 0], change + each * _REQUESTS[:, 0]))
+        added = [
+            _per_request("send", "encode", sent),
+            _per_request("receive", "decode", (request + received) / iterations),
+            replace(change, phase="decode", per_layer=False),
+        ]
     else:
-        added.append(_once("request", "encode", _REQUESTS[:, 0], change + request * _REQUESTS[:, 0]))
-        completing = 1 - np.exp(-_BATCHES / iterations)
-        added.append(_once("change", "decode", _BATCHES, change * completing))
+        completing = 1 - np.exp(-change.points[:, 0] / iterations)
+        added = [
+            _per_request("request", "encode", request),
+            replace(change, phase="decode", per_layer=False, seconds=change.seconds * completing),
+        ]
     kept = tuple(operation for operation in profile.operations if operation.phase != "run")
     return replace(profile, operations=(*kept, *added))
 
 
-def _once(name: str, phase: str, requests: FloatArray, seconds: FloatArray) -> Operation:
-    return Operation(name, phase, ("sequences",), requests[:, None], seconds, per_layer=False)
+def _per_request(name: str, phase: str, seconds: float) -> Operation:
+    return Operation(name, phase, ("sequences",), _REQUESTS, seconds * _REQUESTS[:, 0], per_layer=False)
 
 
 def _line(operation: Operation) -> tuple[list[float], list[float]]:

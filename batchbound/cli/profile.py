@@ -105,8 +105,8 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
 
     tier = tier_of(model, args)
     limit = position_limit(model.config)
-    # The grid spreads lengths to one and a half times the mean.
-    longest = args.prompt_tokens if limit is None else min(args.prompt_tokens, 2 * (limit - 32) // 3)
+    # The lengths of a batch spread around their mean, the longest to some 2.3 times it.
+    longest = args.prompt_tokens if limit is None else min(args.prompt_tokens, int((limit - 32) / 2.3))
     measured = Grid(
         tuple(grid(args.slots, points=args.points)),
         tuple(grid(longest, least=min(8, longest), points=args.points)),
