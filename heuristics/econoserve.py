@@ -101,6 +101,8 @@ class EconoServe:
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
+        # Dropped in the last decision; only now does the state show that nothing is held of them.
+        self._anew: list[int] = []
         self._target: dict[int, int] = {}
         # Blocks of requests between the start of their prompt and that of their answer.
         self._parked: dict[int, int] = {}
@@ -117,8 +119,9 @@ class EconoServe:
         """Return the next iteration."""
         changes = _Changes()
         self._gaps |= bool(state.arrived or state.finished or state.prefilled)
-        for request in state.arrived:
+        for request in (*state.arrived, *self._anew):
             self._arrive(state, request)
+        self._anew.clear()
         for request in state.finished:
             self._finish(request)
         for request in state.prefilled:
@@ -229,7 +232,7 @@ class EconoServe:
             # A guest whose prompt was still being computed begins anew.
             self._partial = None
             changes.drop.append(request)
-            self._arrive(state, request)
+            self._anew.append(request)
             return
         changes.swap_out.append(request)
         self._host.append(request)

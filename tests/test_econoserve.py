@@ -109,6 +109,37 @@ def test_unused_memory_is_lent_to_an_answer_half_as_long() -> None:
     assert lent.preempted.sum() == 0
 
 
+def test_a_whole_request_is_hosted_in_what_a_running_one_has_not_used() -> None:
+    # 42 places, of which the first takes 41; of its 40 unused ones the second needs 4 + 8, and 8 iterations.
+    requests = workload([1, 4], [40, 8], [0.0, 0.5])
+    sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
+    run = serve(requests, sizes, 42)
+    assert (run.lent_tokens, run.preempted.tolist()) == (4 + 8 + (40 - 4 - 16) // 2, [0, 0])
+    assert run.finished.tolist() == [40.0, 9.0]
+    # What a guest holds counts: when its prompt is done it is the first's 2 tokens and its own 4.
+    assert run.held.tolist()[:3] == [1, 2 + 4, 3 + 5]
+    alone = serve(requests, replace(sizes, hosted="answers"), 42)
+    assert (alone.lent_tokens, alone.finished.tolist()) == (0, [40.0, 48.0])
+
+
+def test_an_answer_is_hosted_if_its_prompt_fits_nowhere_but_in_free_memory() -> None:
+    # The first takes 41 of 73 places. A prompt of 30 fits into the rest, an answer of 4 more does not.
+    requests = workload([1, 30], [40, 4])
+    sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
+    run = serve(requests, sizes, 73)
+    assert run.lent_tokens > 0
+    assert run.finished.tolist()[1] < 10
+    assert run.preempted.tolist() == [0, 0]
+
+
+def test_a_part_is_not_lent_to_whom_would_be_there_when_its_host_comes() -> None:
+    requests = workload([1, 5], [40, 18], [0.0, 0.5])
+    sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
+    # Its 5 + 18 tokens and 18 iterations are one more than the 40 unused ones.
+    assert serve(requests, sizes, 42).lent_tokens == 0
+    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), sizes, 42).lent_tokens > 0
+
+
 def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
     requests = workload([1, 1], [16, 14])
     sizes = EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0, forward_size=100)
@@ -146,6 +177,13 @@ def test_equal_predictions_start_together() -> None:
     run = serve(workload([2] * 6, [5] * 6), sizes, 60)
     assert run.decodes.max() == 6
     assert len(set(run.finished.tolist())) == 1
+
+
+def test_a_shortage_or_a_guest_of_no_such_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="shortage is 'wait'"):
+        EconoServeSettings(shortage="wait")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="hosted is 'all'"):
+        EconoServeSettings(hosted="all")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [{"padding": -0.1}, {"reserved": 1.0}, {"buffer": float("nan")}])

@@ -119,6 +119,7 @@ def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
         reserved=data.draw(shares),
         buffer=data.draw(shares),
         shortage=data.draw(st.sampled_from(["reserve", "pause", "offload"])),
+        hosted=data.draw(st.sampled_from(["answers", "requests"])),
     )
     options = ServingOptions(40, data.draw(st.integers(13, 40)), sizes)
 
