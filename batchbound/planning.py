@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from .data.plan import Maker, Plan, PromptSource
 from .data.problem import Problem
 from .data.schedule import Schedule
+from .executor.loop import schedule_of
+from .executor.simulate import simulate
+from .heuristics.registry import policy_named
 from .models.bounds import best_bound
 from .solvers.result import Limits, Result
 from .solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
+
+SERVED_REQUESTS = 20_000
+"""Requests up to which a policy is simulated for a schedule to start from."""
 
 
 class PlanningError(RuntimeError):
@@ -48,6 +54,7 @@ def make_plan(
         If the solver found no schedule, or one that the referee rejects.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
+    start = _served_start(problem) if start is None else start
     result = solve(problem, solver, limits=limits, start=start)
     if result.schedule is None:
         raise PlanningError(
@@ -72,6 +79,22 @@ def make_plan(
         cost_source={} if cost_source is None else cost_source,
         prompts=prompts,
     )
+
+
+def _served_start(problem: Problem) -> Schedule | None:
+    """
+    Return what the ski-rental policy makes of a KV capacity, or None if there is none.
+
+    Unlike the search's own first schedules, the policy lets no later request pass one that does not fit yet,
+    which was better where long prompts are what fills the memory.
+    """
+    if problem.kv_capacity is None or len(problem) > SERVED_REQUESTS:
+        return None
+    trace = simulate(problem, policy_named("lpt-ski", problem))
+    if trace.evictions:
+        return None
+    schedule = schedule_of(trace)
+    return schedule if schedule.check(problem) is None else None
 
 
 def _maker(result: Result, seed: int) -> Maker:

@@ -37,8 +37,11 @@ SAMPLES_SIMULATED = 39
 HELD_BACK_SIMULATED = (0.0, 0.5, 0.75)
 """As many, with one patience, where each takes a simulation."""
 
-FIRST_LOOK, SECOND_LOOK = 10, 32
+LOOKS = (10, 32)
 """Sampled sets of lengths after which candidates are dropped, and after which one is chosen."""
+
+LOOKS_SIMULATED = (5, 15)
+"""As many where each takes a simulation."""
 
 WORTH_LEAVING = 3e-3
 """Relative mean makespan by which anything must beat the plain queues to be followed instead."""
@@ -211,7 +214,8 @@ def _choose(
     All are compared over the same samples, whose totals differ more than the candidates do. So the mean of
     one that is dropped early is what it takes beside the one chosen over the samples that both have seen.
     """
-    found = {candidate.name: candidate.makespans(truths[:FIRST_LOOK]) for candidate in candidates}
+    first, second = LOOKS_SIMULATED if _simulated(truths[0]) else LOOKS
+    found = {candidate.name: candidate.makespans(truths[:first]) for candidate in candidates}
 
     def charged(candidate: _Candidate) -> FloatArray:
         seconds: FloatArray = found[candidate.name] * (1.0 if candidate.plain else 1 + WORTH_LEAVING)
@@ -223,7 +227,7 @@ def _choose(
         worse = charged(candidate) - best
         if worse.mean() <= 2 * worse.std() / np.sqrt(len(worse)) + 1e-9:
             left.append(candidate)
-    more = truths[FIRST_LOOK:SECOND_LOOK]
+    more = truths[first:second]
     for candidate in left if len(left) > 1 else ():
         found[candidate.name] = np.concatenate((found[candidate.name], candidate.makespans(more)))
     chosen = min(left, key=lambda candidate: float(charged(candidate).mean()))

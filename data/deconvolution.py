@@ -139,7 +139,9 @@ class Deconvolution:
         """
         Return draws of ``exp(x)`` for each of the numbers, shape (samples, count).
 
-        The distribution is fitted anew to reweighted numbers for every sample (Bayesian bootstrap).
+        The distribution is fitted anew to reweighted numbers for every sample (Bayesian bootstrap). Draws
+        lie on the grid, as the distribution does: where many x are equal, as answers cut at a limit are,
+        draws scattered around it would take a schedule longer than they do.
 
         Parameters
         ----------
@@ -160,7 +162,7 @@ class Deconvolution:
             cumulative = (np.cumsum(self._posterior(prior), axis=1) + rows).ravel()
             found = np.searchsorted(cumulative, self._bin + rng.random(len(self._bin)))
             point = np.clip(found - self._bin * len(self._grid), 0, len(self._grid) - 1)
-            row[:] = self._grid[point] + self._spacing * (rng.random(len(point)) - 0.5)
+            row[:] = self._grid[point]
         return np.exp(drawn)
 
     def _posterior(self, prior: FloatArray) -> FloatArray:

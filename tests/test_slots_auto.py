@@ -14,6 +14,10 @@ from batchbound.data.generators import generate
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.executor.simulate import simulate
+from batchbound.heuristics.registry import policy_named
+from batchbound.planning import make_plan
+from batchbound.solvers.result import Limits
 from batchbound.solvers.slot_choice import WORTH_A_SLOT, choose_slots
 
 
@@ -45,6 +49,19 @@ def test_the_command_chooses_slots_and_the_plan_keeps_within_memory(tmp_path: Pa
     plan = Plan.load(path)
     assert 1 < plan.problem.slots <= 80
     assert plan.schedule.kv_tokens(plan.problem).max() <= 6000
+
+
+def test_a_plan_within_memory_is_no_worse_than_the_policy_that_keeps_to_it() -> None:
+    # Short answers with long prompts: what a later request that fits takes, the next one lacks.
+    rng = np.random.default_rng(3)
+    prompts = np.where(rng.random(150) < 0.2, 600, 30)
+    problem = Problem(
+        Workload.from_lengths(prompts, rng.integers(5, 60, 150)), CostModel.paper(), 16, kv_capacity=2000
+    )
+    policy = simulate(problem, policy_named("lpt-ski", problem))
+    plan = make_plan(problem, limits=Limits(work=1))
+    assert plan.schedule.check(problem) is None
+    assert plan.makespan <= policy.makespan + 1e-9
 
 
 def test_slots_are_chosen_together_with_what_to_follow(tmp_path: Path) -> None:
