@@ -14,6 +14,9 @@ from ..models.exec_config import ExecConfig, Strategy
 from ..models.stage_seconds import StageSeconds
 from ..models.timeline import LATENCY_QUANTILE, Timeline
 
+_SETTLING = 50
+"""Decode iterations of a batch before the measured ones: how full the encoders' lead is has settled."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PhaseRun:
@@ -77,6 +80,8 @@ def simulate_phases(
         Those of the requests that come; the planned ones by default.
     """
     sample = _Sample(timeline.lengths if lengths is None else lengths, seed)
+    # Batches change by whole prompts: a threshold below one would swing between too few and too many.
+    threshold = max(threshold, 1 / config.encode_batch)
     run = _RoundRobin if config.strategy is Strategy.RRA else _WorkloadAware
     return run(timeline, config, sample, threshold).measure(requests)
 
@@ -102,6 +107,20 @@ class _Sample:
             self.inputs = np.concatenate((self.inputs, self._lengths.inputs.sample(self._rng, more)))
             self.outputs = np.concatenate((self.outputs, self._lengths.outputs.sample(self._rng, more)))
         return np.asarray(self.inputs[self.taken : self.taken + count])
+
+    def decoding(self, count: int) -> tuple[IntArray, IntArray]:
+        """Return the tokens held, and the iterations left, of requests met in mid-decoding."""
+        lengths = self._lengths
+        chances = lengths.outputs.values * lengths.outputs.probabilities
+        # An answer is met as often as it takes iterations, in any of them alike.
+        outputs = self._rng.choice(lengths.outputs.values, count, p=chances / chances.sum())
+        done = np.floor(self._rng.random(count) * outputs).astype(np.int64)
+        return lengths.inputs.sample(self._rng, count) + done, outputs - done
+
+    def encoded(self, count: int) -> tuple[IntArray, IntArray]:
+        """Return inputs and outputs of requests encoded some time ago, not those to come."""
+        lengths = self._lengths
+        return lengths.inputs.sample(self._rng, count), lengths.outputs.sample(self._rng, count)
 
     def take(self, count: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return number, inputs and outputs of the next requests."""
@@ -179,7 +198,7 @@ class _Measured:
         self.encode.append(seconds)
 
     def finished(self, number: int, length: int, clock: float) -> None:
-        began = self.began.pop(number)
+        began = self.began.pop(number, 0.0)
         # Requests are numbered in order: those that came before or after the measured ones are not counted.
         if self.first <= number < self.last:
             self.latency[number], self.length[number] = clock - began, length
@@ -210,18 +229,26 @@ class _RoundRobin:
     """As many micro-batches as stages pass through the pipeline: encoded, then decoded for some rounds."""
 
     def __init__(self, timeline: Timeline, config: ExecConfig, sample: _Sample, threshold: float) -> None:
-        self.stages = timeline.rra_parts(config)[0]
+        self.stages = timeline.rra_row(config, config.encode_batch).stages
         self.rounds, self.sample = config.decode_rounds, sample
         count = self.stages.count
         mean, planned = timeline.lengths.inputs.mean, timeline(config).decode_batch
         self.sizes = [
             DynamicBatch(config.encode_batch / count, mean, planned / count, threshold) for _ in range(count)
         ]
-        self.batches = [_Decoding() for _ in range(count)]
+        self.batches = [self._begun(config.encode_batch / count) for _ in range(count)]
         self.ready = [0.0] * count
         self.pipeline = _Pipeline(count)
-        # Every request encoded in the first cycles is done, and the batch as large as it will be.
-        self.measured = _Measured(-(-sample.longest // self.rounds) + 2)
+        self.measured = _Measured(2)
+
+    def _begun(self, prompts: float) -> _Decoding:
+        """Return the batch that earlier cycles would have left."""
+        batch = _Decoding()
+        for done in range(self.rounds, self.sample.longest, self.rounds):
+            inputs, outputs = self.sample.encoded(round(prompts))
+            left = outputs > done
+            batch.add(np.full(left.sum(), -1), inputs[left] + done, outputs[left] - done)
+        return batch
 
     def measure(self, requests: int) -> PhaseRun:
         while not self.measured.complete(self.sample.taken, self.pipeline.free[0], requests):
@@ -256,18 +283,22 @@ class _WorkloadAware:
     """Encoders work ahead, and each iteration of a decode batch takes up what they have ready."""
 
     def __init__(self, timeline: Timeline, config: ExecConfig, sample: _Sample, threshold: float) -> None:
-        parts = timeline.waa_parts(config)
-        if parts is None:
+        row = timeline.waa_row(config, config.encode_batch)
+        if row is None:
             raise ValueError("WAA needs two devices")
-        self.encoding, self.decoding, self.micro = parts
-        self.lead = timeline.waa_lead(config)
+        self.encoding, self.decoding, self.micro = row.encoding, row.decoding, row.micro
+        self.lead = row.lead(config.encode_batch)
         self.sample, self.handover = sample, timeline.handover_seconds(1.0)
         full = config.encode_batch * float(timeline.occupancy(1).queries[0])
         # Where encoding is the slower side, the decode batch is what it is: nothing to adjust.
-        planned = full if timeline(config).decode_batch >= full else None
+        expected = timeline(config).decode_batch
+        planned = full if expected >= full else None
         self.size = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, planned, threshold)
-        self.batches = [_Decoding() for _ in range(-(-self.decoding.count // self.micro))]
-        self.measured = _Measured((sample.longest + 2) * len(self.batches) + self.encoding.count)
+        self.batches = [_Decoding() for _ in range(row.batches)]
+        for batch in self.batches:
+            held, left = sample.decoding(round(expected))
+            batch.add(np.full(len(held), -1), held, left)
+        self.measured = _Measured(_SETTLING * len(self.batches) + self.encoding.count)
         self.encoders, self.decoders = _Pipeline(self.encoding.count), _Pipeline(self.decoding.count)
         # Encoded and not yet decoding: numbers, inputs, outputs, and when they are there.
         self.encoded: deque[tuple[IntArray, IntArray, IntArray, float]] = deque()
@@ -286,9 +317,11 @@ class _WorkloadAware:
         begins = max(self.decoders.free[0], ready[0])
         while len(self.encoded) < self.lead and self.encoders.free[0] <= begins:
             self._encode(len(batch))
-        if not len(batch):
+        if not any(len(each) for each in self.batches):
             begins = max(begins, self.encoded[0][3])
-        if self.encoded[0][3] <= begins:
+        # Where encoding is the slower side, batches would else take turns in another rhythm than it does.
+        smallest = len(batch) <= min(len(each) for each in self.batches)
+        if self.encoded[0][3] <= begins and (smallest or len(self.encoded) == self.lead):
             if len(self.encoded) == self.lead:
                 self.room = begins
             number, inputs, outputs, _ = self.encoded.popleft()

@@ -8,6 +8,8 @@ from ..data.cost import FloatArray
 from ..data.length_pair import LengthPair
 from ..data.lengths import LengthDistribution
 
+_NEVER = 1e-300
+
 
 def completion_given_length(length: int, rounds: int) -> FloatArray:
     r"""
@@ -100,8 +102,10 @@ class Occupancy:
         Decoding queries in each iteration, shape (rounds,).
     tokens
         Tokens they hold, the new one included, shape (rounds,).
-    variance
-        Of those tokens, shape (rounds,).
+    variance, spread
+        Of those tokens, and of those queries, shape (rounds,).
+    idle
+        Logarithm of the chance that no query is left to decode, shape (rounds,).
     """
 
     def __init__(self, lengths: LengthPair, rounds: int) -> None:
@@ -112,6 +116,8 @@ class Occupancy:
         self.queries = _folded(survival, rounds)
         self.tokens = _folded(mean, rounds)
         self.variance = _folded(np.maximum(0.0, square - mean**2), rounds)
+        self.idle = _folded(np.log(np.maximum(_NEVER, 1 - survival)), rounds)
+        self.spread = _folded(np.maximum(0.0, survival * (1 - survival)), rounds)
 
     @property
     def context(self) -> FloatArray:

@@ -50,6 +50,11 @@ class Curve:
         share = (x - at[left]) / (at[right] - at[left])
         return values[left] + share * (values[right] - values[left])
 
+    @property
+    def at(self) -> list[float]:
+        """Where it is known."""
+        return self._at
+
     def many(self, x: FloatArray) -> FloatArray:
         """Return the values at several places, shape (places,)."""
         inside = np.interp(x, self._at, self._values)
@@ -161,13 +166,15 @@ class LayerCost:
         """
         return self._encode.chunks(chunks)
 
-    def encode_rest(self, tokens: float, sequences: float) -> tuple[float, float]:
+    def encode_rest(self, tokens: FloatArray, sequences: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return what of :meth:`encode` depends on all tokens and on the number of prompts alone."""
-        return self._encode.rest(tokens, sequences)
+        return self._encode.rest_many(tokens, sequences)
 
-    def encode_attention_mean(self, lengths: LengthDistribution) -> Callable[[float], tuple[float, float]]:
+    def encode_attention_mean(
+        self, lengths: LengthDistribution
+    ) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
         """
-        Return what of :meth:`encode` depends on each prompt's length, as a function of the number of prompts.
+        Return what of :meth:`encode` depends on each prompt's length, for some numbers of prompts.
 
         Parameters
         ----------
@@ -179,6 +186,10 @@ class LayerCost:
     def decode_many(self, sequences: FloatArray, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return :meth:`decode` for several iterations at once, shapes (iterations,)."""
         return self._decode.many(sequences, contexts)
+
+    def decode_knots(self) -> tuple[FloatArray, FloatArray]:
+        """Return the numbers of sequences, and the tokens each holds, between which decoding is linear."""
+        return self._decode.knots()
 
     def decode(self, sequences: float, context: float) -> tuple[float, float]:
         """
@@ -267,6 +278,22 @@ class _Phase:
         per_layer = self.by_tokens[True](tokens) + self.by_sequences[True](sequences)
         return per_layer, self.by_tokens[False](tokens) + self.by_sequences[False](sequences)
 
+    def rest_many(self, tokens: FloatArray, sequences: FloatArray) -> tuple[FloatArray, FloatArray]:
+        per_layer = self.by_tokens[True].many(tokens) + self.by_sequences[True].many(sequences)
+        return per_layer, self.by_tokens[False].many(tokens) + self.by_sequences[False].many(sequences)
+
+    def knots(self) -> tuple[FloatArray, FloatArray]:
+        sums = [*self.by_tokens.values(), *self.by_sequences.values()]
+        sequences, contexts = {at for curve in sums for at in curve.at}, {0.0}
+        for operation, _ in self.others:
+            for column, axis in enumerate(operation.axes):
+                known = set(operation.points[:, column].tolist())
+                if axis in ("sequences", "decodes"):
+                    sequences |= known
+                elif axis in ("context", "length"):
+                    contexts |= known
+        return np.array(sorted(sequences)), np.array(sorted(contexts))
+
     def attention(self, sequences: float, size: tuple[float, float]) -> tuple[float, float]:
         """Return what depends on lengths, for equal ones: (new, held) of each prompt, or what each holds."""
         seconds = {True: 0.0, False: 0.0}
@@ -279,7 +306,9 @@ class _Phase:
             seconds[operation.per_layer] += one
         return seconds[True], seconds[False]
 
-    def attention_mean(self, lengths: LengthDistribution) -> Callable[[float], tuple[float, float]]:
+    def attention_mean(
+        self, lengths: LengthDistribution
+    ) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
         launch, each = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
         joint: list[tuple[Operation, Curve | Surface]] = []
         probable = lengths.probabilities > 0
@@ -295,12 +324,13 @@ class _Phase:
             excess = float(np.maximum(0.0, seconds - alone) @ chances)
             each[operation.per_layer] += operation.times * excess
 
-        def of(prompts: float) -> tuple[float, float]:
+        def of(prompts: FloatArray) -> tuple[FloatArray, FloatArray]:
             total = {key: launch[key] + prompts * each[key] for key in (True, False)}
             for operation, surface in joint:
-                coordinates = {"sequences": prompts, "length": lengths.mean, "past": 0.0}
-                one = surface(*(coordinates[axis] for axis in operation.axes))
-                total[operation.per_layer] += operation.times * one
+                length, past = np.full_like(prompts, lengths.mean), np.zeros_like(prompts)
+                coordinates = {"sequences": prompts, "length": length, "past": past}
+                one = surface.many(*(coordinates[axis] for axis in operation.axes))
+                total[operation.per_layer] = total[operation.per_layer] + operation.times * one
             return total[True], total[False]
 
         return of

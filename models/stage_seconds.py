@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -10,11 +12,47 @@ from ..data.cost import FloatArray
 from ..data.length_pair import LengthPair
 from .exec_config import Cluster
 from .layer_cost import LayerCost
+from .seconds_table import SecondsTable, rising, saved, saving
 
 _THRESHOLD = 0.1
 """Deviation of the encoding workload that the dynamic adjustment lets pass (section 5.2)."""
-_LARGEST = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
+LARGEST = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
 """Mean of the largest of 1, 2, ... standard normal numbers."""
+_NORMAL = tuple(NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32))
+"""Equally likely deviations."""
+_FAR = (1e7, 1e6)
+"""Sequences and tokens that none has: beyond the last measured ones seconds are linear up to there."""
+_STEP = 256
+"""Encoding batches are tabulated so many at a time."""
+
+
+def largest(many: int) -> float:
+    """Return how many deviations above the mean the largest of so many normal numbers is, on average."""
+    return LARGEST[min(many, len(LARGEST)) - 1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """
+    Seconds of a stage for each encoding batch from none on, and the two bounds below them.
+
+    Parameters
+    ----------
+    mean
+        On average, shape (3, batches): the seconds, what larger batches take at least, what smaller ones save
+        at most (see :class:`.SecondsTable`).
+    slowest
+        Of the slowest of as many encodings as there are stages, shape (3, batches).
+    """
+
+    mean: FloatArray
+    slowest: FloatArray
+
+    def bounded(self, low: int, at: int) -> tuple[FloatArray, FloatArray]:
+        """Return both of one batch, shape (3,); what smaller batches save at most, from ``low`` on."""
+        mean, slowest = self.mean[:, at].copy(), self.slowest[:, at].copy()
+        mean[2], slowest[2] = saved(self.mean[0], low, at), saved(self.slowest[0], low, at)
+        return mean, slowest
 
 
 class StageSeconds:
@@ -66,28 +104,39 @@ class StageSeconds:
         self._attention = {
             each: cost.encode_attention_mean(lengths.inputs) for each, cost in self._costs.items()
         }
+        self._table: SecondsTable | None = None
+        self._encodings: dict[int, Encoding] = {}
 
-    def encode(self, prompts: float) -> float:
+    def encoding(self, most: int, parts: int = 1) -> Encoding:
         """
-        Return the mean seconds in which a stage encodes so many prompts; for less than one, its share.
+        Return the seconds of batches of 0, 1, ... prompts, at least up to ``most``, in so many parts each.
 
-        The mean over the sum of their lengths, as times do not quite grow in proportion.
+        Seconds are means over the sum of the prompts' lengths, as times do not quite grow in proportion. Less
+        than a prompt takes its share of one.
         """
-        if prompts < 1:
-            return prompts * self.encode(1)
-        tokens, away = prompts * self._inputs.mean, np.sqrt(3.0) * self._token_deviation(prompts)
-        # Three points with these weights give the mean of any cubic over a normal distribution.
-        seconds = [self._encode_seconds(prompts, max(1.0, tokens + side * away)) for side in (-1, 0, 1)]
-        return (seconds[0] + 4 * seconds[1] + seconds[2]) / 6
+        known = self._encodings.get(parts)
+        if known is None or known.mean.shape[1] <= most:
+            batches = np.arange(-(-(most + 1) // _STEP) * _STEP, dtype=np.float64)
+            prompts = batches / parts
+            whole = np.maximum(1.0, prompts)
+            tokens, deviation = whole * self._inputs.mean, self._token_deviation(whole)
+            # Measured seconds rise in steps: a few points would miss them.
+            around = [np.maximum(1.0, tokens + away * deviation) for away in _NORMAL]
+            mean = np.mean([self._encode_seconds(whole, each) for each in around], axis=0)
+            mean = mean * np.minimum(1.0, prompts)
+            whole = np.ceil(prompts)
+            many = np.minimum(self.count, np.ceil(self.count * prompts)).astype(np.int64)
+            slowest = np.array(LARGEST)[np.clip(many, 1, len(LARGEST)) - 1] * self._token_deviation(whole)
+            slow = self._encode_seconds(whole, np.maximum(prompts, 1.0) * self._inputs.mean + slowest)
+            slow[0] = 0.0
+            known = Encoding(
+                np.stack((mean, rising(mean), saving(batches, mean))),
+                np.stack((slow, rising(slow), saving(batches, slow))),
+            )
+            self._encodings[parts] = known
+        return known
 
-    def encode_largest(self, prompts: float) -> float:
-        """Return the mean seconds of the slowest of as many encodings as there are stages."""
-        whole = float(np.ceil(prompts))
-        many = min(self.count, int(np.ceil(self.count * prompts)), len(_LARGEST))
-        slowest = _LARGEST[many - 1] * self._token_deviation(whole)
-        return self._encode_seconds(whole, max(prompts, 1.0) * self._inputs.mean + slowest)
-
-    def _token_deviation(self, prompts: float) -> float:
+    def _token_deviation(self, prompts: FloatArray) -> FloatArray:
         """
         Return the standard deviation of the tokens of a batch.
 
@@ -98,7 +147,7 @@ class StageSeconds:
         mean, spread = self._inputs.mean, self._inputs.sd
         edge = (mean**2 + spread**2) / mean / 2
         within = (_THRESHOLD * prompts * mean + edge) / np.sqrt(3.0)
-        return float(min(spread * np.sqrt(prompts), within))
+        return np.asarray(np.minimum(spread * np.sqrt(prompts), within))
 
     def encode_chunks(self, lengths: FloatArray) -> float:
         """Return the seconds in which a stage encodes prompts of the given lengths, tokens."""
@@ -122,25 +171,37 @@ class StageSeconds:
         contexts
             Tokens each sequence of it holds.
         """
-        whole = np.maximum(1.0, sequences)
-        parts = {each: cost.decode_many(whole, contexts) for each, cost in self._costs.items()}
-        layers = {each: part[0] for each, part in parts.items()}
-        once = {each: part[1] for each, part in parts.items()}
-        seconds = self._balanced(self._shape.layers, layers, once, whole)
-        return np.asarray(seconds * np.minimum(1.0, sequences))
+        return self.table(sequences, contexts)
+
+    @property
+    def table(self) -> SecondsTable:
+        """The seconds of decoding; between the profile's knots they are taken as linear."""
+        if self._table is None:
+            knots = [cost.decode_knots() for cost in self._costs.values()]
+            inner = np.unique(np.concatenate([each for each, _ in knots]))
+            sequences = np.concatenate(([0.0, 1.0], inner[inner > 1], _FAR[:1]))
+            contexts = np.concatenate((np.unique(np.concatenate([each for _, each in knots])), _FAR[1:]))
+            at = [grid.ravel() for grid in np.meshgrid(sequences[1:], contexts, indexing="ij")]
+            parts = {each: cost.decode_many(at[0], at[1]) for each, cost in self._costs.items()}
+            layers = {each: part[0] for each, part in parts.items()}
+            once = {each: part[1] for each, part in parts.items()}
+            seconds = self._balanced(self._shape.layers, layers, once, at[0]).reshape(-1, len(contexts))
+            # Less than one sequence takes its share of the seconds of one.
+            seconds = np.concatenate((np.zeros((1, len(contexts))), seconds))
+            self._table = SecondsTable(sequences, contexts, seconds)
+        return self._table
 
     @property
     def _encoder_layers(self) -> int:
         return self._shape.encoder_layers or self._shape.layers
 
-    def _encode_seconds(self, prompts: float, tokens: float) -> float:
+    def _encode_seconds(self, prompts: FloatArray, tokens: FloatArray) -> FloatArray:
         layers, once = {}, {}
         for each, cost in self._costs.items():
             rest, single = cost.encode_rest(tokens, prompts)
-            attention = self._attention[each]
-            layers[each] = np.array([rest + attention(prompts)[0]])
-            once[each] = np.array([single + attention(prompts)[1]])
-        return float(self._balanced(self._encoder_layers, layers, once, np.array([tokens]))[0])
+            attention = self._attention[each](prompts)
+            layers[each], once[each] = rest + attention[0], single + attention[1]
+        return self._balanced(self._encoder_layers, layers, once, tokens)
 
     def _balanced(
         self,

@@ -1,25 +1,26 @@
-"""The best execution configuration under a latency bound: Algorithm 1 for every strategy and degree."""
+"""The best execution configuration under a latency bound, of every strategy and tensor-parallel degree."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
+import numpy as np
+
+from ..data.cost import FloatArray
 from ..models.exec_config import ExecConfig, Performance, Strategy
 from ..models.timeline import Timeline
 from .configuration_search import Evaluate, Point, SearchResult, Variable, branch_and_bound
+from .row_search import RowRange, best_of_rows
 
 GAP = 0.005
 """Of throughput: no better configuration is looked for that is better by less."""
-WAA_TOLERANCE = 0.05
-"""Of throughput and latency: where the slower side of WAA changes, they step back by so much."""
 LEAST_MICRO_BATCH = 4
 """Prompts that an RRA micro-batch encodes at least: smaller ones vary too much to plan with."""
-_GAINING_RATIO = 2
-_PROBE_RATIO = 1.1
-"""Of batches at which the allocation of devices is looked up; bisection finds where it changes."""
+_START_GAP = 0.05
+"""Of throughput: what the first search, which takes the grid as monotone, may miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,8 @@ class Space:
 
     The paper takes the number of tensor-parallel devices as a monotone variable, at a fixed degree. On
     measured profiles it is not (a pipeline of unlike stages gains less than it loses); nor is the batch where
-    the workload-aware allocation moves a device; nor are the rounds of a pipeline, where encoding so often
-    costs more in bubbles than the larger decode batch gains. So there is one space for each number of groups,
-    each range of batches with the same allocation, and each range that loses by more rounds from the same on.
+    the workload-aware allocation moves a device. So there is one space for each number of groups and each
+    range of batches with the same allocation.
 
     Parameters
     ----------
@@ -41,23 +41,17 @@ class Space:
         Of the configurations.
     variables
         ``encode_batch``, and ``decode_rounds`` (RRA) or ``micro_batches`` (WAA).
-    probed
-        Configurations simulated to find this space and those after it.
-    skipped
-        Configurations left out of it: fewer rounds than pay, worse in latency and in throughput.
     """
 
     strategy: Strategy
     tensor_degree: int
     tensor_groups: int
     variables: tuple[Variable, ...]
-    probed: int = 0
-    skipped: int = 0
 
     @property
     def grid(self) -> int:
         """Configurations in all."""
-        return self.skipped + math.prod(each.high - each.low + 1 for each in self.variables)
+        return math.prod(each.high - each.low + 1 for each in self.variables)
 
     def config(self, point: Point) -> ExecConfig:
         """Return the configuration at values of the variables."""
@@ -66,14 +60,30 @@ class Space:
             self.strategy, tensor_degree=self.tensor_degree, tensor_groups=self.tensor_groups, **chosen
         )
 
-    def evaluate(self, timeline: Timeline) -> Evaluate:
-        """Return what simulates a configuration at values of the variables."""
+    def evaluate(self, rows: Sequence[RowRange]) -> Evaluate:
+        """Return what simulates a configuration at values of the variables, by :meth:`rows`."""
 
         def reached(point: Point) -> tuple[float, float]:
-            performance = timeline(self.config(point))
-            return performance.latency, performance.throughput
+            probe = rows[self.number(point)].row.probe(point[0], point[0])
+            return probe.latency, probe.throughput
 
         return reached
+
+    def number(self, point: Point) -> int:
+        """Return which of :meth:`rows` a point is in."""
+        return sum(value - each.low for value, each in zip(point[1:], self.variables[1:], strict=True))
+
+    def rows(self, timeline: Timeline) -> list[RowRange]:
+        """Return the configurations as rows along the encoding batch, in the order of the other variable."""
+        batch = self.variables[0]
+        others = self.variables[1:]
+        values = itertools.product(*(range(each.low, each.high + 1) for each in others))
+        rows = []
+        for value in values:
+            row = timeline.row(self.config((batch.low, *value)), batch.high)
+            if row is not None:
+                rows.append(RowRange(row, batch.low, batch.high))
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +140,53 @@ def spaces(
         least = max(encode_batches[0], LEAST_MICRO_BATCH * devices if devices > 1 else 1)
         if least > encode_batches[1]:
             return
+        variables = (
+            Variable("encode_batch", least, encode_batches[1]),
+            Variable("decode_rounds", *rounds, rises=False),
+        )
         for groups in range(1, devices // tensor_degree + 1) if shared else (0,):
-            whole = Space(
-                strategy, tensor_degree, groups, (Variable("encode_batch", least, encode_batches[1]),)
-            )
-            yield from _gaining(timeline, whole, rounds)
+            yield Space(strategy, tensor_degree, groups, variables)
         return
     if devices < 2:
         return
     for low, high in _same_allocation(timeline, strategy, encode_batches):
-        decoders = devices - timeline.encoders(strategy, low)
+        decoders = devices - int(timeline.encoders(strategy, np.array([low]))[0])
         batch = Variable("encode_batch", low, high)
         most = decoders // tensor_degree + (devices - decoders) // tensor_degree
         for groups in range(1, most + 1) if shared else (0,):
             stages = decoders - min(groups, decoders // tensor_degree) * (tensor_degree - 1)
             micro = (Variable("micro_batches", 1, stages, False),) if stages > 1 else ()
             yield Space(strategy, tensor_degree, groups, (batch, *micro))
+
+
+def whole_grid(
+    timeline: Timeline,
+    strategy: Strategy,
+    tensor_degree: int,
+    *,
+    encode_batches: tuple[int, int] = (1, 256),
+    decode_rounds: tuple[int, int] | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """
+    Return latency and throughput of every configuration: what :func:`search` is judged by.
+
+    Parameters
+    ----------
+    timeline, strategy, tensor_degree, encode_batches, decode_rounds
+        As in :func:`spaces`.
+
+    Returns
+    -------
+    tuple
+        Seconds (infinite where a configuration does not fit) and requests a second, shape (configurations,).
+    """
+    parts = [(np.zeros(0), np.zeros(0))]
+    for space in spaces(
+        timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
+    ):
+        for each in space.rows(timeline):
+            parts.append(each.row.reach(np.arange(each.low, each.high + 1)))
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
 def search(
@@ -159,7 +200,11 @@ def search(
     gap: float = GAP,
 ) -> Found:
     """
-    Return the best configuration of a strategy at a tensor-parallel degree (see :func:`.branch_and_bound`).
+    Return the best configuration of a strategy at a tensor-parallel degree.
+
+    A first search takes the grid as monotone (:func:`.branch_and_bound`, the paper's Algorithm 1) and says
+    where it is not. The second (:func:`.best_of_rows`) assumes nothing: it finds what the first missed, and
+    proves that nothing is better by more than the gap.
 
     Parameters
     ----------
@@ -172,29 +217,28 @@ def search(
     encode_batches, decode_rounds
         As in :func:`spaces`.
     gap
-        Of throughput, as a fraction (see :func:`.branch_and_bound`).
+        Of throughput, as a fraction: nothing better by less is looked for.
     """
-    tolerance = 0.0 if strategy is Strategy.RRA else WAA_TOLERANCE
     best: ExecConfig | None = None
     throughput, grid, evaluated = -math.inf, 0, 0
     results = []
     for space in spaces(
         timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
     ):
-        result = branch_and_bound(
-            space.evaluate(timeline),
-            space.variables,
-            latency_bound,
-            gap=gap,
-            throughput_tolerance=tolerance,
-            latency_tolerance=tolerance,
-            at_least=throughput,
+        rows, first, guess = space.rows(timeline), 0, 1
+        start = branch_and_bound(
+            space.evaluate(rows), space.variables, latency_bound, gap=_START_GAP, at_least=throughput
         )
+        if start.best is not None:
+            best, throughput = space.config(start.best), start.throughput
+            first, guess = space.number(start.best), start.best[0]
+        proven = best_of_rows(rows, latency_bound, first=first, guess=guess, at_least=throughput, gap=gap)
+        if proven.row is not None:
+            others = (each.low + proven.row for each in space.variables[1:])
+            best, throughput = space.config((proven.batch, *others)), proven.throughput
         grid += space.grid
-        evaluated += space.probed + result.evaluated
-        results.append(result)
-        if result.best is not None:
-            best, throughput = space.config(result.best), result.throughput
+        evaluated += start.evaluated + proven.evaluated
+        results.append(start)
     performance = None if best is None else timeline(best)
     return Found(strategy, tensor_degree, best, performance, evaluated, grid, tuple(results))
 
@@ -236,56 +280,11 @@ def search_all(
     return sorted(found, key=lambda each: -each.performance.throughput if each.performance else math.inf)
 
 
-def _gaining(timeline: Timeline, whole: Space, rounds: tuple[int, int]) -> Iterator[Space]:
-    """Yield the parts of a batch range (large batches first), each with its rounds."""
-    low, high = whole.variables[0].low, whole.variables[0].high
-    probes = [low]
-    while probes[-1] < high:
-        probes.append(min(high, max(probes[-1] + 1, _GAINING_RATIO * probes[-1])))
-    pays, probed = [], 0
-    for batch in probes:
-        best, most = rounds[0], -math.inf
-        for count in range(rounds[0], rounds[1] + 1):
-            probed += 1
-            config = ExecConfig(whole.strategy, batch, count, 1, whole.tensor_degree, whole.tensor_groups)
-            rate = timeline(config).throughput
-            if rate <= most:
-                break
-            best, most = count, rate
-        pays.append(best)
-    parts: list[tuple[int, int, int]] = []
-    for (start, end), (first, last) in zip(pairwise(probes), pairwise(pays), strict=True):
-        least = min(first, last)
-        if parts and parts[-1][2] == least:
-            parts[-1] = (parts[-1][0], end, least)
-        else:
-            parts.append((start if not parts else start + 1, end, least))
-    for start, end, least in reversed(parts or [(low, high, pays[0])]):
-        variables = (Variable("encode_batch", start, end), Variable("decode_rounds", least, rounds[1], False))
-        skipped = (end - start + 1) * (least - rounds[0])
-        yield replace(whole, variables=variables, probed=probed, skipped=skipped)
-        probed = 0
-
-
 def _same_allocation(
     timeline: Timeline, strategy: Strategy, batches: tuple[int, int]
 ) -> list[tuple[int, int]]:
     """Return the ranges of encoding batches for which as many devices encode."""
     low, high = batches
-    probes = [low]
-    while probes[-1] < high:
-        probes.append(min(high, max(probes[-1] + 1, int(probes[-1] * _PROBE_RATIO))))
-    starts = [low]
-    for left, right in pairwise(probes):
-        first, last = left, right
-        before = timeline.encoders(strategy, first)
-        if timeline.encoders(strategy, last) == before:
-            continue
-        while last - first > 1:
-            middle = (first + last) // 2
-            if timeline.encoders(strategy, middle) == before:
-                first = middle
-            else:
-                last = middle
-        starts.append(last)
+    counts = timeline.encoders(strategy, np.arange(low, high + 1))
+    starts = [low, *(low + 1 + np.flatnonzero(np.diff(counts))).tolist()]
     return [(start, end - 1) for start, end in zip(starts, [*starts[1:], high + 1], strict=True)]

@@ -11,24 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.data.cost import FloatArray, IntArray
 from batchbound.data.generators import GENERATORS
 from batchbound.data.layer_profile import ModelShape
 from batchbound.data.length_pair import LengthPair
 from batchbound.data.profile_readers import read_layer_profiles
-from batchbound.models.exec_config import Cluster, Strategy
+from batchbound.models.exec_config import Cluster, Performance, Strategy
 from batchbound.models.layer_cost import LayerCost
 from batchbound.models.roofline import ROOFLINE_DEVICES, roofline_profile
+from batchbound.models.row import Probe
 from batchbound.models.timeline import Timeline
 from batchbound.solvers.configuration_search import (
     Evaluate,
     Point,
     Variable,
-    best_of,
     branch_and_bound,
     exhaustive,
     frontier,
 )
-from batchbound.solvers.execution_search import search, search_all, spaces
+from batchbound.solvers.execution_search import GAP, search, search_all, spaces, whole_grid
+from batchbound.solvers.row_search import RowRange, best_of_rows
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
 LLAMA = ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
@@ -136,18 +138,72 @@ def _timeline(devices: int, task: str = "S") -> Timeline:
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_the_search_finds_the_exhaustive_best_of_every_strategy(strategy: Strategy) -> None:
     timeline = _timeline(4)
-    batches, rounds = (16, 55), (1, 20)
-    points: list[tuple[Point, float, float]] = []
-    parts = spaces(timeline, strategy, 1, encode_batches=batches, decode_rounds=rounds)
-    for number, space in enumerate(parts):
-        found = exhaustive(space.evaluate(timeline), space.variables, math.inf).points
-        points += [((number, *values), latency, rate) for values, latency, rate in found]
-    finite = sorted(latency for _, latency, _ in points if math.isfinite(latency))
-    for share in (0.1, 0.5, 0.9):
-        bound = finite[int(share * (len(finite) - 1))]
-        result = search(timeline, strategy, 1, bound, encode_batches=batches, decode_rounds=rounds)
-        assert result.performance is not None
-        assert result.performance.throughput == pytest.approx(best_of(points, bound).throughput, rel=0.01)
+    for degree in (1, 2):
+        latency, throughput = whole_grid(timeline, strategy, degree, encode_batches=(16, 55))
+        for share in (0.1, 0.5, 0.9, 1.0):
+            bound = float(np.quantile(latency[np.isfinite(latency)], share))
+            result = search(timeline, strategy, degree, bound, encode_batches=(16, 55))
+            assert result.performance is not None
+            assert result.grid == len(latency)
+            assert result.performance.latency <= bound
+            best = float(throughput[latency <= bound].max())
+            assert best / (1 + GAP) <= result.performance.throughput <= best * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.floats(0.02, 2.0), st.integers(1, 60), st.sampled_from([0.0, 0.05]))
+def test_rows_are_searched_exactly_however_uneven(seed: int, bound: float, guess: int, gap: float) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [_Uneven(rng) for _ in range(8)]
+    ranges = [RowRange(row, 3, 50) for row in rows]
+    found = best_of_rows(ranges, bound, first=int(rng.integers(8)), guess=guess, gap=gap)
+    met = [
+        float(rate)
+        for row in rows
+        for late, rate in zip(*row.reach(np.arange(3, 51)), strict=True)
+        if late <= bound
+    ]
+    assert (found.row is None) == (not met)
+    if found.row is not None:
+        latency, throughput = rows[found.row].reach(np.array([found.batch]))
+        assert latency[0] <= bound
+        assert throughput[0] == found.throughput >= max(met) / (1 + gap)
+
+
+class _Uneven:
+    """A row without any order, whose bounds hold."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.latency = rng.exponential(size=51) * np.linspace(0.1, 1, 51)
+        self.throughput = rng.exponential(size=51) * np.linspace(0.1, 1, 51)
+
+    def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
+        return self.latency[batches], self.throughput[batches]
+
+    def probe(self, low: int, at: int) -> Probe:
+        least, most = float(self.latency[at:].min()), float(self.throughput[low : at + 1].max())
+        return Probe(float(self.latency[at]), float(self.throughput[at]), least, most)
+
+    def performance(self, batch: int) -> Performance:
+        return Performance(float(self.throughput[batch]), float(self.latency[batch]), 0, (1, 1), 0, 0, 0)
+
+
+def test_a_probe_bounds_the_rest_of_its_row() -> None:
+    timeline = _timeline(4)
+    rng = np.random.default_rng(1)
+    for strategy in Strategy:
+        for space in spaces(timeline, strategy, 2, encode_batches=(16, 79), decode_rounds=(1, 80)):
+            rows = space.rows(timeline)
+            for each in rows[:: max(1, len(rows) // 5)]:
+                latency, throughput = each.row.reach(np.arange(each.low, each.high + 1))
+                at = int(rng.integers(each.low, each.high + 1))
+                low = int(rng.integers(each.low, at + 1))
+                probe = each.row.probe(low, at)
+                place = at - each.low
+                assert probe.latency == pytest.approx(latency[place])
+                assert probe.throughput == pytest.approx(throughput[place])
+                assert probe.least_latency <= latency[place:].min() * (1 + 1e-9)
+                assert probe.most_throughput >= throughput[low - each.low : place + 1].max() * (1 - 1e-9)
 
 
 def test_the_best_strategy_comes_first_and_a_looser_bound_is_no_worse() -> None:
@@ -169,14 +225,10 @@ def test_the_search_is_exact_on_measured_profiles(task: str) -> None:
     generator = GENERATORS[f"exegpt-{task}"]
     pair = LengthPair(generator.input_tokens(), generator.output_tokens())
     timeline = Timeline({1: LayerCost(read_layer_profiles(folder))}, Cluster(2, 96 * 2**30), pair)
-    # A part of the points: the whole grid is the study's.
-    coarse = [(batch, rounds) for batch in range(8, 208, 6) for rounds in range(1, 101, 2)]
-    evaluate = next(spaces(timeline, Strategy.RRA, 1)).evaluate(timeline)
-    points = [(point, *evaluate(point)) for point in coarse]
-    for bound in np.quantile([latency for _, latency, _ in points if math.isfinite(latency)], (0.1, 0.5)):
-        found = search(
-            timeline, Strategy.RRA, 1, float(bound), encode_batches=(8, 207), decode_rounds=(1, 100)
-        )
+    latency, throughput = whole_grid(timeline, Strategy.RRA, 1, decode_rounds=(1, 100))
+    for share in (0.1, 0.5):
+        bound = float(np.quantile(latency[np.isfinite(latency)], share))
+        found = search(timeline, Strategy.RRA, 1, bound, decode_rounds=(1, 100))
         assert found.performance is not None
-        assert found.performance.throughput >= best_of(points, float(bound)).throughput * (1 - 0.005)
+        assert found.performance.throughput >= throughput[latency <= bound].max() / (1 + GAP)
         assert found.evaluated <= 0.02 * found.grid
