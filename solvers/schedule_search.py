@@ -10,6 +10,7 @@ import numpy as np
 from ..data.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from ..models.least_counts import cost_terms
 from .constructive import longest_first, ski_rental_schedule
 from .slot_flow import LengthProfile, slot_price, stages_of_requests, whole_slots
 from .stage_times import StageCosts, StageTimesSearch
@@ -30,18 +31,20 @@ CYCLE, SHORT_CYCLE = 500, 40
 TIMED = 4
 """Steps after which the annealing judges how many there will be."""
 
+STRETCHES = (0, 1, 2, 4, 8)
+"""Rounds by which stage times are stretched until whole slots are enough."""
+
 LONGEST_ROUNDING = 2.0
 """Seconds allowed to turn one set of stage times into whole slots."""
 
 ROUNDING_SHARE = 0.08
-"""Share of the time left for turning the last stage times into a schedule."""
+"""Most of the time that is kept for turning the last stage times into a schedule."""
 
+ROUNDINGS = 4
+"""Seconds kept for that, in times of what the last one took."""
 
 START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
 """Settings of the ski-rental rule whose stage times the annealing may start from."""
-
-LEVELS_KEPT = 3
-"""Levels of longest requests that the annealing may still place."""
 
 FEW = 24
 """Requests up to which orders are searched too: stage times alone leave much to chance in small problems."""
@@ -164,6 +167,8 @@ class _Search:
         self._schedule: Schedule | None = None
         self._makespan = np.inf
         self._improvements: list[tuple[float, float]] = []
+        self._stretch = 0
+        self._reserve = ROUNDING_SHARE
 
     @property
     def _elapsed(self) -> float:
@@ -245,9 +250,9 @@ class _Search:
         begun, first, hot = self._progress, self._iterations, HOT if few else COLD
         cycles, cycle = 1, 0
         next_rounding = 0.3
-        while self._progress < 1.0 - ROUNDING_SHARE:
+        while self._progress < 1.0 - self._reserve:
             self._iterations += 1
-            done = (self._progress - begun) / (1.0 - ROUNDING_SHARE - begun)
+            done = (self._progress - begun) / (1.0 - self._reserve - begun)
             if self._iterations - first == TIMED:
                 steps = TIMED / max(done, 1e-9)
                 hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
@@ -281,19 +286,33 @@ class _Search:
         return float(max(1, int(cap / self._problem.prompt_tokens.mean())))
 
     def _realise(self, times: IntArray, profile: LengthProfile, split: _Split) -> bool:
-        """Offer a schedule with these stage times, if there is one, and return whether it is better."""
-        left = max(0.0, self._seconds - self._elapsed)
-        flow = whole_slots(times, profile, self._problem.slots, min(max(0.2 * left, 0.05), LONGEST_ROUNDING))
-        if flow is None:
-            return False
-        if self._problem.prefill_token_cap is None:
-            bin_of = stages_of_requests(*flow, split.rest.rounds)
-        else:
-            balanced = within_token_cap(split.rest, times, *flow)
-            if balanced is None:
+        """
+        Offer a schedule with these stage times, if there is one, and return whether it is better.
+
+        Where whole slots are too few though fractions of them suffice, a few rounds more, spread evenly over
+        the stages, make up for it; as many are tried first the next time.
+        """
+        for more in [stretch for stretch in STRETCHES if stretch >= self._stretch]:
+            stretched = times + np.rint(np.linspace(0, more, len(times))).astype(np.int64)
+            if self._progress >= 1.0 or split.least_makespan(self._problem, stretched) >= self._makespan:
                 return False
-            bin_of = balanced
-        return self.offer(split.schedule(self._problem, bin_of, np.diff(times)))
+            left = max(0.0, self._seconds - self._elapsed)
+            allowed = min(max(0.2 * left, 0.05), LONGEST_ROUNDING)
+            begun = self._elapsed
+            flow = whole_slots(stretched, profile, self._problem.slots, allowed)
+            if flow is None:
+                continue
+            self._stretch = more
+            self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (self._elapsed - begun) / self._seconds)
+            if self._problem.prefill_token_cap is None:
+                bin_of = stages_of_requests(*flow, split.rest.rounds)
+            else:
+                balanced = within_token_cap(split.rest, stretched, *flow)
+                if balanced is None:
+                    return False
+                bin_of = balanced
+            return self.offer(split.schedule(self._problem, bin_of, np.diff(stretched)))
+        return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,9 +338,9 @@ class _Split:
 
     @classmethod
     def of(cls, problem: Problem) -> _Split:
-        """Return the problem split so that some levels' worth of longest requests stays in the rest."""
+        """Return the problem split so that less than a level of longest requests, but some, is in the rest."""
         longest = np.flatnonzero(problem.rounds == problem.rounds.max())
-        levels = len(longest) // problem.slots - LEVELS_KEPT
+        levels = (len(longest) - 1) // problem.slots
         if levels < 1 or problem.prefill_token_cap is not None:
             return cls(np.empty((0, problem.slots), dtype=np.int64), problem, np.arange(len(problem)))
         head = longest[: levels * problem.slots]
@@ -333,6 +352,12 @@ class _Split:
             prefill_emits_first_token=problem.prefill_emits_first_token,
         )
         return cls(head.reshape(levels, problem.slots), rest, others)
+
+    def least_makespan(self, problem: Problem, times: IntArray) -> float:
+        """Return the least seconds of the whole problem's schedules, given the stage times of the rest."""
+        levels = len(self.levels)
+        stages, rounds = levels + len(times) - 1, levels * int(problem.rounds.max()) + int(times[-1])
+        return sum(cost_terms(problem, stages, rounds).values())
 
     def schedule(self, problem: Problem, bin_of: IntArray, rounds: IntArray) -> Schedule:
         """Return the whole schedule, given that of the rest."""
