@@ -467,7 +467,11 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                     study = make(name)
                     study.seed = seed
                     workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-                    sizes = replace(_with(study.sizes, field, value), shortage=options.shortage)
+                    sizes = replace(
+                        _with(study.sizes, field, value),
+                        shortage=options.shortage,
+                        beyond_reserve=not options.strict,
+                    )
                     run = study.run(options.system, workload, known=False, sizes=sizes)
                     rows[value].append(serving_metrics(run))
             found[f"{name} {field}"] = _minimum(name, field, rows)
@@ -662,6 +666,7 @@ def main() -> None:
     parser.add_argument(
         "--shortage", choices=("reserve", "pause", "offload"), default="reserve", help="in sweet"
     )
+    parser.add_argument("--strict", action="store_true", help="prompts begin in the reserve alone, in sweet")
     parser.add_argument("--fields", nargs="+", choices=GRIDS, default=list(GRIDS), help="in sweet")
     parser.add_argument("--system", default="econoserve", help="in sweet")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the planner")

@@ -42,6 +42,8 @@ class EconoServeSettings:
     hosted
         Who is put into a lent part: ``"answers"`` whose prompt is computed and lies elsewhere, when their
         host begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever a part is unused.
+    beyond_reserve
+        Whether a prompt may begin outside of the reserve as well, if no answer waits and its own will fit.
     """
 
     synced: bool = True
@@ -53,6 +55,7 @@ class EconoServeSettings:
     forward_size: int = 512
     shortage: Literal["reserve", "pause", "offload"] = "reserve"
     hosted: Literal["answers", "requests"] = "requests"
+    beyond_reserve: bool = True
 
     def __post_init__(self) -> None:
         for name in ("padding", "reserved", "buffer"):
@@ -73,7 +76,6 @@ class _Changes:
     stop: list[int] = field(default_factory=list)
     swap_out: list[int] = field(default_factory=list)
     swap_in: list[int] = field(default_factory=list)
-    drop: list[int] = field(default_factory=list)
 
 
 class EconoServe:
@@ -101,8 +103,6 @@ class EconoServe:
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
-        # Dropped in the last decision; only now does the state show that nothing is held of them.
-        self._anew: list[int] = []
         self._target: dict[int, int] = {}
         # Blocks of requests between the start of their prompt and that of their answer.
         self._parked: dict[int, int] = {}
@@ -119,9 +119,12 @@ class EconoServe:
         """Return the next iteration."""
         changes = _Changes()
         self._gaps |= bool(state.arrived or state.finished or state.prefilled)
-        for request in (*state.arrived, *self._anew):
-            self._arrive(state, request)
-        self._anew.clear()
+        for request in state.arrived:
+            prompt = int(state.prompt[request])
+            self._prompts.push(request, prompt, float(state.deadline[request]), 0)
+            if self._lends_whole:
+                answer = self._predict(state, request)
+                self._guests.push(request, prompt, answer, 2 * prompt // self.settings.forward_size)
         for request in state.finished:
             self._finish(request)
         for request in state.prefilled:
@@ -148,15 +151,7 @@ class EconoServe:
             stop=changes.stop,
             swap_out=changes.swap_out,
             swap_in=changes.swap_in,
-            drop=changes.drop,
         )
-
-    def _arrive(self, state: ServingState, request: int) -> None:
-        prompt = int(state.prompt[request])
-        self._prompts.push(request, prompt, float(state.deadline[request]), 0)
-        if self._lends_whole:
-            answer = self._predict(state, request)
-            self._guests.push(request, prompt, answer, 2 * prompt // self.settings.forward_size)
 
     def _predict(self, state: ServingState, request: int) -> int:
         padded = math.ceil(int(state.predicted[request]) * (1 + self.settings.padding))
@@ -228,12 +223,6 @@ class EconoServe:
         self._leave_group(request)
         self._unpark(request)
         state.ledger.release(request)
-        if not state.generated[request]:
-            # A guest whose prompt was still being computed begins anew.
-            self._partial = None
-            changes.drop.append(request)
-            self._anew.append(request)
-            return
         changes.swap_out.append(request)
         self._host.append(request)
         self._away[request] = int(state.held[request])
@@ -413,7 +402,8 @@ class EconoServe:
         if self._parked_blocks + blocks > self._reserved(state):
             answer = self._predict(state, request)
             whole = min(ledger.blocks_for(prompt + answer), ledger.blocks)
-            if len(self._answers) or whole > ledger.free:
+            alone = ledger.free == ledger.blocks
+            if len(self._answers) or whole > ledger.free or not (self.settings.beyond_reserve or alone):
                 return False
         if blocks > ledger.free:
             return False
