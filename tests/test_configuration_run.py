@@ -1,0 +1,257 @@
+"""Execution configurations carried out: RRA on one batch, WAA on two processes, answers as `generate`'s."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.configuration import PlannedConfiguration
+from batchbound.data.cost import CostModel
+from batchbound.data.plan import Maker, Plan
+from batchbound.data.problem import Problem
+from batchbound.data.trace import Stage, Trace
+from batchbound.data.workload import Workload
+from batchbound.executor.configuration_run import run_configuration, steady_state
+from batchbound.executor.encode_worker import EncodeWorker
+from batchbound.executor.faults import RunStoppedError
+from batchbound.executor.job import Job
+from batchbound.executor.journal import Journal
+from batchbound.executor.loop import execute, schedule_of
+from batchbound.executor.prompts import Prompts
+from batchbound.executor.ray_fleet import EngineSpec
+from batchbound.executor.simulate import simulate
+from batchbound.executor.simulator import Simulator
+from batchbound.executor.tokenizers import load_tokenizer
+from batchbound.heuristics.configured import rra_policy
+from batchbound.heuristics.dynamic_batch import DynamicBatch
+from batchbound.heuristics.workload_aware_allocation import WorkloadAwareAllocation
+from batchbound.models.length_drift import LengthDrift
+
+RRA = PlannedConfiguration("RRA", 3, 4, 6.0, 0, 12.0, 6.0, 7.0, 4.0, None, 1.0, 10.0)
+WAA = replace(RRA, strategy="WAA-C", encode_batch=2, decode_rounds=1, decode_batch=0.0, lead=2)
+WORKER = EngineSpec("tiny:llama", dtype="float64", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    import torch
+
+    from batchbound.executor.huggingface import vocabulary_of
+    from batchbound.executor.model_source import load_model
+    from batchbound.executor.sampling import Sampler
+
+    torch.set_num_threads(1)
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    rng = np.random.default_rng(3)
+    workload = Workload.from_lengths(rng.integers(1, 25, 24), rng.integers(1, 16, 24))
+    problem = Problem(workload, CostModel.paper(), 10, prefill_emits_first_token=True)
+    schedule = schedule_of(simulate(problem, rra_policy(RRA)))
+    maker = Maker("test", "0", "FEASIBLE", "search", 0.0, 0)
+    plan = Plan(problem, schedule, schedule.makespan(problem), None, maker, configuration=RRA)
+    prompts = Prompts.random(workload, vocabulary_of(model), seed=1)
+    return Job(plan, prompts, model, load_tokenizer("tiny:llama"), Sampler(), pinned=True)
+
+
+@pytest.fixture(scope="module")
+def alone(job: Job) -> dict[str, dict[str, object]]:
+    """The answer line of each request as the model alone gives it."""
+    import torch
+
+    lines = {}
+    problem = job.plan.problem
+    for row, name in enumerate(problem.workload.ids.tolist()):
+        ids, count = torch.tensor([job.prompts.tokens[row]]), int(problem.workload.output_tokens[row])
+        tokens = job.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        lines[name] = job.answer(row, tokens[0, ids.shape[1] :].tolist())
+    return lines
+
+
+def test_a_plan_keeps_its_configuration(job: Job, tmp_path: Path) -> None:
+    job.plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").configuration == RRA
+    replace(job.plan, configuration=None).save(tmp_path / "other.json")
+    assert Plan.load(tmp_path / "other.json").configuration is None
+
+
+def test_round_robin_answers_are_those_of_the_model_alone(
+    job: Job, alone: dict[str, dict[str, object]], tmp_path: Path
+) -> None:
+    with Journal(tmp_path / "journal", {}) as journal:
+        outcome = run_configuration(job, RRA, journal)
+        assert journal.finished == alone
+    trace = outcome.trace
+    assert trace is not None
+    assert schedule_of(trace).check(job.plan.problem) is None
+    encoded = [stage.active for stage in trace.stages if stage.kind == "prefill"]
+    assert len(encoded) > 3
+    assert max(encoded) <= RRA.encode_batch * 3
+
+
+def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
+    job: Job, alone: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[EncodeWorker] = []
+    start = EncodeWorker.__init__
+
+    def remember(worker: EncodeWorker, *arguments: Any) -> None:
+        start(worker, *arguments)
+        started.append(worker)
+
+    monkeypatch.setattr(EncodeWorker, "__init__", remember)
+
+    def kill(_: Stage, done: int) -> None:
+        if done >= 5:
+            os.kill(started[0].process_id, signal.SIGKILL)
+
+    with Journal(tmp_path / "journal", {}) as journal:
+        with pytest.raises(RunStoppedError, match=r"encoding worker is gone \(exit status -9\)"):
+            run_configuration(job, WAA, journal, worker=WORKER, on_stage=kill)
+        finished = dict(journal.finished)
+        assert 5 <= len(finished) < len(alone)
+    with Journal(tmp_path / "journal", {}) as journal:
+        assert journal.finished == finished
+        outcome = run_configuration(job, WAA, journal, worker=WORKER)
+        assert journal.finished == alone
+    assert outcome.resumed == len(finished)
+    trace = outcome.trace
+    assert trace is not None
+    joined = np.array([stage.start for stage in trace.stages])[trace.stage_of]
+    assert (trace.prefilled < joined).all()
+
+
+def test_what_a_worker_cannot_load_is_said(job: Job, tmp_path: Path) -> None:
+    lost = replace(WORKER, model=str(tmp_path / "no-model"))
+    with (
+        Journal(tmp_path / "journal", {}) as journal,
+        pytest.raises(RunStoppedError, match="no such directory"),
+    ):
+        run_configuration(job, WAA, journal, worker=lost)
+
+
+def test_waa_without_a_worker_is_refused(job: Job, tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", {}) as journal, pytest.raises(ValueError, match="needs a worker"):
+        run_configuration(job, WAA, journal)
+
+
+class Slow:
+    """Encodes in order; each batch is there after it was asked for so many times."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay = delay
+        self.under_way: deque[list[int]] = deque()
+        self.asked = self.most = 0
+
+    def encode(self, requests: Sequence[int]) -> None:
+        self.under_way.append(list(requests))
+        self.most = max(self.most, len(self.under_way))
+
+    def encoded(self, *, wait: bool) -> list[list[int]]:
+        self.asked += 1
+        if self.under_way and (wait or self.asked >= self.delay):
+            self.asked = 0
+            return [self.under_way.popleft()]
+        return []
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=15),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.one_of(st.none(), st.integers(42, 120)),
+)
+def test_whatever_joins_when_no_rule_is_broken(
+    lengths: list[tuple[int, int]], batch: int, lead: int, delay: int, slots: int, capacity: int | None
+) -> None:
+    workload = Workload.from_lengths(*zip(*lengths, strict=True))
+    problem = Problem(
+        workload, CostModel.paper(), slots, kv_capacity=capacity, prefill_emits_first_token=True
+    )
+    encoding = Slow(delay)
+    mean = float(np.mean([tokens for tokens, _ in lengths]))
+    policy = WorkloadAwareAllocation(encoding, DynamicBatch(batch, mean, None), lead)
+    trace = execute(problem, policy, Simulator(problem))
+    assert schedule_of(trace).check(problem) is None
+    assert encoding.most <= lead
+    assert not encoding.under_way
+
+
+def test_encoding_runs_ahead_of_decoding() -> None:
+    problem = Problem(
+        Workload.from_lengths([5] * 6, [4] * 6), CostModel.paper(), 6, prefill_emits_first_token=True
+    )
+    policy = WorkloadAwareAllocation(Slow(1), DynamicBatch(2, 5.0, None), 2)
+    trace = execute(problem, policy, Simulator(problem))
+    # Two requests join before each of the first iterations; three rounds later they are done.
+    assert [(stage.kind, stage.active) for stage in trace.stages] == [
+        ("prefill", 2),
+        ("decode", 2),
+        ("prefill", 2),
+        ("decode", 4),
+        ("prefill", 2),
+        ("decode", 6),
+        ("decode", 4),
+        ("decode", 2),
+    ]
+
+
+def test_the_steady_state_by_hand() -> None:
+    # A request of one round joins every second; it is done half a second after its encoding began.
+    count = 8
+    stages = []
+    for k in range(count):
+        stages += [
+            Stage("prefill", k, k + 0.25, 0, 1, 4, 4, 4),
+            Stage("decode", k + 0.25, k + 0.5, 1, 1, 1, 5, 5),
+        ]
+    at = np.arange(count, dtype=np.float64)
+    trace = Trace(
+        ids=tuple(map(str, range(count))),
+        slots=1,
+        stages=tuple(stages),
+        stage_of=2 * np.arange(count),
+        slot_of=np.zeros(count, dtype=np.int64),
+        queued=np.zeros(count),
+        prefilled=at,
+        first_token=at + 0.25,
+        finished=at + 0.5,
+        tokens=np.full(count, 2),
+    )
+    reached = steady_state(trace)
+    assert reached is not None
+    # Filled when two rounds are run (the longest answer's), at 2 s; the last two batches are not counted on.
+    assert reached.requests == 4
+    assert reached.throughput == pytest.approx(1.0)
+    assert reached.latency == pytest.approx(0.5)
+    assert steady_state(replace(trace, stages=trace.stages[:6])) is None
+
+
+def test_answers_that_turn_out_longer_are_noticed() -> None:
+    as_planned = np.array([3, 11] * 50)
+    assert not LengthDrift.of(RRA, as_planned).drifted
+    longer = LengthDrift.of(RRA, as_planned + 2)
+    assert longer.drifted
+    assert longer.change == pytest.approx(2 / 7)
+    assert "+29% against the planned 7.0" in str(longer)
+    # So few may be longer by chance.
+    assert not LengthDrift.of(RRA, as_planned[:4] + 2).drifted

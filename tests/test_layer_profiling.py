@@ -1,0 +1,209 @@
+"""Profiling a model layer by layer, and composing from it what a configuration runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.configuration import PlannedConfiguration
+from batchbound.data.cost import CostModel
+from batchbound.data.files import InputError
+from batchbound.data.layer_profile import LayerProfile
+from batchbound.data.plan import Plan
+from batchbound.executor.calibrate import cost_of_profile
+from batchbound.executor.journal import Journal
+from batchbound.executor.layer_profiling import Grid, profile_layers
+from batchbound.models.layer_cost import LayerCost
+from batchbound.models.run_profile import profile_of_run
+from batchbound.models.whole_model_profile import whole_model_profile
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+GRID = Grid((1, 4), (8, 40), rounds=3, repeats=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    import torch
+
+    from batchbound.executor.model_source import load_model
+
+    torch.set_num_threads(1)
+    return load_model("tiny:llama", dtype="float64", device="cpu")
+
+
+def measured(model: Any, path: Path, **options: Any) -> tuple[LayerProfile, dict[str, Any]]:
+    from batchbound.executor.tiers import choose_tier
+
+    with Journal(path, {"model": "tiny:llama"}) as journal:
+        profile = profile_layers(model, choose_tier(model), GRID, journal, pinned=True, **options)
+        return profile, dict(journal.finished)
+
+
+@pytest.fixture(scope="module")
+def profiled(model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[LayerProfile, dict[str, Any]]:
+    return measured(model, tmp_path_factory.mktemp("profile") / "points")
+
+
+def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        assert total == GRID.measurements
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(model, tmp_path / "points", on_point=stop)
+    kept = (tmp_path / "points").read_text().splitlines()
+    assert len(kept) == 1 + 5
+    profile, found = measured(model, tmp_path / "points", on_point=lambda done, _: seen.append(done))
+    assert seen[0] == 5
+    assert seen[-1] == GRID.measurements == len(found)
+    assert (tmp_path / "points").read_text().splitlines()[: len(kept)] == kept
+    assert profile.operation("layer") is not None
+
+
+def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile, dict[str, Any]]) -> None:
+    profile, found = profiled
+    cost, layers = LayerCost(profile), profile.shape.layers
+    for batch in GRID.batches:
+        for length in GRID.lengths:
+            repeats = [found[f"{batch} x {length} tokens, repeat {repeat}"] for repeat in range(GRID.repeats)]
+            per_layer, once = cost.decode(batch, length + (GRID.rounds + 1) / 2)
+            composed = layers * per_layer + once
+            # Noise can make a layer seem to take more than the whole: what is left over is never negative.
+            assert composed >= 0.99 * np.median([each["decode"] for each in repeats])
+    attention = [operation for operation in profile.operations if operation.name == "attention"]
+    assert [operation.phase for operation in attention] == ["encode", "decode"]
+    assert all((operation.seconds > 0).all() and operation.per_layer for operation in attention)
+
+
+def test_a_measured_profile_survives_its_file(
+    profiled: tuple[LayerProfile, dict[str, Any]], tmp_path: Path
+) -> None:
+    profile = profiled[0]
+    profile.save(tmp_path / "profile.json")
+    loaded = LayerProfile.load(tmp_path / "profile.json")
+    assert loaded.to_json() == profile.to_json()
+    assert loaded.kv_tokens > 1000
+    assert loaded.versions["lengths"] == "pinned"
+    assert (loaded.shape.layers, loaded.shape.bytes_per_value, loaded.measured) == (2, 8, True)
+
+
+def test_a_run_pays_for_joining_and_for_changes(profiled: tuple[LayerProfile, dict[str, Any]]) -> None:
+    profile = profiled[0]
+    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
+    plain = LayerCost(profile)
+    change = own["change"].seconds[(own["change"].points == [4, 10]).all(axis=1)][0]
+    request = own["request"].seconds[1] / 1e6
+    alone = LayerCost(profile_of_run(profile, 20.0))
+    assert alone.encode(3, 8)[1] - plain.encode(3, 8)[1] == pytest.approx(3 * request)
+    # Of four requests that stay for 20 rounds, one is done in a round with a chance of 1 - exp(-4 / 20).
+    assert alone.decode(4, 10)[1] - plain.decode(4, 10)[1] == pytest.approx(change * (1 - np.exp(-0.2)))
+    aware = LayerCost(profile_of_run(profile, 20.0, handed_over=True, input_tokens=8.0))
+    assert aware.encode(3, 8)[1] - plain.encode(3, 8)[1] == pytest.approx(3 * own["send"].seconds[0])
+    joining = 4 * (request + own["receive"].seconds[0]) / 20
+    assert aware.decode(4, 10)[1] - plain.decode(4, 10)[1] == pytest.approx(change + joining)
+
+
+def test_a_profile_without_such_operations_is_run_as_it_is() -> None:
+    profile = whole_model_profile(CostModel.paper(), "test")
+    assert profile_of_run(profile, 20.0, handed_over=True) is profile
+
+
+def test_a_cost_model_is_drawn_through_a_profile() -> None:
+    cost = CostModel(0.025, 0.00013, 0.029, 0.00021, decode_per_kv_token=1e-7)
+    fitted = cost_of_profile(whole_model_profile(cost, "test"))
+    for name, value in cost.to_json().items():
+        assert getattr(fitted, name) == pytest.approx(value, rel=1e-3), name
+
+
+def test_attention_is_told_apart_in_models_of_any_family(model: Any) -> None:
+    import torch
+
+    from batchbound.executor.layer_shares import LayerShares
+    from batchbound.executor.model_source import load_model
+
+    for family in ("gpt2", "gpt-neo", "bloom", "falcon", "gpt-neox"):
+        other = load_model(f"tiny:{family}", device="cpu")
+        with LayerShares(other) as shares, torch.inference_mode():
+            other(input_ids=torch.zeros(2, 8, dtype=torch.int64))
+            layers, attention = shares.take()
+            assert 0 < attention < layers, family
+            assert shares.take() == (0, 0)
+    with pytest.raises(ValueError, match="no list of 2 layers"):
+        LayerShares(_without_layers(model))
+
+
+def _without_layers(model: Any) -> Any:
+    import torch
+
+    class Flat(torch.nn.Module):
+        config, device = model.config, model.device
+
+    return Flat()
+
+
+@pytest.mark.parametrize(("batches", "lengths"), [((1,), (8, 16)), ((1, 2), (8,)), ((0, 2), (8, 16))])
+def test_a_grid_that_cannot_tell_sizes_apart_is_refused(
+    batches: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="grid"):
+        Grid(batches, lengths)
+
+
+def test_from_profile_to_search_to_run(
+    profiled: tuple[LayerProfile, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"r{i},{rng.integers(2, 30)},{rng.integers(2, 12)}" for i in range(60)]
+    (tmp_path / "jobs.csv").write_text("\n".join(["id,input_tokens,output_tokens", *rows]))
+    profiled[0].save(tmp_path / "profile.json")
+    plan, answers, trace = (str(tmp_path / name) for name in ("plan.json", "answers.jsonl", "trace.jsonl"))
+    words = ["search", str(tmp_path / "jobs.csv"), "--profile", str(tmp_path / "profile.json"), "-o", plan]
+    assert main([*words, "--latency-bound", "5", "--most-encode-batch", "8"]) == 0
+    configuration = Plan.load(plan).configuration
+    assert configuration is not None
+    assert configuration.strategy == "RRA"
+    assert configuration.latency <= 5
+    model = ["--model", "tiny:llama", "--dtype", "float64", "--device", "cpu", "--threads", "1"]
+    assert main(["run", plan, *model, "--pinned", "-o", answers, "--trace", trace]) == 0
+    assert "requests/s in the steady state" in capsys.readouterr().err
+    assert len(Path(answers).read_text().splitlines()) == 60
+
+
+def test_a_layer_profile_is_measured_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    words = ["profile", "--model", "tiny:llama", "--device", "cpu", "--threads", "1", "--layers"]
+    words += ["--slots", "2", "--prompt-tokens", "16", "--points", "2", "--repeats", "1", "-o", str(path)]
+    assert main(words) == 0
+    assert "attention" in capsys.readouterr().out
+    lines = (tmp_path / "profile.json.points").read_text().splitlines()
+    assert main(words) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    # A larger grid measures only what is new of it.
+    words[words.index("--slots") + 1] = "4"
+    assert main([*words, "--extend"]) == 0
+    more = (tmp_path / "profile.json.points").read_text().splitlines()
+    assert more[: len(lines)] == lines
+    assert len(more) > len(lines)
+    assert LayerProfile.load(path).versions["lengths"] == "free"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("strategy", "FIFO"), ("encode_batch", None), ("latency", "soon"), ("lead", True)]
+)
+def test_a_damaged_configuration_names_the_field(field: str, value: object) -> None:
+    whole = PlannedConfiguration("RRA", 4, 8, 12.0, 0, 30.0, 5.0, 20.0, 6.0, None, 1.5, 3.0)
+    assert PlannedConfiguration.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+    with pytest.raises(InputError, match=f"configuration.{field}"):
+        PlannedConfiguration.from_json(whole.to_json() | {field: value}, file="plan.json")
