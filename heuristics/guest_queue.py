@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .task_queue import TaskQueue
+from .task_queue import LengthIndex
 
 
 class GuestQueue:
@@ -14,11 +14,7 @@ class GuestQueue:
     """
 
     def __init__(self) -> None:
-        self._whole = TaskQueue(ordered=False)
-        self._answers = TaskQueue(ordered=False)
-
-    def __len__(self) -> int:
-        return len(self._whole)
+        self._whole, self._answers = LengthIndex(), LengthIndex()
 
     def push(self, request: int, prompt: int, answer: int, prompt_iterations: int) -> None:
         """
@@ -33,8 +29,8 @@ class GuestQueue:
         prompt_iterations
             Iterations beyond the first that a prompt may take which lies elsewhere.
         """
-        self._whole.push(request, prompt + 2 * answer, 0.0, 0)
-        self._answers.push(request, 2 * answer + prompt_iterations, 0.0, 0)
+        self._whole.push(request, prompt + 2 * answer)
+        self._answers.push(request, 2 * answer + prompt_iterations)
 
     def remove(self, request: int) -> None:
         """Take a request out."""
@@ -52,6 +48,4 @@ class GuestQueue:
         whole
             Whether the prompt goes there as well, computed in one iteration.
         """
-        queue = self._whole if whole else self._answers
-        found = queue.closest(tokens)
-        return None if found is None else (found, queue.length(found))
+        return (self._whole if whole else self._answers).closest(tokens)

@@ -17,6 +17,39 @@ class _Entry:
     memory: int
 
 
+class LengthIndex:
+    """Tasks by length: lengths are few however many the tasks."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, dict[int, None]] = {}
+        self._lengths: list[int] = []
+        self._length: dict[int, int] = {}
+
+    def push(self, task: int, length: int) -> None:
+        """Add a task that is not in it."""
+        self._length[task] = length
+        if length not in self._tasks:
+            insort(self._lengths, length)
+            self._tasks[length] = {}
+        self._tasks[length][task] = None
+
+    def remove(self, task: int) -> None:
+        """Take a task out."""
+        length = self._length.pop(task)
+        del self._tasks[length][task]
+        if not self._tasks[length]:
+            del self._tasks[length]
+            del self._lengths[bisect_left(self._lengths, length)]
+
+    def closest(self, most: int) -> tuple[int, int] | None:
+        """Return the oldest task of the greatest length no longer than ``most``, and that length, or None."""
+        at = bisect_right(self._lengths, most) - 1
+        if at < 0:
+            return None
+        length = self._lengths[at]
+        return next(iter(self._tasks[length])), length
+
+
 class TaskQueue:
     """
     Tasks in order of arrival, or in EconoServe's order (section 3.4).
@@ -41,7 +74,7 @@ class TaskQueue:
         # By range: (window, memory range), and within it (length, turn, task).
         self._ranges: list[tuple[int, int]] = []
         self._tasks: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        self._lengths: list[tuple[int, int, int]] = []
+        self._lengths = LengthIndex()
         self._turn = 0
 
     def __len__(self) -> int:
@@ -80,7 +113,7 @@ class TaskQueue:
             self._tasks[place] = []
         # Of equal lengths the one that came last stands first: taken from the end, it comes out last.
         insort(self._tasks[place], (length, -entry.turn, task))
-        insort(self._lengths, (length, -entry.turn, task))
+        self._lengths.push(task, length)
 
     def remove(self, task: int) -> None:
         """Take a task out."""
@@ -91,7 +124,7 @@ class TaskQueue:
         if not tasks:
             del self._tasks[place]
             del self._ranges[bisect_left(self._ranges, place)]
-        del self._lengths[bisect_left(self._lengths, item)]
+        self._lengths.remove(task)
 
     def length(self, task: int) -> int:
         """Return the length a task was pushed with."""
@@ -117,8 +150,8 @@ class TaskQueue:
 
     def closest(self, most: int) -> int | None:
         """Return the longest of all tasks that is no longer than ``most``, the oldest of those, or None."""
-        at = bisect_right(self._lengths, (most, 1, 0)) - 1
-        return self._lengths[at][2] if at >= 0 else None
+        found = self._lengths.closest(most)
+        return None if found is None else found[0]
 
     def equal(self, length: int) -> int | None:
         """Return the oldest task of a length, or None."""
