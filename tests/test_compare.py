@@ -6,21 +6,26 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from batchbound.cli import main
-from batchbound.compare import NOT_APPLICABLE, Comparison, Measurement, compare
+from batchbound.compare import OwnLinearSolver, compare
+from batchbound.comparison import NOT_APPLICABLE, Comparison, Measurement
 from batchbound.data.cost import CostModel
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
+from batchbound.data.read import read_workload
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.full_model import repaired_model
-from batchbound.models.linear_files import write_mps
+from batchbound.models.linear_files import read_mps, write_mps
+from batchbound.models.linear_model import LinearModel
 from batchbound.solvers.constructive import ski_rental_schedule
+from batchbound.solvers.linear import LinearResult
 from batchbound.solvers.result import Limits, Result, Status, StoppedBy
 
 
@@ -84,6 +89,71 @@ def test_a_linear_model_goes_to_the_backends_and_to_nobody_else() -> None:
     assert found["model", "policy:fcfs"].status == NOT_APPLICABLE
     assert found["job", "scip"].status == NOT_APPLICABLE
     assert found["job", "policy:fcfs"].status == "feasible"
+
+
+KNAPSACK = """NAME  KNAPSACK
+OBJSENSE
+    MAX
+ROWS
+ N  PROFIT
+ L  CAPACITY
+COLUMNS
+    M  'MARKER'  'INTORG'
+    X1  PROFIT  10  CAPACITY  5
+    X2  PROFIT  13  CAPACITY  7
+    X3  PROFIT  7  CAPACITY  4
+    M  'MARKER'  'INTEND'
+RHS
+    RHS  CAPACITY  11
+ENDATA
+"""
+
+
+def first_only(model: LinearModel, limits: Limits) -> LinearResult:
+    """A user's own solver of linear models: take the first thing, and claim nothing."""
+    return LinearResult(
+        Status.FEASIBLE, StoppedBy.GAVE_UP, np.eye(model.columns)[0], -99.0, None, 0.1, "mine", "mine 2"
+    )
+
+
+def test_a_users_script_compares_own_solvers_on_own_files(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("id,input_tokens,output_tokens\na,10,20\nb,30,5\nc,12,40\n")
+    (tmp_path / "knapsack.mps").write_text(KNAPSACK)
+    job = read_workload(tmp_path / "lengths.csv").workload
+    comparison = compare(
+        {"job": Problem(job, CostModel.paper(), 2), "knapsack": read_mps(tmp_path / "knapsack.mps")},
+        {"search": "search", "given": given, "highs": "highs", "first": OwnLinearSolver(first_only)},
+        Limits(seconds=2.0),
+    )
+    found = {(r.instance, r.solver): r for r in comparison.rows}
+    # Of 10 + 7 and 13, no more: profits are maximised, so their negatives are what is compared.
+    assert found["knapsack", "highs"].value == pytest.approx(-20)
+    assert found["knapsack", "highs"].gap == 0.0
+    assert found["knapsack", "first"].value == -10
+    assert found["knapsack", "first"].gap == pytest.approx(0.5)
+    assert found["knapsack", "first"].version == "mine 2"
+    assert found["job", "first"].status == found["knapsack", "given"].status == NOT_APPLICABLE
+    assert found["job", "search"].bound_source
+    assert comparison.ratios("seconds")["highs"] == [1.0]
+    assert "-20.000 (highs)" in comparison.to_markdown()
+    for name in ("profile.png", "time.svg"):
+        (comparison.plot_profile if name == "profile.png" else comparison.plot_over_time)(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_an_own_linear_solver_that_breaks_a_rule_is_found_out(tmp_path: Path) -> None:
+    def greedy(model: LinearModel, limits: Limits) -> LinearResult:
+        return replace(first_only(model, limits), values=np.ones(model.columns))
+
+    (tmp_path / "knapsack.mps").write_text(KNAPSACK)
+    with pytest.raises(ValueError, match="the values of 'greedy' for 'knapsack' break a rule"):
+        compare({"knapsack": read_mps(tmp_path / "knapsack.mps")}, {"greedy": OwnLinearSolver(greedy)})
+
+
+def test_instances_a_solver_cannot_be_asked_for_do_not_count_against_it() -> None:
+    refused = replace(row("b", "x", None), status=NOT_APPLICABLE)
+    comparison = Comparison((row("a", "x", 2.0), row("a", "y", 3.0), refused, row("b", "y", 5.0)))
+    assert comparison.ratios() == {"x": [1.0], "y": [1.5, 1.0]}
 
 
 def test_performance_ratios_are_over_the_best_and_infinite_where_unsolved() -> None:

@@ -6,7 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from ..compare import Comparison, Instance, compare, known_solvers, write_text
+from ..compare import Instance, compare, known_solvers, write_text
+from ..comparison import Comparison
 from ..data.files import InputError
 from ..models.linear_files import read_mps
 from ..solvers.result import Limits
