@@ -51,6 +51,27 @@ class PhaseRun:
         chosen = self.latency[self.iterations == iterations]
         return float(chosen.mean()) if len(chosen) else float("nan")
 
+    def latency_near(self, iterations: int, rounds: int | None = None) -> float:
+        """
+        Return the latency of a request of so many iterations: few are just as long, so a line is fitted.
+
+        Parameters
+        ----------
+        iterations
+            Of the request; those within a tenth of it are looked at.
+        rounds
+            Iterations of a phase: only requests of as many phases are; None for no phases.
+        """
+        chosen = np.abs(self.iterations - iterations) <= 0.1 * iterations
+        if rounds is not None:
+            chosen &= (self.iterations - 1) // rounds == (iterations - 1) // rounds
+        lengths, latency = self.iterations[chosen] - iterations, self.latency[chosen]
+        if len(latency) < 2 or lengths.min() == lengths.max():
+            return self.latency_of(iterations)
+        spread = lengths - lengths.mean()
+        slope = float(spread @ latency / (spread @ spread))
+        return float(latency.mean() - slope * lengths.mean())
+
 
 def simulate_phases(
     timeline: Timeline,

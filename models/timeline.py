@@ -143,13 +143,22 @@ class Timeline:
         shape, decoders = self.shape, self.cluster.devices - encoders
         peak = self.peak(self.occupancy(1), encode_batch * batches)
         encoded = encode_batch * self.lengths.inputs.mean * shape.layers * shape.kv_bytes_per_layer_token
-        if shape.encoder_layers:
-            both = shape.layers + shape.encoder_layers
-            encoder_weights = shape.weight_bytes * shape.encoder_layers / both
-            decoder_weights = shape.weight_bytes - encoder_weights
-        else:
-            encoder_weights = decoder_weights = float(shape.weight_bytes)
+        encoder_weights, decoder_weights = self._waa_weights()
         return np.maximum((encoder_weights + lead * encoded) / encoders, (decoder_weights + peak) / decoders)
+
+    def waa_weight_bytes(self, config: ExecConfig) -> float:
+        """Return the most bytes of weights that a device holds under a WAA configuration."""
+        encoders = int(self.encoders(config.strategy, np.array([config.encode_batch]))[0])
+        encoder_weights, decoder_weights = self._waa_weights()
+        return max(encoder_weights / encoders, decoder_weights / (self.cluster.devices - encoders))
+
+    def _waa_weights(self) -> tuple[float, float]:
+        """Return the bytes of the encoding and of the decoding layers: of a decoder-only model, all twice."""
+        shape = self.shape
+        if not shape.encoder_layers:
+            return float(shape.weight_bytes), float(shape.weight_bytes)
+        encoder = shape.weight_bytes * shape.encoder_layers / (shape.layers + shape.encoder_layers)
+        return encoder, shape.weight_bytes - encoder
 
     def peak(self, occupancy: Occupancy, encode_batch: FloatArray) -> FloatArray:
         """Return the bytes of keys and values that 99 % of the time are enough."""

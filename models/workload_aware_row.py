@@ -80,7 +80,8 @@ class WorkloadAwareRow:
         starved = slot > self.micro * decode
         if starved.any():
             decode = np.where(starved, self._settled(throughput, sizes)[1], decode)
-            waited = np.where(starved, way + self.micro * decode / 2, waited)
+            # Encoders that are the slowest never run ahead.
+            waited = np.where(encode >= slot, way + self.micro * decode / 2, waited)
         latency = waited + self._decoding_seconds(decode)
         return self.timeline.within_memory(latency, self._bytes(batches, lead)), throughput
 
