@@ -65,12 +65,16 @@ class ScheduleSearchOutcome:
         Steps of the search done.
     improvements
         Seconds since the search began and the makespan found then, in order.
+    fractional
+        Least seconds of the stage times met at which fractions of slots suffice, infinite if there are none:
+        what the makespan has above it is lost by making slots whole, or by a token cap.
     """
 
     schedule: Schedule
     makespan: float
     iterations: int
     improvements: tuple[tuple[float, float], ...]
+    fractional: float
 
 
 def search_schedule(
@@ -167,6 +171,7 @@ class _Search:
         self._schedule: Schedule | None = None
         self._makespan = np.inf
         self._improvements: list[tuple[float, float]] = []
+        self._fractional = np.inf
         self._stretch = 0
         self._reserve = ROUNDING_SHARE
 
@@ -194,7 +199,7 @@ class _Search:
         """Return what was found."""
         assert self._schedule is not None
         return ScheduleSearchOutcome(
-            self._schedule, self._makespan, self._iterations, tuple(self._improvements)
+            self._schedule, self._makespan, self._iterations, tuple(self._improvements), self._fractional
         )
 
     def construct(self) -> None:
@@ -268,6 +273,7 @@ class _Search:
                 for times in walk.feasible()[:1]:
                     self._realise(times, profile, split)
         for times in walk.feasible():
+            self._fractional = min(self._fractional, split.least_makespan(self._problem, times))
             if self._realise(times, profile, split) or self._progress >= 1.0:
                 break
 
@@ -338,7 +344,7 @@ class _Split:
 
     @classmethod
     def of(cls, problem: Problem) -> _Split:
-        """Return the problem split so that less than a level of longest requests, but some, is in the rest."""
+        """Return the problem split so that the rest has at least one longest request, and at most a level."""
         longest = np.flatnonzero(problem.rounds == problem.rounds.max())
         levels = (len(longest) - 1) // problem.slots
         if levels < 1 or problem.prefill_token_cap is not None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 ROUNDING_NODES = 200
 """Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""
 
-FEW_SPANS = 120
-"""Spans up to which whole slots are also searched far from the fractional ones: with more, it takes long."""
+SOME_SPANS, FEW_SPANS = 400, 120
+"""Spans up to which one slot more is tried in each, and any number in each: both take long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,8 +254,7 @@ def whole_slots(
     Return how many slots pass through each span so that every request has one, or None if not found.
 
     The fractional flow that holds slots for the fewest rounds is rounded up or down in each span where that
-    gives a flow, which it nearly always does; else whole numbers are searched without a guide if spans are
-    few.
+    gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few.
 
     Parameters
     ----------
@@ -318,8 +317,12 @@ def whole_slots(
     nearest = lower.copy()
     nearest[: len(spans)] = np.floor(fractional.x[: len(spans)] + 1e-7)
     above = np.full(columns, np.inf)
-    above[: len(spans)] = nearest[: len(spans)] + 1.0
+    above[: len(spans)] = np.ceil(fractional.x[: len(spans)] - 1e-7)
     boxes = [Bounds(nearest, above)]
+    if len(spans) <= SOME_SPANS:
+        wider = above.copy()
+        wider[: len(spans)] = nearest[: len(spans)] + 1.0
+        boxes.append(Bounds(nearest, wider))
     if len(spans) <= FEW_SPANS:
         boxes.append(Bounds(lower, np.inf))
     for bounds in boxes:
