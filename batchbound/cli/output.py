@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from ..models.padding import padding_tokens
 
 _LABELS = {
     "requests": "requests",
     "slots": "slots",
     "makespan_s": "predicted makespan",
+    "padded_s": "with padded rows",
     "expected_s": "expected makespan",
     "expected_interval_s": "90 % of makespans in",
     "follows": "follows",
@@ -62,6 +64,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "expected_interval_s": None if expected is None else [expected.low, expected.high],
         "follows": None if expected is None else expected.what(),
         "makespan_s": plan.makespan,
+        "padded_s": _padded(plan),
         "bound_s": None if plan.bound is None else plan.bound.seconds,
         "bound_source": None if plan.bound is None else plan.bound.source,
         "gap": plan.gap,
@@ -72,6 +75,12 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "lengths": plan.lengths.get("kind"),
         "seconds": seconds,
     }
+
+
+def _padded(plan: Plan) -> float | None:
+    """Return the makespan on an engine that pads its rows, where the cost model says what reading costs."""
+    price = plan.problem.cost.decode_per_kv_token
+    return plan.makespan + price * padding_tokens(plan.problem, plan.schedule) if price else None
 
 
 def schedule_summary(problem: Problem, schedule: Schedule) -> dict[str, object]:

@@ -1,0 +1,46 @@
+"""What an engine that pads its rows reads beside the keys and values that are there."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise
+
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+
+
+def padding_tokens(problem: Problem, schedule: Schedule) -> int:
+    """
+    Return the padding read over all decode rounds, tokens, if rows are as wide as the longest one running.
+
+    BATON's batch is that wide once the padding common to all rows is released; an engine that releases it
+    less often reads more, one whose rows have lengths of their own reads none.
+
+    Parameters
+    ----------
+    problem, schedule
+        The schedule, and the problem it is of.
+    """
+    starts = schedule.starts[schedule.bin_of]
+    ends = starts + problem.rounds
+    # What a request holds grows by a token a round, so the longest stays the longest while it runs.
+    offsets = (problem.kv_at_start - starts).tolist()
+    coming = sorted(zip(starts.tolist(), ends.tolist(), offsets, strict=True), reverse=True)
+    coming = [request for request in coming if request[1] > request[0]]
+    changes = sorted({time for start, end, _ in coming for time in (start, end)})
+    finishing: list[int] = []
+    longest: list[tuple[int, int]] = []
+    read = 0
+    for begin, end in pairwise(changes):
+        while coming and coming[-1][0] == begin:
+            _, last, offset = coming.pop()
+            heapq.heappush(finishing, last)
+            heapq.heappush(longest, (-offset, last))
+        while finishing and finishing[0] <= begin:
+            heapq.heappop(finishing)
+        while longest and longest[0][1] <= begin:
+            heapq.heappop(longest)
+        if finishing:
+            widths = (end - begin) * -longest[0][0] + (begin + end - 1) * (end - begin) // 2
+            read += len(finishing) * widths
+    return read - problem.kv_token_rounds
