@@ -182,8 +182,19 @@ def refilled(tier: type[RunningBatch]) -> Way:
     return way
 
 
-def continuous_batching(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
-    """Run transformers' continuous batching manager: paged attention, chunked prefill."""
+def continuous_batching(
+    model: Any,
+    jobs: Sequence[Job],
+    slots: int,
+    *,
+    most_tokens: int = 512,
+    on_start: Callable[[str], None] | None = None,
+) -> list[list[int]]:
+    """
+    Run transformers' continuous batching manager: paged attention, chunked prefill.
+
+    ``most_tokens`` is the most tokens of a forward call; ``on_start`` is told the attention path.
+    """
     implementation = model.config._attn_implementation
     tokens = sum(len(job.prompt) + job.tokens for job in jobs)
     page = "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
@@ -191,17 +202,19 @@ def continuous_batching(model: Any, jobs: Sequence[Job], slots: int) -> list[lis
     settings = ContinuousBatchingConfig(
         **fields,
         num_blocks=max(64, tokens // 32 + 2 * len(jobs)),
-        max_batch_tokens=512,
+        max_batch_tokens=most_tokens,
         max_requests_per_batch=slots,
         allow_block_sharing=False,
     )
     generation = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, max_new_tokens=512
+        do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, max_new_tokens=2048
     )
     manager = model.init_continuous_batching(
         generation_config=generation, continuous_batching_config=settings
     )
     manager.start()
+    if on_start is not None:
+        on_start(str(model.config._attn_implementation))
     answers: list[list[int]] = [[] for _ in jobs]
     for index, job in enumerate(jobs):
         manager.add_request(
@@ -232,6 +245,9 @@ WAYS: dict[str, Way] = {
 }
 WORKLOADS = ((64, 128), (48, 384), (128, 64))
 """Requests, and the most tokens of a prompt and of an answer."""
+HOST_ROUNDS = (20, 120)
+"""Answers of so many tokens are timed: the difference is what decode rounds alone take."""
+
 ORDERS: dict[str, Callable[[list[Job]], list[Job]]] = {
     "arrival": list,
     "longest": lambda jobs: sorted(jobs, key=lambda job: -job.tokens),
@@ -281,6 +297,22 @@ def measure(
     return seconds
 
 
+def host_overhead(model: Any, slots: int, repeats: int, ways: dict[str, Way]) -> None:
+    """Print the CPU milliseconds of a decode round with a model so small that the host's work remains."""
+    few, many = ([Job([slot, 1, 2, 3], tokens) for slot in range(slots)] for tokens in HOST_ROUNDS)
+    rounds = HOST_ROUNDS[1] - HOST_ROUNDS[0]
+    print(f"\nCPU ms of a decode round at {slots} slots")
+    milliseconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            taken = [measure(model, jobs, slots, {name: way}, 1)[name][0] for jobs in (few, many)]
+            milliseconds[name].append(1e3 * (taken[1] - taken[0]) / rounds)
+    ours = statistics.median(milliseconds["ragged"]) if "ragged" in ways else float("nan")
+    for name, values in milliseconds.items():
+        middle = statistics.median(values)
+        print(f"{name:36s} {middle:8.2f}   ragged takes {ours / middle:.2f} of it")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -321,6 +353,8 @@ def main() -> None:
                 for name, value in medians.items():
                     ratio = value / medians["ragged"] if "ragged" in medians else float("nan")
                     print(f"{name:36s} {value:8.2f} {ratio:9.2f}x")
+    if arguments.host_overhead and not arguments.json:
+        host_overhead(model, arguments.slots, arguments.repeats, ways)
     weights = sum(parameter.numel() for parameter in model.parameters())
     if arguments.json:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}

@@ -133,6 +133,13 @@ class RaggedBatch(SlotBatch):
         """What attends in captured rounds, of :data:`~.attention_kernels.KERNELS`; None before the first."""
         return self._kernel
 
+    @property
+    def padded_kv_tokens(self) -> int:
+        """Columns that attention reads in the next round over all occupied slots."""
+        if self._capture is not None and self._kernel not in (None, "masked sdpa"):
+            return self.kv_tokens
+        return super().padded_kv_tokens
+
     def warm_up(self) -> None:
         """Choose the kernel and capture the rounds, on prompts of one token."""
         if self._capture is None:
