@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.cost import IntArray
 from ..data.problem import Problem
@@ -25,6 +28,11 @@ START_SHARE = 0.25
 """Most of the time limit that search may take."""
 ROWS_AT_ONCE = 100_000
 """Orders of several slots looked at together; bounds the memory."""
+SORTED_AT_ONCE = 20_000
+"""Packings looked at in order of their rounds: those that need few lead to good schedules early."""
+MANY_ORDERS = 4
+"""Orders per window of a slot from which it pays to look at single windows first."""
+LOWER_HALF = 0xFFFFFFFF
 LOOK_AT_CLOCK = 256
 """Steps of the enumeration between two looks at the clock."""
 PRECISION = 1e-10
@@ -153,14 +161,20 @@ class _Enumeration:
         """Leave no packing from which a better schedule could be made."""
         slots = min(self.problem.slots, len(self.problem))
         capacity = self.rounds_to_beat(least_counts(self.problem).stages)
-        for packing in packings(self.problem.rounds, slots, capacity, self.tick):
-            load, stages = max(map(sum, packing)), max(map(len, packing))
-            while (rounds := self.rounds_to_beat(stages)) >= load:
-                starts = self.starts_within(packing, stages, rounds)
-                if starts is None:
-                    stages += 1
-                else:
-                    self.accept(schedule_of_starts(self.problem, starts))
+        every = packings(self.problem.rounds, slots, capacity, self.tick)
+        while some := sorted(itertools.islice(every, SORTED_AT_ONCE), key=_load):
+            for packing in some:
+                self._settle(packing)
+
+    def _settle(self, packing: tuple[Slot, ...]) -> None:
+        """Leave no better schedule with that packing."""
+        stages = max(map(len, packing))
+        while (rounds := self.rounds_to_beat(stages)) >= _load(packing):
+            starts = self.starts_within(packing, stages, rounds)
+            if starts is None:
+                stages += 1
+            else:
+                self.accept(schedule_of_starts(self.problem, starts))
 
     def starts_within(self, packing: tuple[Slot, ...], stages: int, rounds: int) -> IntArray | None:
         """Return the round at which each request starts with that packing, stages and rounds, or None."""
@@ -178,30 +192,28 @@ class _Enumeration:
 
     def _stabbed(self, orders: list[IntArray], idle: list[int], points: int) -> Iterator[list[int]]:
         """Yield an order for every slot such that so many points stab all windows of starts."""
-        windows = []
-        for sequences, slack in zip(orders, idle, strict=True):
-            first = np.cumsum(sequences, axis=1)[:, :-1]
-            windows.append(((first + slack) << 32) | first)
+        choices = [_Choices.of(*slot) for slot in zip(orders, idle, strict=True)]
 
-        def add(slot: int, rows: IntArray, chosen: IntArray) -> Iterator[list[int]]:
-            if slot == len(orders):
+        def add(slot: int, rows: IntArray, needed: IntArray, chosen: IntArray) -> Iterator[list[int]]:
+            if slot == len(choices):
                 yield from chosen.tolist()
                 return
-            count = len(windows[slot])
-            block = max(1, ROWS_AT_ONCE // count)
+            block = max(1, ROWS_AT_ONCE // (choices[slot].windows.size + 1))
             for begin in range(0, len(rows), block):
-                before = np.repeat(rows[begin : begin + block], count, axis=0)
-                added = np.tile(windows[slot], (len(before) // count, 1))
-                # A window is its end and its beginning in one number: sorted by end, it is stabbed greedily.
-                together = np.sort(np.concatenate((before, added), axis=1), axis=1)
-                self.tick(len(together))
-                fits = np.flatnonzero(_stabs(together) <= points)
+                part = slice(begin, begin + block)
+                least = needed[part, None] + choices[slot].isolated(rows[part])
+                row, order = np.nonzero(least <= points)
+                self.tick(len(least) + len(row))
+                together = np.concatenate((rows[part][row], choices[slot].windows[order]), axis=1)
+                together.sort(axis=1)
+                stabs = _stabs(together)
+                fits = np.flatnonzero(stabs <= points)
                 if len(fits):
-                    picked = np.column_stack((chosen[begin + fits // count], fits % count))
-                    yield from add(slot + 1, together[fits], picked)
+                    picked = np.column_stack((chosen[part][row[fits]], order[fits]))
+                    yield from add(slot + 1, together[fits], stabs[fits], picked)
 
         nothing = np.zeros((1, 0), dtype=np.int64)
-        yield from add(0, nothing, nothing)
+        yield from add(0, nothing, np.zeros(1, dtype=np.int64), nothing)
 
     def _starts(self, sequences: list[list[int]], times: list[int]) -> IntArray:
         starts_of: dict[int, list[int]] = defaultdict(list)
@@ -215,6 +227,57 @@ class _Enumeration:
         return np.array(starts, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choices:
+    """
+    The windows in which the later requests of a slot start, for each of its orders.
+
+    A window is one number, its end in the upper half and its beginning in the lower: sorted, the windows are
+    stabbed greedily.
+
+    Parameters
+    ----------
+    windows
+        Shape (orders, requests - 1).
+    distinct
+        The windows that some order has, shape (distinct,).
+    holds
+        Whether an order has a window, shape (distinct, orders), or None where knowing the windows that meet
+        no other says little: few orders, or windows of one order that may overlap.
+    """
+
+    windows: IntArray
+    distinct: IntArray
+    holds: NDArray[np.float32] | None
+
+    @classmethod
+    def of(cls, orders: IntArray, idle: int) -> _Choices:
+        first = np.cumsum(orders, axis=1)[:, :-1]
+        windows = ((first + idle) << 32) | first
+        distinct, at = np.unique(windows, return_inverse=True)
+        holds = None
+        if idle < orders.min() and len(orders) > MANY_ORDERS * len(distinct):
+            holds = np.zeros((len(distinct), len(orders)), dtype=np.float32)
+            holds[at.reshape(windows.shape), np.arange(len(orders))[:, None]] = 1.0
+        return cls(windows, distinct, holds)
+
+    def isolated(self, rows: IntArray) -> IntArray:
+        """Return how many windows of each order meet none of a row's: each needs a point of its own."""
+        if self.holds is None:
+            return np.zeros((len(rows), len(self.windows)), dtype=np.int64)
+        alone = np.ones((len(rows), len(self.distinct)), dtype=bool)
+        first, last = (self.distinct & LOWER_HALF).astype(np.int32), (self.distinct >> 32).astype(np.int32)
+        begins, ends = (rows & LOWER_HALF).astype(np.int32), (rows >> 32).astype(np.int32)
+        for begin, end in zip(begins.T, ends.T, strict=True):
+            alone &= (begin[:, None] > last) | (end[:, None] < first)
+        return (alone.astype(np.float32) @ self.holds).astype(np.int64)
+
+
+def _load(packing: tuple[Slot, ...]) -> int:
+    return max(map(sum, packing))
+
+
+@functools.lru_cache(maxsize=4096)
 def _orders(slot: Slot) -> IntArray:
     """Return the distinct orders of a slot's requests, shape (orders, requests)."""
 
@@ -234,7 +297,7 @@ def _stabs(windows: IntArray) -> IntArray:
     points = np.zeros(len(windows), dtype=np.int64)
     last = np.full(len(windows), -1, dtype=np.int64)
     for column in windows.T:
-        missed = (column & 0xFFFFFFFF) > last
+        missed = (column & LOWER_HALF) > last
         points += missed
         last = np.where(missed, column >> 32, last)
     return points

@@ -1,0 +1,133 @@
+"""
+Where a proven gap comes from: the bound, the schedule, or the argument behind the bound.
+
+On the hybrid paper's Table III at a given size, for each seed, as percentages above the proven bound:
+
+- ``search``: what the schedule search finds in ``--seconds``;
+- ``optimum``: what enumeration proves to be best (``--exact`` seconds, only for small sizes): what is left
+  between it and the bound is the bound's fault, what is left between it and the search the search's;
+- ``differences``: the cost at which stage times exist whose differences, each used by any number of
+  requests, host all requests, whatever the slots do. The bound counts differences as if they were free of
+  each other; no argument about differences alone, however much better, can prove more than this. It is found
+  by descent, so the true limit may be lower still.
+
+    python benchmarks/bound_or_schedule.py --requests 24 --slots 5 --exact 120
+    python benchmarks/bound_or_schedule.py --requests 100 --slots 20 --seconds 60 --descents 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from batchbound.data.cost import CostModel, IntArray
+from batchbound.data.generators import generate
+from batchbound.data.problem import Problem
+from batchbound.models.bounds import best_bound
+from batchbound.models.least_counts import cost_terms, least_counts
+from batchbound.solvers.result import Limits, Status
+from batchbound.solvers.solve import solve
+
+
+def rounded_up(differences: IntArray, lengths: IntArray) -> IntArray:
+    """Return the least difference that holds each length, the longest one being there for free."""
+    values = np.unique(np.append(differences, lengths[-1]))
+    least: IntArray = values[np.searchsorted(values, lengths)]
+    return least
+
+
+def descend(times: IntArray, lengths: IntArray, numbers: IntArray, rng: np.random.Generator) -> int:
+    """Move one stage time at a time to where lengths are rounded up least; return the waste that is left."""
+    longest, end = int(lengths[-1]), int(times[-1])
+    candidates = np.arange(1, end)
+    waste = int(numbers @ (rounded_up(pair_differences(times), lengths) - lengths))
+    improved = True
+    while improved:
+        improved = False
+        for moved in rng.permutation(np.arange(1, len(times) - 1)):
+            others = np.delete(times, moved)
+            fixed = rounded_up(pair_differences(others), lengths)
+            new = np.sort(np.abs(candidates[:, None] - others[None, :]), axis=1)
+            held = np.broadcast_to(fixed, (len(candidates), len(lengths))).copy()
+            for column in new.T:
+                usable = (column[:, None] >= lengths) & (column[:, None] < np.minimum(held, longest))
+                held = np.where(usable, column[:, None], held)
+            wastes = (held - lengths) @ numbers
+            at = int(wastes.argmin())
+            if int(wastes[at]) < waste:
+                waste, improved = int(wastes[at]), True
+                times[moved] = candidates[at]
+    return waste
+
+
+def pair_differences(times: IntArray) -> IntArray:
+    """Return the differences of all pairs of points."""
+    first, last = np.triu_indices(len(times), 1)
+    differences: IntArray = np.abs(times[last] - times[first])
+    return differences
+
+
+def differences_limit(problem: Problem, most_stages: int, descents: int, seed: int) -> float:
+    """Return the least cost found at which the differences of some stage times could host all requests."""
+    rng = np.random.default_rng(seed)
+    counts = least_counts(problem)
+    lengths, numbers = np.unique(problem.rounds, return_counts=True)
+    work, best = int(problem.rounds.sum()), np.inf
+    for stages in range(counts.stages, most_stages + 1):
+        for _ in range(descents):
+            # Late stages are close together in good schedules: half the descents start from there.
+            low = 0 if rng.random() < 0.5 else max(0, counts.rounds - 2 * int(lengths[-1]))
+            inner = np.sort(rng.integers(low + 1, counts.rounds, stages - 1))
+            times = np.concatenate(([0], inner, [counts.rounds]))
+            waste = descend(times, lengths, numbers, rng)
+            rounds = max(counts.rounds, -(-(work + waste) // counts.slots))
+            best = min(best, sum(cost_terms(problem, stages, rounds).values()))
+    return best
+
+
+def main() -> None:
+    """Print one row per seed as Markdown, and the means."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--slots", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the schedule search (default 10)")
+    parser.add_argument("--exact", type=float, default=0.0, help="seconds of the enumeration (default none)")
+    parser.add_argument("--descents", type=int, default=0, help="per number of stages (default none)")
+    options = parser.parse_args()
+    print("| seed | bound (s) | search | optimum | differences | S, R | CPU s of the proof |")
+    print("|---|---|---|---|---|---|---|")
+    columns: dict[str, list[float]] = {"search": [], "optimum": [], "differences": []}
+    for seed in range(options.seeds):
+        workload = generate("table3", seed, options.requests)
+        problem = Problem(workload, CostModel.paper(), options.slots)
+        bound = best_bound(problem)
+        found = solve(problem, limits=Limits(seconds=options.seconds, seed=seed))
+        assert found.makespan is not None
+        assert found.schedule is not None
+        row = {"search": found.makespan}
+        begun = time.process_time()
+        if options.exact > 0:
+            exact = solve(problem, "exact", limits=Limits(seconds=options.exact), start=found.schedule)
+            if exact.status is Status.OPTIMAL and exact.makespan is not None:
+                row["optimum"] = exact.makespan
+        proof = time.process_time() - begun
+        stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
+        if options.descents > 0:
+            row["differences"] = differences_limit(problem, stages, options.descents, seed)
+        cells = []
+        for name, values in columns.items():
+            if name in row:
+                values.append(100 * bound.gap(row[name]))
+            cells.append(f"{values[-1]:.3f} %" if name in row else "")
+        row_cells = [seed, f"{bound.seconds:.3f}", *cells, f"{stages}, {rounds}", f"{proof:.1f}"]
+        print("| " + " | ".join(map(str, row_cells)) + " |", flush=True)
+    means = [f"{np.mean(values):.3f} %" if values else "" for values in columns.values()]
+    print("| mean | | " + " | ".join(means) + " | | |")
+
+
+if __name__ == "__main__":
+    main()
