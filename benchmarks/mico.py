@@ -16,32 +16,16 @@ from __future__ import annotations
 import argparse
 import csv
 import heapq
-import json
 import os
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from batchbound.data.bound import Bound
 from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.fleet import Fleet, Replica
-from batchbound.data.generators import generate
-from batchbound.data.prediction_error import MeasuredError
-from batchbound.data.predictor import Examples, PredictionQuality
-from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.executor.fleet_policy import FleetPolicy, choose_fleet_policy, serve_with_backoff
-from batchbound.executor.fleet_simulation import simulate_fleet
-from batchbound.heuristics.dispatch_rules import Units, dispatch, mico
-from batchbound.heuristics.policy import Policy
-from batchbound.heuristics.registry import policy_named
-from batchbound.models.fleet_bound import fleet_bound
-from batchbound.models.fleet_certificates import verify_fleet_bound
-from batchbound.solvers.fleet import plan_fleet
-from batchbound.solvers.result import Limits
+from batchbound.heuristics.dispatch_rules import dispatch
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 BATCHES = range(2, 11)
@@ -244,166 +228,12 @@ def _figure(pool: Queries, path: str) -> None:
     plt.savefig(path)
 
 
-def predict() -> None:
-    """Learn from GSM8K's training answers and measure on its test answers; gpt2_bpe tokens."""
-    from batchbound.executor.encoder_predictor import EncoderPredictor, save_small_distilbert
-    from batchbound.executor.predict import GroupMeanPredictor, LengthPredictor, learn
-    from batchbound.executor.tokenizers import load_tokenizer
-
-    tokenizer = load_tokenizer(str(DATA / "gpt2_bpe"))
-
-    def count(text: str) -> int:
-        return max(1, len(tokenizer.encode(text)))
-
-    def read(name: str) -> Examples:
-        rows = [json.loads(line) for line in (DATA / "gsm8k" / name).open()]
-        lengths = np.array([count(row["answer"]) for row in rows], dtype=np.int64)
-        return Examples(tuple(row["question"] for row in rows), lengths)
-
-    train, test = read("train.jsonl"), read("test.jsonl")
-    longest = int(train.lengths.max()) + 1
-    print(
-        "| predictor | train (CPU s) | accuracy | within a neighbour | mean error | log-error sd | coverage |"
-    )
-    print("|---|---|---|---|---|---|---|")
-
-    def show(name: str, seconds: float, predictor: LengthPredictor, unseen: Examples) -> None:
-        found = PredictionQuality.measured(predictor.predict(unseen.prompts), unseen.lengths, longest=longest)
-        print(
-            f"| {name} | {seconds:.1f} | {found.accuracy:.1%} | {found.neighbour_accuracy:.1%}"
-            f" | {found.mean_error:.1f} | {found.log_sd:.3f} | {found.coverage:.1%} |",
-            flush=True,
-        )
-
-    for method in ("constant", "group-mean", "quantile"):
-        begun = time.process_time()
-        predictor = learn(method, train)
-        show(method, time.process_time() - begun, predictor, test)
-    with tempfile.TemporaryDirectory() as folder:
-        save_small_distilbert(Path(folder), train.prompts)
-        begun = time.process_time()
-        encoder = EncoderPredictor.learnt(train, folder, epochs=3, learning_rate=1e-3)
-        show("small DistilBERT, random weights", time.process_time() - begun, encoder, test)
-    # Where a group has other answers: three models' answers to each test question tell the fourth's length.
-    prompts: list[str] = []
-    lengths: list[int] = []
-    fourth: list[int] = []
-    questions: list[str] = []
-    for line in (DATA / "gsm8k" / "example_model_solutions.jsonl").open():
-        row = json.loads(line)
-        answers = [count(value["solution"]) for value in row.values() if isinstance(value, dict)]
-        questions.append(row["question"])
-        fourth.append(answers[-1])
-        for length in answers[:-1]:
-            prompts.append(row["question"])
-            lengths.append(length)
-    answered = GroupMeanPredictor.learnt(Examples(tuple(prompts), np.array(lengths)))
-    unseen = Examples(tuple(questions), np.array(fourth))
-    show("group-mean, 3 other models' answers", 0.0, answered, unseen)
-    show("constant, on the same", 0.0, answered.otherwise, unseen)
-
-
-def scale() -> None:
-    """Plan 100,000 requests on 64 x 256 slots, and dispatch a million."""
-    fleet = Fleet(generate("table3", 0, 100_000), (Replica(CostModel.paper(), 256),) * 64)
-    begun = time.perf_counter()
-    result = plan_fleet(fleet, limits=Limits(seconds=50.0))
-    wall = time.perf_counter() - begun
-    sound = result.schedule.check(fleet) is None and verify_fleet_bound(fleet, result.bound) is None
-    print(
-        f"100,000 requests, 64 x 256 slots: {result.makespan:.2f} s, bound {result.bound.seconds:.2f} s,"
-        f" gap {result.gap:.2%}, planned in {wall:.1f} s; schedule and certificate check: {sound}"
-    )
-    rng = np.random.default_rng(0)
-    million = Workload.from_lengths(rng.integers(1, 300, 10**6), rng.integers(1, 1000, 10**6))
-    for replicas in (2, 8, 64):
-        large = Fleet(million, (Replica(CostModel.paper(), 256),) * replicas)
-        begun = time.perf_counter()
-        replica_of = mico(Units.of(large, np.arange(len(large))))
-        wall = time.perf_counter() - begun
-        tokens = np.bincount(replica_of, weights=million.output_tokens)
-        spread = np.ptp(tokens) / tokens.mean()
-        print(f"a million requests to {replicas} replicas by MICO: {wall:.2f} s, spread {spread:.1e}")
-
-
-def prefill_first(problem: Problem) -> Policy:
-    """Return vLLM's rule, which the other frameworks' engines follow: arrival order, insert at once."""
-    return policy_named("fcfs", problem)
-
-
-def errors(requests: int, slots: int, seeds: int, only: str) -> None:
-    """Serve SSJF's answers with its proxy model's predictions; half of the pairs are the measured error."""
-    actual, label = ssjf()
-    known = np.random.default_rng(0).random(len(actual)) < 0.5
-    means = np.array([round(actual[known & (label == k)].mean()) for k in range(label.max() + 1)])
-    error = MeasuredError(means[label[known]], actual[known])
-    unseen = np.flatnonzero(~known)
-    costs = {
-        "MICO's: 70 ms an iteration, 1 ms an insertion": CostModel(0.001, 0.0, 0.070, 0.0),
-        "hybrid paper's: 29 ms + 0.21 ms/slot a round, 25 ms + 0.13 ms/token a stage": CostModel.paper(),
-    }
-    rules = {"MICO": "mico", "Karmarkar-Karp": "karmarkar-karp", "round robin": "round-robin"}
-    for title, cost in costs.items():
-        if not title.startswith(only):
-            continue
-        gaps: Gaps = {}
-        chosen: list[str] = []
-        for seed in range(seeds):
-            rng = np.random.default_rng((seed, 3))
-            drawn = rng.choice(unseen, requests, replace=False)
-            prompts = np.maximum(1, np.rint(rng.lognormal(4.0, 0.4, requests))).astype(np.int64)
-            workload = Workload.from_lengths(prompts, means[label[drawn]])
-            fleet, truth = Fleet(workload, (Replica(cost, slots),) * 8), actual[drawn]
-            bound = fleet_bound(fleet.with_output_tokens(truth))
-
-            def note(name: str, makespan: float, bound: Bound = bound, gaps: Gaps = gaps) -> None:
-                gaps.setdefault(name, []).append(bound.gap(makespan))
-
-            policy, replica_of = choose_fleet_policy(fleet, error, seed=seed, samples=2)
-            run = serve_with_backoff(fleet, replica_of, policy, truth)
-            note("ours + backoff", run.makespan)
-            chosen.append(f"{policy.order}, patience {policy.patience:g}")
-            run = simulate_fleet(fleet, replica_of, truth, policy=policy, backoff=False)
-            note("ours, no stealing", run.makespan)
-            run = simulate_fleet(fleet, None, truth, policy=policy)
-            note("ours, central queue", run.makespan)
-            for name, rule in rules.items():
-                there = dispatch(fleet, rule)
-                run = simulate_fleet(fleet, there, truth, policy=prefill_first, patience=0.0)
-                note(f"{name} + backoff, its engine's rule", run.makespan)
-                run = serve_with_backoff(fleet, there, policy, truth)
-                note(f"{name} + backoff, our rule in each replica", run.makespan)
-            run = serve_with_backoff(fleet, replica_of, FleetPolicy("longest-first", policy.patience), truth)
-            note("longest predicted first + backoff", run.makespan)
-        print(f"\n## {requests:,} requests, 8 replicas x {slots} slots, {seeds} seeds; costs: {title}\n")
-        print(f"Ours serves: {', '.join(sorted(set(chosen)))}\n")
-        print("| dispatch | gap to the bound with true lengths: mean | worst | seeds ours is better |")
-        print("|---|---|---|---|")
-        best = np.array(gaps["ours + backoff"])
-        for name, values in gaps.items():
-            better = int((best < np.array(values)).sum())
-            print(f"| {name} | {np.mean(values):.2%} | {max(values):.2%} | {better} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("study", "predict", "scale", "errors"))
-    parser.add_argument("--figure", help="PNG file for the study's curves")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--slots", type=int, default=10)
-    parser.add_argument("--costs", default="", help="errors: only costs whose name starts like this")
-    parser.add_argument("--seeds", type=int, default=10)
-    args = parser.parse_args()
-    if args.part == "study":
-        study(args.figure)
-    elif args.part == "predict":
-        predict()
-    elif args.part == "scale":
-        scale()
-    else:
-        errors(args.requests, args.slots, args.seeds, args.costs)
+    parser.add_argument("--figure", help="PNG file for the curves")
+    study(parser.parse_args().figure)
 
 
 if __name__ == "__main__":

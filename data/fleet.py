@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from .files import InputError
 from .problem import Problem
 from .schedule import Schedule, Violation
 from .workload import Workload
+
+Groups = Literal["any", "together", "spread"]
+"""Whether answers to one prompt go anywhere, to one replica, or to as many replicas as there are."""
 
 _LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position")
 

@@ -7,17 +7,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..data.cost import IntArray
-from ..data.fleet import Fleet
+from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
+from ..data.schedule import Schedule
 from ..data.trace import Stage, Trace
-from ..heuristics.dispatch_rules import dispatch
 from ..heuristics.policy import Policy, State, Step
+from ..heuristics.replay import Replay
 from .fleet_simulation import longest_first_policy
 from .loop import execute
 
@@ -90,15 +91,15 @@ class _Log:
     finished: dict[int, tuple[float, int]] = field(default_factory=dict)
     engine: Mapping[str, object] = field(default_factory=dict)
 
-    def trace(self, problem: Problem) -> Trace:
+    def trace(self, fleet: Fleet, replica: int) -> Trace:
         """Return the trace of what finished."""
         rows = sorted(self.finished)
         stage_of = np.array([self.stage_of[row] for row in rows], dtype=np.int64)
         begun = np.array([self.stages[stage].start for stage in stage_of.tolist()])
         first = np.array([self.stages[stage].end for stage in stage_of.tolist()])
         return Trace(
-            ids=tuple(problem.workload.ids[rows].tolist()),
-            slots=problem.slots,
+            ids=tuple(fleet.workload.ids[rows].tolist()),
+            slots=fleet.replicas[replica].slots,
             stages=tuple(self.stages),
             stage_of=stage_of,
             slot_of=np.array([self.slot_of[row] for row in rows], dtype=np.int64),
@@ -142,6 +143,8 @@ class RayFleet:
             if address is None:
                 # Replicas take turns on fewer cores; waiting for a free one would wait for ever.
                 options["num_cpus"] = max(replicas, 1)
+                # Ray gives way to all else on the machine by default; here its actors are the work itself.
+                options["_system_config"] = {"worker_niceness": 0}
             ray.init(address=address, configure_logging=False, **options)
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= replicas else 0
         actor = ray.remote(max_concurrency=4, max_restarts=0, num_cpus=1, num_gpus=gpus)(_Replica)
@@ -158,38 +161,48 @@ class RayFleet:
 
     def serve(
         self,
-        problem: Problem,
+        fleet: Fleet,
+        schedule: FleetSchedule,
         prompts: Sequence[Sequence[int]],
         most_tokens: IntArray,
         on_answer: Callable[[int, list[int]], None],
         *,
+        backoff: bool = True,
         on_stage: Callable[[int, Stage], None] | None = None,
     ) -> FleetOutcome:
         """
-        Serve every request of a problem, and return what each replica did.
+        Serve every request of a fleet as its schedule says, and return what each replica did.
 
-        Requests are dispatched by length, longest first, each to the replica that would end first. One that
-        runs dry takes over what a dead one left, then half of what waits at the one with most left.
+        Each replica replays its own schedule, and repairs it where lengths turn out different. One that runs
+        dry takes over what a dead one left, then half of what waits at the one with most left; that is
+        served longest first.
 
         Parameters
         ----------
-        problem
-            The requests, and slots and limits of one replica.
+        fleet, schedule
+            The requests, the replicas' slots and limits, and what each is to do when.
         prompts
             Token ids of each prompt.
         most_tokens
             Tokens after which each answer ends, shape (requests,).
         on_answer
             Called once with each request and its tokens, as it finishes.
+        backoff
+            Whether a replica that runs dry takes from others that live, too.
         on_stage
             Called with the replica and the record of each stage.
 
         Raises
         ------
+        ValueError
+            If the schedule is not of as many replicas as there are.
         FleetLostError
             If every replica died.
         """
-        return _Serving(self.actors, problem, prompts, most_tokens, on_answer, on_stage).run()
+        if len(schedule.schedules) != len(self.actors):
+            raise ValueError(f"{len(schedule.schedules)} schedules for {len(self.actors)} replicas")
+        serving = _Serving(self.actors, fleet, schedule, prompts, most_tokens, on_answer, on_stage, backoff)
+        return serving.run()
 
 
 class _Serving:
@@ -198,15 +211,19 @@ class _Serving:
     def __init__(
         self,
         actors: Sequence[Any],
-        problem: Problem,
+        fleet: Fleet,
+        schedule: FleetSchedule,
         prompts: Sequence[Sequence[int]],
         most_tokens: IntArray,
         on_answer: Callable[[int, list[int]], None],
         on_stage: Callable[[int, Stage], None] | None,
+        backoff: bool,
     ) -> None:
-        self._actors, self._problem, self._prompts = actors, problem, prompts
+        self._actors, self._fleet, self._prompts = actors, fleet, prompts
         self._most, self._on_answer, self._on_stage = most_tokens, on_answer, on_stage
-        self._dispatched = dispatch(Fleet.of(problem, len(actors)))
+        self._rounds, self._backoff = fleet.rounds, backoff
+        self._dispatched = schedule.replica_of
+        self._planned: list[Schedule | None] = list(schedule.schedules)
         self._held = [set(np.flatnonzero(self._dispatched == k).tolist()) for k in range(len(actors))]
         self._orphans: set[int] = set()
         self._logs = [_Log() for _ in actors]
@@ -222,7 +239,7 @@ class _Serving:
         ray.wait([actor.pid.remote() for actor in self._actors], num_returns=len(self._actors))
         for k in range(len(self._actors)):
             self._start(k)
-        while len(self._done) < len(self._problem):
+        while len(self._done) < len(self._fleet):
             if not self._streams:
                 self._orphans.update(*self._held)
                 if len(self._lost) == len(self._actors):
@@ -232,7 +249,7 @@ class _Serving:
             ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=1.0)
             for stream in ready:
                 self._follow(stream)
-        traces = tuple(log.trace(self._problem) for log in self._logs)
+        traces = tuple(log.trace(self._fleet, k) for k, log in enumerate(self._logs))
         return FleetOutcome(traces, self._lost, self._moved)
 
     def _follow(self, stream: Any) -> None:
@@ -245,6 +262,10 @@ class _Serving:
                 self._take(k, event)
         except StopIteration:
             del self._streams[stream]
+            if self._held[k]:
+                raise RuntimeError(
+                    f"replica {k} ended with {len(self._held[k])} requests unanswered"
+                ) from None
             self._start(k)
         except ray.exceptions.RayActorError as error:
             del self._streams[stream]
@@ -284,24 +305,29 @@ class _Serving:
         """Give a replica that has nothing to do its share, what a dead one left, or half of another's."""
         if k in self._lost:
             return
+        planned, self._planned[k] = self._planned[k], None
         if not self._held[k]:
             if self._orphans:
                 alive = len(self._actors) - len(self._lost)
-                longest = sorted(self._orphans, key=lambda i: -int(self._problem.rounds[i]))
+                longest = sorted(self._orphans, key=lambda i: -int(self._rounds[i]))
                 self._held[k] = set(longest[:: max(1, alive)])
                 self._orphans -= self._held[k]
-            else:
+            elif self._backoff:
                 self._held[k] = self._take_over(k)
         requests = sorted(self._held[k])
         if not requests:
             return
         share = np.array(requests, dtype=np.int64)
-        # Capacities as planned; the engine enforces them, so each share is a problem of its own.
-        problem = Fleet.of(self._problem, 1).problem_of(0, share)
         stream = (
             self._actors[k]
             .serve.options(num_returns="streaming")
-            .remote(problem, requests, [list(self._prompts[i]) for i in requests], self._most[share])
+            .remote(
+                self._fleet.problem_of(k, share),
+                planned,
+                requests,
+                [list(self._prompts[i]) for i in requests],
+                self._most[share],
+            )
         )
         self._streams[stream] = k
 
@@ -309,7 +335,7 @@ class _Serving:
         import ray
 
         others = [k for k in set(self._streams.values()) if k != thief and k not in self._lost]
-        others.sort(key=lambda k: -sum(int(self._problem.rounds[i]) for i in self._held[k]))
+        others.sort(key=lambda k: -sum(int(self._rounds[i]) for i in self._held[k]))
         for victim in others:
             try:
                 released = ray.get(self._actors[victim].release.remote())
@@ -355,10 +381,17 @@ class _Replica:
         """Give up half of the requests that wait, and return them."""
         return [] if self._policy is None else self._policy.release()
 
-    def serve(self, problem: Problem, requests: list[int], prompts: list[list[int]], most: IntArray) -> Any:
+    def serve(
+        self,
+        problem: Problem,
+        planned: Schedule | None,
+        requests: list[int],
+        prompts: list[list[int]],
+        most: IntArray,
+    ) -> Any:
         """Yield lists of events: what engine it is, each stage with what it prefilled, each answer."""
         events: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        policy = _Releasing(longest_first_policy(problem), requests)
+        policy = _Releasing(problem, planned, requests)
         self._policy = policy
         work = threading.Thread(
             target=self._serve, args=(problem, policy, prompts, most, events), daemon=True
@@ -406,26 +439,19 @@ class _Replica:
             offset = now - self._began
             events.put(("engine", dict(engine.describe())))
 
-            def staged(stage: Stage, _: int) -> None:
-                taken, slots = policy.prefilled() if stage.kind == "prefill" else ([], [])
-                moved = Stage(
-                    stage.kind,
-                    stage.start + offset,
-                    stage.end + offset,
-                    stage.rounds,
-                    stage.active,
-                    stage.tokens,
-                    stage.kv_tokens,
-                    stage.padded_kv_tokens,
-                )
-                events.put(("stage", moved, taken, slots))
-                for request in done:
-                    events.put(("answer", policy.requests[request], engine.answers[request], moved.end))
-                done.clear()
+            end = 0.0
 
-            done: list[int] = []
+            def staged(stage: Stage, _: int) -> None:
+                nonlocal end
+                taken, slots = policy.prefilled() if stage.kind == "prefill" else ([], [])
+                end = stage.end + offset
+                events.put(("stage", replace(stage, start=stage.start + offset, end=end), taken, slots))
+
+            def finished(request: int) -> None:
+                events.put(("answer", policy.requests[request], engine.answers[request], end))
+
             try:
-                execute(problem, policy, engine, on_finish=done.append, on_stage=staged)
+                execute(problem, policy, engine, on_finish=finished, on_stage=staged)
             except _AllReleasedError:
                 _LOG.debug("the rest of the share was taken over by another replica")
             events.put(None)
@@ -443,25 +469,27 @@ class _Releasing:
 
     Parameters
     ----------
-    policy
-        Decides.
+    problem
+        Of the share.
+    planned
+        What to replay; None to serve the longest first.
     requests
         The job's number of each request of the share.
     """
 
-    def __init__(self, policy: Policy, requests: Sequence[int]) -> None:
-        self._policy = policy
+    def __init__(self, problem: Problem, planned: Schedule | None, requests: Sequence[int]) -> None:
+        self._replay = None if planned is None else Replay(planned, problem)
+        self._policy: Policy = self._replay or longest_first_policy(problem)
         self.requests = list(requests)
         self._lock = threading.Lock()
         self._gone = np.zeros(len(requests), dtype=np.bool_)
         self._begun = np.zeros(len(requests), dtype=np.bool_)
-        self._rounds = np.zeros(len(requests), dtype=np.int64)
+        self._rounds = problem.rounds
         self._step = Step()
 
     def __call__(self, state: State) -> Step:
         """Return the next step of the policy over what has not been given up."""
         with self._lock:
-            self._rounds = state.problem.rounds
             state.waiting[self._gone] = False
             if not state.waiting.any() and not state.running.size:
                 raise _AllReleasedError
@@ -482,4 +510,6 @@ class _Releasing:
             longest = waiting[np.argsort(-self._rounds[waiting], kind="stable")]
             taken = longest[::2]
             self._gone[taken] = True
+            if self._replay is not None:
+                self._replay.withdraw(taken)
             return [self.requests[i] for i in taken.tolist()]

@@ -6,18 +6,14 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 
 from ..data.cost import FloatArray, IntArray
-from ..data.fleet import Fleet
+from ..data.fleet import Fleet, Groups
 from ..models.fleet_bound import request_costs
 from ..models.fleet_partition import least_loaded, spread_groups
 from ..models.partition_heuristics import karmarkar_karp
-
-Groups = Literal["any", "together", "spread"]
-"""Whether answers to one prompt go anywhere, to one replica, or to as many replicas as there are."""
 
 BUCKETS = 10
 """Ranges of predicted length that MICO tells apart (section 4.1.1)."""

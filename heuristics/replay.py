@@ -112,6 +112,11 @@ class Replay:
                 return Step(rounds=min(wait, rounds))
         return self._prefill(requests, slots)
 
+    def withdraw(self, requests: IntArray) -> None:
+        """Note that these waiting requests are served elsewhere."""
+        self._gone[requests] = True
+        self._disturb()
+
     @property
     def _disturbed(self) -> bool:
         return bool(self._gone[self._nothing])

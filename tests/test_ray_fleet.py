@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 
 from batchbound.data.cost import CostModel
+from batchbound.data.fleet import Fleet
+from batchbound.data.fleet_plan import FleetPlan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.executor.loop import schedule_of
 from batchbound.executor.perfetto import save_perfetto
 from batchbound.executor.ray_fleet import EngineSpec, FleetLostError, FleetOutcome, RayFleet
+from batchbound.fleet_planning import make_fleet_plan
+from batchbound.solvers.result import Limits
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),
@@ -58,12 +63,17 @@ def alone(problem: Problem, prompts: list[list[int]]) -> list[list[int]]:
     return engine.answers
 
 
+def planned(problem: Problem, replicas: int = 3) -> FleetPlan:
+    return make_fleet_plan(Fleet.of(problem, replicas), limits=Limits(work=1))
+
+
 def served(
     fleet: RayFleet,
     problem: Problem,
     prompts: list[list[int]],
     kill_after: int | None = None,
     victim: int = 0,
+    backoff: bool = True,
 ) -> tuple[dict[int, list[int]], FleetOutcome]:
     answers: dict[int, list[int]] = {}
     pids: list[int] = []
@@ -78,12 +88,28 @@ def served(
         if len(answers) == kill_after:
             os.kill(pids[victim], signal.SIGKILL)
 
-    return answers, fleet.serve(problem, prompts, problem.workload.output_tokens, keep)
+    plan, most = planned(problem, len(fleet.actors)), problem.workload.output_tokens
+    return answers, fleet.serve(plan.fleet, plan.schedule, prompts, most, keep, backoff=backoff)
 
 
 def decode_tokens(outcome: FleetOutcome) -> int:
     stages = [stage for trace in outcome.traces for stage in trace.stages]
     return sum(stage.tokens for stage in stages if stage.kind == "decode")
+
+
+def test_each_actor_follows_its_schedule_to_the_round(fleet: RayFleet) -> None:
+    problem, prompts = job(60, seed=7)
+    answers, outcome = served(fleet, problem, prompts, backoff=False)
+    plan = planned(problem)
+    assert len(answers) == 60
+    assert outcome.moved == 0
+    for k, (trace, schedule) in enumerate(zip(outcome.traces, plan.schedule.schedules, strict=True)):
+        assert schedule is not None
+        done = schedule_of(trace)
+        assert done.rounds.tolist() == schedule.rounds.tolist()
+        assert done.bin_of.tolist() == schedule.bin_of.tolist()
+        members = plan.schedule.members(k)
+        assert trace.ids == tuple(problem.workload.ids[members].tolist())
 
 
 def test_three_actors_give_the_answers_of_one_engine(fleet: RayFleet, tmp_path: Path) -> None:
@@ -94,10 +120,7 @@ def test_three_actors_give_the_answers_of_one_engine(fleet: RayFleet, tmp_path: 
     assert not outcome.lost
     assert all(len(trace) for trace in outcome.traces)
     # Every token after a prompt's first comes of a decode round: the merged trace holds the replicas' work.
-    decoded = sum(
-        stage.tokens for trace in outcome.traces for stage in trace.stages if stage.kind == "decode"
-    )
-    assert decoded == int(problem.rounds.sum())
+    assert decode_tokens(outcome) == int(problem.rounds.sum())
     save_perfetto(tmp_path / "trace.json", outcome.traces)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2}
@@ -116,10 +139,7 @@ def test_a_killed_actor_loses_no_answer(fleet: RayFleet, run: int) -> None:
     finished = [name for trace in outcome.traces for name in trace.ids]
     assert sorted(finished) == sorted(problem.workload.ids.tolist())
     # The dead actor's unfinished work was done again elsewhere, so all stages hold at least the job's rounds.
-    decoded = sum(
-        stage.tokens for trace in outcome.traces for stage in trace.stages if stage.kind == "decode"
-    )
-    assert decoded >= int(problem.rounds.sum())
+    assert decode_tokens(outcome) >= int(problem.rounds.sum())
 
 
 def test_a_fleet_without_replicas_left_says_so() -> None:

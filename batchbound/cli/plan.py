@@ -12,6 +12,7 @@ from ..solvers.result import Limits
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .inputs import add_problem, positive, prompt_source, read_inputs, refuse_existing, seconds
 from .output import fail, note, plan_summary, show
+from .plan_fleet import add_fleet, run_plan_fleet
 from .uncertainty import Record, add_uncertainty, planned
 
 
@@ -19,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_problem(parser, auto_slots=True)
     add_uncertainty(parser)
+    add_fleet(parser)
     group = parser.add_argument_group("solver")
     group.add_argument(
         "--solver", choices=sorted(SOLVERS), default=DEFAULT_SOLVER, help="default %(default)s"
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     limits = Limits(seconds=args.time_limit, threads=args.threads, seed=args.seed)
     record = Record(inputs.job.lengths.to_json(), inputs.cost_source, prompt_source(inputs, args.output))
     try:
+        if args.replicas is not None:
+            return run_plan_fleet(args, inputs, limits, record, begun)
         plan = planned(args, inputs, limits, record)
     except PlanningError as error:
         return fail(str(error))

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..data.files import InputError
+from ..data.fleet_plan import is_fleet_plan
 from ..data.jsonl import file_digest
 from ..data.openai_batch import PromptRecord, read_batch
 from ..data.plan import Plan
@@ -65,7 +66,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " `simulate --help` lists them",
     )
     parser.add_argument(
-        "--replicas", type=positive, default=1, metavar="N", help="engines, each a Ray actor (default: one)"
+        "--replicas",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="engines, each a Ray actor (default: as many as the plan is for)",
     )
     parser.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster's (default: this machine)")
     add_workers(parser)
@@ -89,15 +94,15 @@ def run(args: argparse.Namespace) -> int:
     from ..executor.journal import Journal
     from ..executor.watchdog import Watchdog
 
+    if args.replicas > 1 or is_fleet_plan(args.plan):
+        from .run_fleet import run_fleet
+
+        return run_fleet(args)
     plan = Plan.load(args.plan)
     for path in (args.output, args.trace):
         refuse_existing(path, args.overwrite)
     begun = time.perf_counter()
     job = load_job(plan, args)
-    if args.replicas > 1:
-        from .run_fleet import run_fleet
-
-        return run_fleet(args, plan, job)
     journal = Journal(journal_path(args.output), run_identity(plan, job, args))
     if journal.finished:
         note(f"{args.output}: going on after {len(journal.finished)} finished answers")
@@ -146,9 +151,16 @@ def _abandon(journal: Journal, seconds: int) -> None:
     os._exit(1)
 
 
-def load_job(plan: Plan, args: argparse.Namespace) -> Job:
+def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> Job:
     """
     Return the plan's job with model, tokenizer and prompts loaded.
+
+    Parameters
+    ----------
+    plan, args
+        The plan, and the options of ``run``.
+    shape
+        A model without weights where others load it; nothing is loaded then.
 
     Raises
     ------
@@ -163,7 +175,7 @@ def load_job(plan: Plan, args: argparse.Namespace) -> Job:
     source = plan.prompts
     records = None if source is None else _planned_records(plan, args)
     sampler = _sampler(records or (), args)
-    model = load(args)
+    model = load(args) if shape is None else shape
     planned = args.model if source is None else _tokenizer_of(source.tokenizer, args.model)
     tokenizer = load_tokenizer(args.tokenizer or planned)
     if records is None:
@@ -178,7 +190,7 @@ def load_job(plan: Plan, args: argparse.Namespace) -> Job:
         tokenizer,
         sampler,
         pinned=args.pinned,
-        tier=tier_of(model, args),
+        tier=tier_of(model, args) if shape is None else None,
         kv_tokens=args.kv_tokens,
         policy=args.policy,
     )

@@ -1,4 +1,4 @@
-"""``batchbound run --replicas N``: a plan's requests served by several engines on Ray."""
+"""``batchbound run`` on several replicas: each follows its own schedule, on Ray."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.fleet import Fleet
+from ..data.cost import CostModel, IntArray
+from ..data.files import InputError
+from ..data.fleet import Fleet, FleetSchedule
+from ..data.fleet_plan import FleetPlan, is_fleet_plan
 from ..data.plan import Plan
-from ..data.problem import Problem
+from ..data.schedule import Schedule
 from ..data.trace import Trace
+from ..executor.simulate import remaining_schedule
+from ..fleet_planning import make_fleet_plan
 from ..models.bounds import best_bound
 from ..models.fleet_bound import fleet_bound
+from ..solvers.constructive import ski_rental_schedule
 from .inputs import refuse_existing
 from .output import note
 from .progress import progress
@@ -26,73 +32,82 @@ if TYPE_CHECKING:
     from ..executor.ray_fleet import EngineSpec, FleetOutcome
 
 
-def run_fleet(args: argparse.Namespace, plan: Plan, job: Job) -> int:
+def run_fleet(args: argparse.Namespace) -> int:
     """
-    Serve what is not answered yet on so many replicas, write answers and traces, and print the report.
+    Serve what is not answered yet on a plan's replicas, write answers and traces, and print the report.
+
+    A plan for one replica is shared out anew over as many as the options say.
 
     Parameters
     ----------
     args
         The options of ``run``.
-    plan
-        What to run; its slots and limits are each replica's.
-    job
-        The plan's job. Its model is only looked at for its shape: each replica loads its own.
     """
     from ..executor.job import journal_path
     from ..executor.journal import Journal
     from ..executor.perfetto import save_perfetto
     from ..executor.ray_fleet import FleetLostError, RayFleet
-    from .run import run_identity
+    from .run import load_job, run_identity
 
-    paths = [Path(args.trace).with_suffix(f".{k}.jsonl") for k in range(args.replicas)]
-    merged = Path(args.trace).with_suffix(".perfetto.json")
-    for path in (*paths, merged):
-        refuse_existing(path, args.overwrite)
     begun = time.perf_counter()
+    for option, given in (("--policy", args.policy), ("--kv-tokens", args.kv_tokens)):
+        if given is not None:
+            raise InputError(f"{option} is for one replica", mend="Leave it out, or plan for one replica.")
+    plan, planned = _plans(args)
+    count = len(planned.fleet.replicas)
+    paths = [Path(args.trace).with_suffix(f".{k}.jsonl") for k in range(count)]
+    merged = Path(args.trace).with_suffix(".perfetto.json")
+    for path in (args.output, *paths, merged):
+        refuse_existing(path, args.overwrite)
+    job = load_job(plan, args, _shape(args))
     names: list[str] = plan.problem.workload.ids.tolist()
-    fleet = RayFleet(engine_spec(args, job), args.replicas, args.ray_address)
-    try:
-        journal = Journal(journal_path(args.output), run_identity(plan, job, args))
-        rows = [i for i, name in enumerate(names) if name not in journal.finished]
-        left = np.array(rows, dtype=np.int64)
-        if not rows:
-            job.write_answers(journal, args.output)
-            note(f"{args.output}: every answer was there already")
-            return 0
-        count = len(journal.finished)
-        if count:
-            note(f"{args.output}: going on after {count} finished answers")
-        with journal, progress(len(rows), "requests") as advance:
+    journal = Journal(journal_path(args.output), run_identity(plan, job, args))
+    with journal:
+        left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+        resumed = len(journal.finished)
+        if resumed:
+            note(f"{args.output}: going on after {resumed} finished answers")
+        if left.size:
+            fleet, schedule = left_of(planned, left)
+            replicas = RayFleet(engine_spec(args, job), count, args.ray_address)
+            try:
+                with progress(len(left), "requests") as advance:
 
-            def keep(request: int, tokens: list[int]) -> None:
-                index = rows[request]
-                journal.append(names[index], job.answer(index, tokens))
-                advance(len(journal.finished) - count)
+                    def keep(request: int, tokens: list[int]) -> None:
+                        index = int(left[request])
+                        journal.append(names[index], job.answer(index, tokens))
+                        advance(len(journal.finished) - resumed)
 
-            outcome = fleet.serve(
-                Fleet.of(plan.problem, 1).problem_of(0, left),
-                [job.prompts.tokens[i] for i in rows],
-                job.most_tokens[left],
-                keep,
-            )
-    except FleetLostError as error:
-        note(f"stopped: {error}")
-        note(f"finished answers are in {journal_path(args.output)}; the same command goes on")
-        return 1
-    finally:
-        fleet.close()
+                    outcome = replicas.serve(
+                        fleet,
+                        schedule,
+                        [job.prompts.tokens[i] for i in left],
+                        job.most_tokens[left],
+                        keep,
+                        backoff=planned.groups == "any",
+                    )
+            except FleetLostError as error:
+                note(f"stopped: {error}")
+                note(f"finished answers are in {journal_path(args.output)}; the same command goes on")
+                return 1
+            finally:
+                replicas.close()
+    job.write_answers(journal, args.output)
+    if not left.size:
+        note(f"{args.output}: every answer was there already")
+        return 0
     for path, trace in zip(paths, outcome.traces, strict=True):
         trace.save(path)
     save_perfetto(merged, outcome.traces)
-    job.write_answers(journal, args.output)
-    facts = fleet_report(plan.problem, outcome, len(rows)) | {"seconds": time.perf_counter() - begun}
+    facts = fleet_report(fleet, outcome) | {"planned_s": planned.makespan, "planned_gap": planned.gap}
+    facts["seconds"] = time.perf_counter() - begun
     if args.json:
         print(json.dumps(facts))
         return 0
     print(
-        f"{args.output}: {len(rows):,} answers from {args.replicas} replicas in {facts['makespan_s']:,.2f} s,"
+        f"{args.output}: {len(left):,} answers from {count} replicas in {facts['makespan_s']:,.2f} s,"
         f" {facts['gap']:.2%} above the fleet's proven bound, in the cost model's seconds"
+        f" (planned: {planned.gap:.2%})"
     )
     for k, replica in enumerate(facts["replicas"]):  # type: ignore[arg-type,var-annotated]
         fate = (
@@ -104,52 +119,95 @@ def run_fleet(args: argparse.Namespace, plan: Plan, job: Job) -> int:
     return 0
 
 
-def fleet_report(problem: Problem, outcome: FleetOutcome, requests: int) -> dict[str, object]:
+def _plans(args: argparse.Namespace) -> tuple[Plan, FleetPlan]:
+    """Return the job as one plan, for its requests and prompts, and as the fleet's."""
+    if not is_fleet_plan(args.plan):
+        plan = Plan.load(args.plan)
+        note(f"{args.plan} is for one replica: shared out over {args.replicas}")
+        return plan, make_fleet_plan(Fleet.of(plan.problem, args.replicas))
+    planned = FleetPlan.load(args.plan)
+    count = len(planned.fleet.replicas)
+    if args.replicas not in (1, count):
+        message = f"the plan is for {count} replicas, not {args.replicas}"
+        raise InputError(message, file=args.plan, mend="Leave --replicas out, or plan again.")
+    problem = planned.fleet.problem_of(0, np.arange(len(planned.fleet)))
+    schedule = ski_rental_schedule(problem)
+    seconds, source = schedule.makespan(problem), planned.cost_source
+    plan = Plan(problem, schedule, seconds, None, planned.maker, planned.lengths, source, planned.prompts)
+    return plan, planned
+
+
+def left_of(plan: FleetPlan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
+    """
+    Return the fleet and the schedule of some of a plan's requests, each where it was planned.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    left
+        The requests that are left, ascending.
+    """
+    replica_of = plan.schedule.replica_of[left]
+    schedules: list[Schedule | None] = []
+    for k, schedule in enumerate(plan.schedule.schedules):
+        members = plan.schedule.members(k)
+        kept = np.flatnonzero(np.isin(members, left))
+        if schedule is None or not kept.size:
+            schedules.append(None)
+        else:
+            schedules.append(remaining_schedule(plan.fleet.problem_of(k, members), schedule, kept)[1])
+    fleet = dataclasses.replace(plan.fleet, workload=plan.fleet.workload.select(left))
+    return fleet, FleetSchedule(replica_of, tuple(schedules))
+
+
+def fleet_report(fleet: Fleet, outcome: FleetOutcome) -> dict[str, object]:
     """
     Return the fleet's gap and each replica's, to bounds of the lengths that came out.
 
     Parameters
     ----------
-    problem
-        The plan's; its slots and costs are each replica's.
+    fleet
+        What was to be served, and by what.
     outcome
         What the replicas did.
-    requests
-        How many were to be served.
     """
-    row_of = {name: row for row, name in enumerate(problem.workload.ids.tolist())}
-    free = dataclasses.replace(problem, kv_capacity=None, prefill_token_cap=None, max_position=None)
+    row_of = {name: row for row, name in enumerate(fleet.workload.ids.tolist())}
+    free = [
+        dataclasses.replace(one, kv_capacity=None, prefill_token_cap=None, max_position=None)
+        for one in fleet.replicas
+    ]
+    served = dataclasses.replace(fleet, replicas=tuple(free))
+    tokens = fleet.workload.output_tokens.copy()
+    rows = [[row_of[name] for name in trace.ids] for trace in outcome.traces]
+    for mine, trace in zip(rows, outcome.traces, strict=True):
+        tokens[mine] = trace.tokens
+    served = served.with_output_tokens(tokens)
     replicas: list[dict[str, object]] = []
-    rows: list[int] = []
-    tokens: list[int] = []
-    for trace in outcome.traces:
-        mine = [row_of[name] for name in trace.ids]
-        rows += mine
-        tokens += trace.tokens.tolist()
-        model, gap = model_seconds(problem, trace), None
+    ends: list[float] = []
+    for k, (mine, trace) in enumerate(zip(rows, outcome.traces, strict=True)):
+        model, gap = model_seconds(fleet.replicas[k].cost, trace), None
         if mine:
-            workload = problem.workload.select(mine).with_output_tokens(trace.tokens)
-            bound = best_bound(dataclasses.replace(free, workload=workload))
+            bound = best_bound(served.problem_of(k, mine))
             gap = bound.gap(model) if bound.seconds > 0 else None
+        ends.append(fleet.replicas[k].busy + model)
         replicas.append({"requests": len(mine), "model_s": model, "gap": gap, "seconds": trace.makespan})
-    workload = problem.workload.select(rows).with_output_tokens(tokens)
-    whole = fleet_bound(Fleet.of(dataclasses.replace(free, workload=workload), len(replicas)))
-    makespan = max(model_seconds(problem, trace) for trace in outcome.traces)
+    whole = fleet_bound(served)
     return {
-        "requests": requests,
+        "requests": len(fleet),
         "makespan_s": max(trace.makespan for trace in outcome.traces),
-        "model_s": makespan,
+        "model_s": max(ends),
         "bound_s": whole.seconds,
-        "gap": whole.gap(makespan),
+        "gap": whole.gap(max(ends)),
         "moved": outcome.moved,
         "lost": {str(k): why for k, why in outcome.lost.items()},
         "replicas": replicas,
     }
 
 
-def model_seconds(problem: Problem, trace: Trace) -> float:
-    """Return what a trace's stages take by the problem's cost model."""
-    cost, total = problem.cost, 0.0
+def model_seconds(cost: CostModel, trace: Trace) -> float:
+    """Return what a trace's stages take by a cost model."""
+    total = 0.0
     for stage in trace.stages:
         if stage.kind == "prefill":
             total += cost.prefill_seconds(stage.tokens)
@@ -174,3 +232,16 @@ def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
         sampling=dataclasses.asdict(job.sampler),
         threads=args.threads or 1,
     )
+
+
+def _shape(args: argparse.Namespace) -> Any:
+    """Return the model without its weights: the driver only looks at its vocabulary and positions."""
+    from ..executor.model_source import load_config
+
+    config = load_config(args.model)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    named = config.dtype if args.dtype == "auto" else getattr(torch, args.dtype)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=named or torch.float32)  # type: ignore[no-untyped-call]

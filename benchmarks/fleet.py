@@ -1,0 +1,181 @@
+"""
+Fleets: what prediction errors cost 8 replicas, and planning and dispatching at scale.
+
+``errors``  8 replicas serve answers whose lengths a real predictor foretold (SSJF's data: true lengths, and
+            the class its proxy model gave each): our policy with backoff beside MICO's dispatch,
+            Karmarkar-Karp and round robin, each with backoff. Every policy knows the same: the class of each
+            request, and the lengths of a disjoint half of the data. Makespans are held against the fleet's
+            bound with the true lengths.
+``scale``   a fleet plan of 100,000 requests on 64 replicas x 256 slots; dispatch of a million requests.
+
+Run: ``python benchmarks/fleet.py errors`` (``BATCHBOUND_DATA`` names the folder of public data).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from batchbound.data.bound import Bound
+from batchbound.data.cost import CostModel, IntArray
+from batchbound.data.fleet import Fleet, Replica
+from batchbound.data.generators import generate
+from batchbound.data.prediction_error import MeasuredError
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.executor.fleet_policy import FleetPolicy, choose_fleet_policy, serve_with_backoff
+from batchbound.executor.fleet_simulation import FleetRun, simulate_fleet
+from batchbound.heuristics.dispatch_rules import Units, dispatch, mico
+from batchbound.heuristics.policy import Policy
+from batchbound.heuristics.registry import policy_named
+from batchbound.models.fleet_bound import fleet_bound
+from batchbound.models.fleet_certificates import verify_fleet_bound
+from batchbound.solvers.fleet import plan_fleet
+from batchbound.solvers.result import Limits
+
+DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+REPLICAS = 8
+COSTS = {
+    "mico": ("70 ms an iteration, 1 ms an insertion", CostModel(0.001, 0.0, 0.070, 0.0)),
+    "paper": ("29 ms + 0.21 ms/slot a round, 25 ms + 0.13 ms/token a stage", CostModel.paper()),
+}
+RIVALS = {"MICO": "mico", "Karmarkar-Karp": "karmarkar-karp", "round robin": "round-robin"}
+
+
+def ssjf() -> tuple[IntArray, IntArray]:
+    """Return true lengths and predicted classes."""
+    with (DATA / "ssjf" / "predictions_warmup_cls_1000K.csv").open() as stream:
+        rows = [
+            (int(row["output_token_length"]), int(row["predicted_length"])) for row in csv.DictReader(stream)
+        ]
+    return np.array(rows).T[0], np.array(rows).T[1]
+
+
+def prefill_first(problem: Problem) -> Policy:
+    """Return MICO's own rule, and that of most engines: arrival order, insert at once."""
+    return policy_named("fcfs", problem)
+
+
+class Table:
+    """Gaps to the bound by the name of what ended there, and where the time above the bound went."""
+
+    def __init__(self) -> None:
+        self._gaps: dict[str, list[float]] = {}
+        self._parts: dict[str, list[tuple[float, float]]] = {}
+
+    def note(self, name: str, fleet: Fleet, run: FleetRun, bound: Bound) -> None:
+        """Note a run; seconds of prefill stages and of idle slots are the replicas' means."""
+        cost, slots = fleet.replicas[0].cost, fleet.replicas[0].slots
+        stages = [stage for trace in run.traces for stage in trace.stages]
+        prefill = sum(stage.seconds for stage in stages if stage.kind == "prefill")
+        least = len(fleet) * cost.prefill_base / slots
+        least += cost.prefill_per_token * int(fleet.workload.input_tokens.sum())
+        idle = sum((slots - stage.active) * stage.rounds for stage in stages if stage.kind == "decode")
+        whole = bound.seconds * len(fleet.replicas)
+        self._gaps.setdefault(name, []).append(bound.gap(run.makespan))
+        self._parts.setdefault(name, []).append(
+            ((prefill - least) / whole, idle / slots * cost.decode_base / whole)
+        )
+
+    def show(self, ours: str) -> None:
+        """Print the table, with how many seeds end later than ours."""
+        print(
+            "| dispatch and rule | gap to the bound with true lengths | worst | of it prefill stages"
+            " | idle slots | seeds ours ends before |"
+        )
+        print("|---|---|---|---|---|---|")
+        best = np.array(self._gaps[ours])
+        for name, gaps in self._gaps.items():
+            prefill, idle = np.mean(self._parts[name], axis=0)
+            print(
+                f"| {name} | {np.mean(gaps):.2%} ± {np.std(gaps):.2%} | {max(gaps):.2%} | {prefill:.2%}"
+                f" | {idle:.2%} | {int((best < np.array(gaps)).sum())} of {len(gaps)} |",
+                flush=True,
+            )
+
+
+def errors(requests: int, slots: int, seeds: int, costs: str) -> None:
+    """Serve SSJF's answers with its proxy model's predictions; half of the pairs are the measured error."""
+    actual, label = ssjf()
+    known = np.random.default_rng(0).random(len(actual)) < 0.5
+    means = np.array([round(actual[known & (label == k)].mean()) for k in range(label.max() + 1)])
+    error = MeasuredError(means[label[known]], actual[known])
+    unseen = np.flatnonzero(~known)
+    title, cost = COSTS[costs]
+    table, chosen, begun = Table(), [], time.process_time()
+    for seed in range(seeds):
+        rng = np.random.default_rng((seed, 3))
+        drawn = rng.choice(unseen, requests, replace=requests > len(unseen))
+        prompts = np.maximum(1, np.rint(rng.lognormal(4.0, 0.4, requests))).astype(np.int64)
+        workload = Workload.from_lengths(prompts, means[label[drawn]])
+        fleet, truth = Fleet(workload, (Replica(cost, slots),) * REPLICAS), actual[drawn]
+        bound = fleet_bound(fleet.with_output_tokens(truth))
+        policy, there = choose_fleet_policy(fleet, error, seed=seed, samples=2)
+        chosen.append(policy.name)
+        table.note("ours + backoff", fleet, serve_with_backoff(fleet, there, policy, truth), bound)
+        for name, rule in RIVALS.items():
+            dispatched = dispatch(fleet, rule)
+            run = simulate_fleet(fleet, dispatched, truth, policy=prefill_first, patience=0.0)
+            table.note(f"{name} + backoff", fleet, run, bound)
+        queue = FleetPolicy("longest-first", policy.patience)
+        for name, rule in RIVALS.items():
+            dispatched = dispatch(fleet, rule)
+            run = serve_with_backoff(fleet, dispatched, queue, truth)
+            table.note(f"{name} + backoff, longest predicted first", fleet, run, bound)
+        run = serve_with_backoff(fleet, dispatch(fleet, "mico"), policy, truth)
+        table.note("MICO + backoff, our rule in each replica", fleet, run, bound)
+        run = simulate_fleet(fleet, there, truth, policy=policy, backoff=False)
+        table.note("ours without backoff", fleet, run, bound)
+        run = simulate_fleet(fleet, None, truth, policy=policy)
+        table.note("our rule, one queue for all", fleet, run, bound)
+    print(f"\n## {requests:,} requests, {REPLICAS} replicas x {slots} slots, {seeds} seeds; {title}\n")
+    print(f"Ours serves: {'; '.join(sorted(set(chosen)))}. {time.process_time() - begun:.0f} CPU s.\n")
+    table.show("ours + backoff")
+
+
+def scale() -> None:
+    """Plan 100,000 requests on 64 x 256 slots, and dispatch a million."""
+    fleet = Fleet(generate("table3", 0, 100_000), (Replica(CostModel.paper(), 256),) * 64)
+    begun = time.perf_counter()
+    result = plan_fleet(fleet, limits=Limits(seconds=50.0))
+    wall = time.perf_counter() - begun
+    sound = result.schedule.check(fleet) is None and verify_fleet_bound(fleet, result.bound) is None
+    print(
+        f"100,000 requests, 64 x 256 slots: {result.makespan:.2f} s, bound {result.bound.seconds:.2f} s,"
+        f" gap {result.gap:.2%}, planned in {wall:.1f} s; schedule and certificate check: {sound}"
+    )
+    rng = np.random.default_rng(0)
+    million = Workload.from_lengths(rng.integers(1, 300, 10**6), rng.integers(1, 1000, 10**6))
+    for replicas in (2, 8, 64):
+        large = Fleet(million, (Replica(CostModel.paper(), 256),) * replicas)
+        begun = time.perf_counter()
+        replica_of = mico(Units.of(large, np.arange(len(large))))
+        wall = time.perf_counter() - begun
+        tokens = np.bincount(replica_of, weights=million.output_tokens)
+        spread = np.ptp(tokens) / tokens.mean()
+        print(f"a million requests to {replicas} replicas by MICO: {wall:.2f} s, spread {spread:.1e}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("errors", "scale"))
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--slots", type=int, default=10)
+    parser.add_argument("--costs", choices=sorted(COSTS), default="mico")
+    parser.add_argument("--seeds", type=int, default=10)
+    args = parser.parse_args()
+    if args.part == "errors":
+        errors(args.requests, args.slots, args.seeds, args.costs)
+    else:
+        scale()
+
+
+if __name__ == "__main__":
+    main()
