@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,6 @@ from ..data.problem import Problem
 from ..data.workload import Workload
 from ..heuristics.dynamic_batch import DynamicBatch
 from ..heuristics.round_robin_allocation import RoundRobinAllocation
-from ..models.layer_cost import LayerCost, Surface
 from .device_memory import memory_of
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _REQUESTS_PER_SLOT = 6
-"""Of the job that measures what a request costs besides its stages."""
+"""Of the job that measures what passes between stages."""
 _HANDED_OVER = 4
 """Prompts handed over together when that is measured."""
 _NEVER = frozenset({-1})
@@ -38,8 +39,9 @@ _NEVER = frozenset({-1})
 _VERSIONS = ("model", "device", "dtype", "tier", "torch", "transformers")
 _DEVIATION = 0.45
 """Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
-_CHANGES = 8
-"""Rounds in a row in which a request is done, to time what such a change of the batch costs."""
+_AT_A_TIME = 4
+_DONE = (1,) * _AT_A_TIME + (_AT_A_TIME,) * _AT_A_TIME + (1,) * _AT_A_TIME
+"""Requests done in each of some rounds in a row, to time what such a change of the batch costs."""
 _LINE = np.array([[0.0], [1e6]])
 """Requests: a line through these is exact everywhere."""
 
@@ -104,8 +106,8 @@ def profile_layers(
     with lengths spread as in a running batch. So what the engine adds to the model (padding, masks, storing,
     choosing tokens) is measured with it. How much of it layers and attention take is measured apart, with
     hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
-    rows, new masks) is the difference between rounds in which a request is done and others; what a request
-    costs besides (joining, leaving, the loop around the stages) is measured last, on a job of random lengths.
+    rows, new masks), and each request that leaves, is the difference between rounds in which one or several
+    are done and others. What the loop around the stages costs is measured last, on a job of random lengths.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def profile_layers(
     found = measured.finished
     composed = _composed(shape_of(model), points, grid, found)
     for seed, name in enumerate(jobs):
-        job = partial(_job, engine_for, middle, grid.rounds, LayerCost(composed), seed)
+        job = partial(_job, engine_for, middle, grid.rounds, seed)
         _keep(measured, name, job, total, on_point)
     engine = {name: str(described[name]) for name in _VERSIONS}
     memory, kv_tokens = memory_of(model, tier)
@@ -207,10 +209,12 @@ def _run_operations(
     found: Mapping[str, Mapping[str, object]], jobs: Sequence[str], lengths: Sequence[int]
 ) -> list[Operation]:
     """Return what an engine does besides the stages themselves."""
-    request = max(0.0, median(_number(found[name], "request") for name in jobs))
+    left = [_number(entry, "leave") for entry in found.values() if "leave" in entry]
+    loop = max(0.0, median(_number(found[name], "loop") for name in jobs))
     tokens = np.array(lengths, dtype=np.float64)[:, None]
     return [
-        Operation("request", "run", ("sequences",), _LINE, request * _LINE[:, 0]),
+        Operation("leave", "run", ("sequences",), _LINE, max(0.0, median(left or [0.0])) * _LINE[:, 0]),
+        Operation("loop", "run", ("sequences",), _LINE, np.full(2, loop)),
     ] + [
         Operation(
             name,
@@ -246,11 +250,12 @@ def _used_engine(engine_for: EngineFor, batch: int, length: int, rounds: int) ->
     Return an engine whose buffers a first batch has used and left.
 
     The requests to measure come after those of that batch. None of them is done within ``rounds`` rounds;
-    in each round after that one is.
+    after that, :data:`_DONE` are in each round.
     """
     lengths = _spread(length, batch)
-    answers = 1 + rounds + np.minimum(1 + np.arange(batch), _CHANGES + 1)
-    workload = Workload.from_lengths(lengths * 2, [2] * batch + answers.tolist())
+    done_in = np.repeat(np.arange(len(_DONE)), _DONE)[:batch]
+    extra = np.append(done_in, np.full(batch - len(done_in), len(_DONE))) + 1
+    workload = Workload.from_lengths(lengths * 2, [2] * batch + (1 + rounds + extra).tolist())
     engine = engine_for(Problem(workload, _NO_COST, batch, prefill_emits_first_token=True))
     engine.prefill(range(batch), range(batch))
     engine.decode(1, float("inf"))
@@ -262,10 +267,16 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
     encode, _ = engine.prefill(range(batch, 2 * batch), range(batch))
     decode, _ = engine.decode(rounds, float("inf"))
     each = decode.seconds / decode.rounds
-    # The first of these rounds packs no rows yet: it follows on rounds in which nothing was done.
-    calls = [engine.decode(1, float("inf"))[0].seconds for _ in range(min(_CHANGES, batch))]
-    change = median(calls[1:] or calls) - each
-    return {"encode": encode.seconds, "decode": each, "change": max(0.0, change)}
+    rounds_left = int(np.searchsorted(np.cumsum(_DONE), batch)) + 1
+    calls = [engine.decode(1, float("inf"))[0].seconds for _ in range(min(rounds_left, len(_DONE)))]
+    # The first round of a kind still packs, or does not, for the one before it.
+    alone = median(calls[1:_AT_A_TIME] or calls)
+    found = {"encode": encode.seconds, "decode": each, "change": max(0.0, alone - each)}
+    if batch >= sum(_DONE):
+        many, again = median(calls[_AT_A_TIME + 1 : 2 * _AT_A_TIME]), median(calls[2 * _AT_A_TIME + 1 :])
+        # The batch shrinks all the while: rounds before and after are compared with those between.
+        found["leave"] = (many - (alone + again) / 2) / (_AT_A_TIME - 1)
+    return found
 
 
 def _shares(
@@ -338,10 +349,8 @@ def _composed(
     )
 
 
-def _job(
-    engine_for: EngineFor, point: tuple[int, int], rounds: int, cost: LayerCost, seed: int
-) -> dict[str, float]:
-    """Return what each request of a job took beyond its stages as composed."""
+def _job(engine_for: EngineFor, point: tuple[int, int], rounds: int, seed: int) -> dict[str, float]:
+    """Return what passes between two stages of a job, in the loop and its policy."""
     batch, length = point
     rng = np.random.default_rng(seed)
     count = _REQUESTS_PER_SLOT * batch
@@ -350,21 +359,8 @@ def _job(
     )
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
     policy = RoundRobinAllocation(rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
-    trace = execute(problem, policy, engine_for(problem))
-    changed = cost.profile.operation("change")
-    assert changed is not None
-    change = Surface(changed.points, changed.seconds)
-    layers, composed = cost.profile.shape.layers, 0.0
-    for number, stage in enumerate(trace.stages):
-        if stage.kind == "prefill":
-            prompts = problem.prompt_tokens[trace.stage_of == number]
-            per_layer, once = cost.encode(len(prompts), float(prompts.mean()))
-            composed += layers * per_layer + once
-        else:
-            context = stage.kv_tokens / stage.tokens
-            per_layer, once = cost.decode(stage.active, context)
-            composed += stage.rounds * (layers * per_layer + once) + change(stage.active, context)
-    return {"request": (trace.makespan - composed) / count}
+    stages = execute(problem, policy, engine_for(problem)).stages
+    return {"loop": median(after.start - before.end for before, after in pairwise(stages))}
 
 
 def _handover(
@@ -380,9 +376,9 @@ def _handover(
     batch.prefill(slots, [[0] * length] * len(slots))
     for _ in range(repeats + 1):
         at = [clock()]
-        parcel = pack([batch.take(slot) for slot in slots])
+        parcel = pickle.dumps(pack([batch.take(slot) for slot in slots]))
         at.append(clock())
-        for slot, request in zip(slots, unpack(parcel), strict=True):
+        for slot, request in zip(slots, unpack(pickle.loads(parcel)), strict=True):
             batch.insert(slot, request)
         at.append(clock())
         sent.append((at[1] - at[0]) / len(slots))

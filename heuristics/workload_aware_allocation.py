@@ -45,7 +45,7 @@ class WorkloadAwareAllocation:
         self._encoding, self._batch, self._lead = encoding, batch, max(1, lead)
         self._ahead = 0
         self._ready: deque[list[int]] = deque()
-        self._sent: set[int] = set()
+        self._sent = np.zeros(0, dtype=np.bool_)
 
     def __call__(self, state: State) -> Step:
         """Return the next iteration, with the batch that joins before it."""
@@ -53,26 +53,24 @@ class WorkloadAwareAllocation:
         idle = not len(state.running) and not self._ready
         self._ready.extend(self._encoding.encoded(wait=idle))
         chosen = self._joining(state)
-        self._sent.difference_update(chosen)
-        more = bool(self._sent) or bool(state.waiting.any())
+        self._sent[chosen] = False
         return Step(
             prefill=chosen,
             slots=state.free_slots[: len(chosen)].tolist(),
-            rounds=1 if more else UNTIL_CHANGE,
+            rounds=1 if state.waiting.any() else UNTIL_CHANGE,
         )
 
     def _encode_ahead(self, state: State) -> None:
-        waiting = np.flatnonzero(state.waiting)
-        fresh = np.array(
-            [request for request in waiting.tolist() if request not in self._sent], dtype=np.int64
-        )
+        if not len(self._sent):
+            self._sent = np.zeros(len(state.waiting), dtype=np.bool_)
+        fresh = np.flatnonzero(state.waiting & ~self._sent)
         while len(fresh) and self._ahead < self._lead:
             prompts = state.problem.prompt_tokens[fresh[: self._batch.most]]
             count = max(1, self._batch.size(prompts, len(state.running)))
             chosen: list[int] = fresh[:count].tolist()
             self._encoding.encode(chosen)
             self._ahead += 1
-            self._sent.update(chosen)
+            self._sent[chosen] = True
             fresh = fresh[count:]
 
     def _joining(self, state: State) -> list[int]:
