@@ -29,6 +29,7 @@ import transformers
 from transformers import AutoConfig, DynamicCache
 
 from batchbound.executor.batch import WindowBatch
+from batchbound.executor.captured import compiled
 from batchbound.executor.model_source import build_random
 from batchbound.executor.ragged import RaggedBatch
 from batchbound.executor.running import RunningBatch
@@ -36,6 +37,7 @@ from batchbound.executor.slab import SlabBatch
 from batchbound.executor.store import Suspended
 
 BASELINE = "static generate"
+COMPILED = "vector embedding, planned and compiled"
 
 TABLE_1 = {
     4: {"static generate": 21_901, "PD": 21_781, "vector shaping": 20_549, "vector embedding": 11_771},
@@ -66,14 +68,18 @@ class Record:
     rounds: int = 0
     insertions: list[float] = field(default_factory=list)
     finished: list[float] = field(default_factory=list)
-    held: list[tuple[float, int, int]] = field(default_factory=list)
-    """CPU seconds, tokens that queries hold, tokens allocated or padded."""
+    held: list[tuple[float, int, int, int]] = field(default_factory=list)
+    """CPU seconds, tokens that queries hold, tokens allocated or padded, tokens answered so far."""
     origin: float = field(default_factory=time.process_time)
 
     @property
     def now(self) -> float:
         """CPU seconds since the start."""
         return time.process_time() - self.origin
+
+    def note_held(self, held: int, kept: int) -> None:
+        """Take note of the tokens that queries hold and of those kept for it."""
+        self.held.append((self.now, held, kept, sum(len(answer) for answer in self.answers)))
 
 
 Way = Callable[[Any, Sequence[Query], int], Record]
@@ -252,7 +258,7 @@ def note_round(
         else:
             record.idle_rows += 1
             record.tail_idle_rows += not waiting
-    record.held.append((record.now, held, width * len(rows)))
+    record.note_held(held, width * len(rows))
 
 
 @torch.inference_mode()
@@ -311,20 +317,40 @@ def run_shaping(model: Any, queries: Sequence[Query], slots: int) -> Record:
         )
 
 
-def embedding(tier: type[RunningBatch], *, ahead: int = 8) -> Way:
-    """Return BATON with decoupling on a tier: prefilled queries wait and are embedded in freed slots."""
+def compiled_ragged(model: Any, slots: int, capacity: int) -> RunningBatch:
+    """Return a ragged batch whose rounds are compiled, as they can be on a GPU; kept for reuse."""
+    key = id(model), slots, capacity
+    if key not in _COMPILED:
+        batch = RaggedBatch(model, slots, capacity, capture=compiled(lambda round_: round_))
+        batch.warm_up()
+        _COMPILED[key] = batch
+    return _COMPILED[key]
+
+
+_COMPILED: dict[tuple[int, int, int], RunningBatch] = {}
+
+
+def embedding(make: Callable[[Any, int, int], RunningBatch], *, ahead: int = 8, planned: bool = False) -> Way:
+    """
+    Return BATON with decoupling on a tier: prefilled queries wait and are embedded in freed slots.
+
+    ``planned``: the longest answer first, as batchbound plans a job whose lengths it knows.
+    """
 
     def way(model: Any, queries: Sequence[Query], slots: int) -> Record:
+        batch = make(model, slots, max(len(query.prompt) + query.tokens for query in queries))
         record = Record([[] for _ in queries])
-        batch = tier(model, slots, max(len(query.prompt) + query.tokens for query in queries))
         waiting = list(range(len(queries)))
+        if planned:
+            waiting.sort(key=lambda i: -queries[i].tokens)
         ready: list[tuple[int, Suspended]] = []
         free, running = list(range(slots)), dict[int, int]()
         while waiting or ready or running:
             while free and (waiting or ready):
                 if not ready:
                     next_ones = [waiting.pop(0) for _ in range(min(ahead, len(waiting)))]
-                    ready = sorted(prefill_apart(model, queries, next_ones, record))
+                    ready = prefill_apart(model, queries, next_ones, record)
+                    ready.sort(key=lambda pair: next_ones.index(pair[0]))
                 i, suspended = ready.pop(0)
                 if len(record.answers[i]) == queries[i].tokens:
                     continue
@@ -342,7 +368,7 @@ def embedding(tier: type[RunningBatch], *, ahead: int = 8) -> Way:
             record.decode_seconds += time.process_time() - start
             record.rounds += rounds
             record.rows += rounds * len(running)
-            record.held.append((record.now, held, padded))
+            record.note_held(held, padded)
             for slot, i in list(running.items()):
                 record.answers[i] += tokens[:, slot].tolist()
                 if len(record.answers[i]) == queries[i].tokens:
@@ -368,6 +394,8 @@ WAYS: dict[str, Way] = {
     "vector embedding, window": embedding(WindowBatch),
     "vector embedding, slab": embedding(SlabBatch),
     "vector embedding, ragged": embedding(RaggedBatch),
+    "vector embedding, planned": embedding(RaggedBatch, planned=True),
+    COMPILED: embedding(compiled_ragged, planned=True),
 }
 
 
@@ -418,9 +446,12 @@ def measure(
                 "idle_outside_the_tail": (record.idle_rows - record.tail_idle_rows) / max(1, record.rows),
                 "insertion_ms": 1e3 * statistics.median(record.insertions or [0.0]),
                 "step_ms": 1e3 * record.decode_seconds / max(1, record.rounds),
-                "kv_used": float(np.mean([held / max(1, kept) for _, held, kept in record.held] or [np.nan])),
+                "kv_used": float(
+                    np.mean([held / max(1, kept) for _, held, kept, _ in record.held] or [np.nan])
+                ),
                 "finished_at": [round(at, 4) for at in record.finished],
                 "held": record.held,
+                "rounds": record.rounds,
             }
     for name in ways:
         figures[name]["cpu_seconds"] = statistics.median(seconds[name])
@@ -431,18 +462,62 @@ def show(title: str, figures: dict[str, dict[str, Any]], published: dict[str, fl
     """Print a table of one batch size."""
     print(f"\n{title}")
     print(
-        f"{'way':26s} {'CPU s':>8s} {'speed-up':>9s} {'paper':>7s} {'idle':>7s} {'KV used':>8s}"
-        f" {'insert ms':>10s} {'of a step':>10s}"
+        f"{'way':40s} {'CPU s':>8s} {'speed-up':>9s} {'paper':>7s} {'rounds':>7s} {'step ms':>8s}"
+        f" {'idle':>7s} {'before tail':>12s} {'KV used':>8s} {'insert ms':>10s} {'of a step':>10s}"
     )
     static = figures[BASELINE]["cpu_seconds"]
     for name, row in figures.items():
         paper = published.get(name.split(",")[0])
         of_step = row["insertion_ms"] / row["step_ms"] if row["step_ms"] else 0.0
         print(
-            f"{name:26s} {row['cpu_seconds']:8.2f} {static / row['cpu_seconds']:8.2f}x"
-            f" {'' if paper is None else f'{paper:.2f}x':>7s} {row['idle']:7.1%} {row['kv_used']:8.1%}"
+            f"{name:40s} {row['cpu_seconds']:8.2f} {static / row['cpu_seconds']:8.2f}x"
+            f" {'' if paper is None else f'{paper:.2f}x':>7s} {row['rounds']:7d} {row['step_ms']:8.2f}"
+            f" {row['idle']:7.1%} {row['idle_outside_the_tail']:12.1%} {row['kv_used']:8.1%}"
             f" {row['insertion_ms']:10.3f} {of_step:10.1%}"
         )
+
+
+def ceiling(queries: Sequence[Query], slots: int) -> float:
+    """
+    Return the most that any schedule can gain where every round costs the same, as it does on a GPU.
+
+    Rounds of static batches in the order of the queries, over those that their answers need at least.
+    """
+    tokens = [query.tokens for query in queries]
+    static = sum(max(tokens[begin : begin + slots]) for begin in range(0, len(tokens), slots))
+    return static / max(max(tokens), sum(tokens) / slots)
+
+
+def draw(written: Sequence[dict[str, Any]], path: str) -> None:
+    """Draw completed queries, tokens answered and keys and values kept over time: BATON's Figures 5 to 7."""
+    from matplotlib.figure import Figure
+
+    shown = [entry for entry in written if entry["set"] == "short"] or list(written)
+    figure = Figure(figsize=(3.4 * len(shown), 8.5), layout="constrained")
+    axes = figure.subplots(3, len(shown), squeeze=False)
+    ways = (("static", "C1"), ("vector embedding, window", "C2"), ("vector embedding, ragged", "C0"))
+    for column, entry in enumerate(shown):
+        rows = entry["ways"]
+        whole = rows.get("static", rows[BASELINE])["cpu_seconds"]
+        for name, color in ways:
+            if name not in rows:
+                continue
+            finished, held = sorted(rows[name]["finished_at"]), np.array(rows[name]["held"], dtype=float)
+            axes[0, column].step([0, *finished], range(len(finished) + 1), color, where="post", label=name)
+            axes[1, column].plot(held[:, 0], held[:, 3], color, label=name)
+            axes[2, column].plot(held[:, 0], held[:, 2], color, label=name)
+        published = TABLE_2.get(entry["slots"]) if entry["set"] == "short" else None
+        if published:
+            end = whole * published[1] / published[0]
+            axes[0, column].axvline(end, color="0.5", ls=":", label="the paper's BATON ends")
+        axes[0, column].set_title(f"batch size {entry['slots']}")
+        axes[2, column].set_xlabel("CPU seconds")
+    for row, label in enumerate(
+        ("queries done (Figure 5)", "tokens answered (Figure 6)", "KV tokens kept (Figure 7)")
+    ):
+        axes[row, 0].set_ylabel(label)
+    axes[0, 0].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -456,12 +531,16 @@ def main() -> None:
     parser.add_argument("--scale-mixed", type=float, default=0.05, help="of the 120 queries' lengths")
     parser.add_argument("--scale-short", type=float, default=0.5, help="of the 30 queries' lengths")
     parser.add_argument("--json", metavar="FILE", help="write all figures with their curves there")
+    parser.add_argument("--picture", metavar="FILE", help="draw the curves of Figures 5 to 7 there")
+    parser.add_argument("--compile", action="store_true", help="also compile whole rounds (minutes, once)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model = make_model()
-    ways = [BASELINE, *(way for way in arguments.ways if way != BASELINE)]
+    ways = [BASELINE, *(way for way in arguments.ways if way not in (BASELINE, COMPILED))]
     measure(model, short_queries(4096, 0.1), 2, ways, 1)  # warm up
+    if arguments.compile:
+        ways.append(COMPILED)
     written = []
     for name in arguments.set:
         queries = (
@@ -478,10 +557,13 @@ def main() -> None:
                 table = TABLE_1.get(slots, {})
                 published = {way: table[BASELINE] / seconds for way, seconds in table.items()}
             show(f"{len(queries)} {name} queries, batch size {slots}", figures, published)
+            print(f"at most {ceiling(queries, slots):.2f}x by any order, if every round took the same time")
             written.append({"set": name, "slots": slots, "ways": figures})
     for tier in (WindowBatch, SlabBatch, RaggedBatch):
         milliseconds = 1e3 * preemption_seconds(model, tier)
         print(f"preemption, {tier.tier}: a query of 200 tokens to the host and back in {milliseconds:.2f} ms")
+    if arguments.picture:
+        draw(written, arguments.picture)
     if arguments.json:
         with open(arguments.json, "w") as stream:
             json.dump(written, stream)

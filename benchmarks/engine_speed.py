@@ -188,12 +188,12 @@ def continuous_batching(
     slots: int,
     *,
     most_tokens: int = 512,
-    on_start: Callable[[str], None] | None = None,
+    on_path: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
     """
     Run transformers' continuous batching manager: paged attention, chunked prefill.
 
-    ``most_tokens`` is the most tokens of a forward call; ``on_start`` is told the attention path.
+    ``most_tokens`` is the most tokens of a forward call; ``on_path`` is told how it attended.
     """
     implementation = model.config._attn_implementation
     tokens = sum(len(job.prompt) + job.tokens for job in jobs)
@@ -213,8 +213,6 @@ def continuous_batching(
         generation_config=generation, continuous_batching_config=settings
     )
     manager.start()
-    if on_start is not None:
-        on_start(str(model.config._attn_implementation))
     answers: list[list[int]] = [[] for _ in jobs]
     for index, job in enumerate(jobs):
         manager.add_request(
@@ -230,6 +228,8 @@ def continuous_batching(
         if result.is_finished():
             answers[int(result.request_id)] = list(result.generated_tokens)
             left -= 1
+    if on_path is not None:
+        on_path(str(model.config._attn_implementation))
     manager.stop(block=True)
     model.set_attn_implementation(implementation)
     return answers

@@ -241,7 +241,7 @@ def against_peer(model: Any, count: int, slots: int, longest: int) -> dict[str, 
     def by_peer() -> None:
         most_tokens = 8192 if on_gpu else 512
         answers["peer"] = continuous_batching(
-            model, jobs, slots, most_tokens=most_tokens, on_start=paths.append
+            model, jobs, slots, most_tokens=most_tokens, on_path=paths.append
         )
 
     def by_us() -> None:

@@ -35,6 +35,9 @@ LAG = 2
 _ENDS = 64
 """Room for tokens that end a call."""
 
+_MOST_CASES = 64
+"""Captures in a process for which rounds are compiled; later ones run as they are."""
+
 _WARM_UPS = 2
 """Rounds run before the capture: libraries allocate their workspaces in the first."""
 
@@ -83,7 +86,11 @@ def compiled(capture: Capture = cuda_graph, *, backend: str = "inductor") -> Cap
     """
 
     def compile_and_capture(round_: Round) -> Round:
-        return capture(torch.compile(round_, fullgraph=True, dynamic=False, backend=backend))
+        compiled_round = torch.compile(round_, fullgraph=True, dynamic=False, backend=backend)
+        # Every number of rows and every buffer is a case of its own, of the same code.
+        with torch._dynamo.config.patch(recompile_limit=_MOST_CASES):
+            compiled_round()
+        return capture(compiled_round)
 
     return compile_and_capture
 

@@ -22,9 +22,10 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from batchbound.executor import captured as captured_module  # noqa: E402
 from batchbound.executor.attention_kernels import KERNELS, fastest, masked  # noqa: E402
 from batchbound.executor.captured import Round, compiled, cuda_graph  # noqa: E402
-from batchbound.executor.faults import NotFiniteError  # noqa: E402
+from batchbound.executor.faults import NotFiniteError, RanOutError  # noqa: E402
 from batchbound.executor.model_source import load_model  # noqa: E402
 from batchbound.executor.ragged import RaggedBatch  # noqa: E402
+from batchbound.executor.residence import Residence  # noqa: E402
 from batchbound.executor.running import RunningBatch  # noqa: E402
 from batchbound.executor.sampling import RecordingSampler, Sampler  # noqa: E402
 from batchbound.executor.slab import SlabBatch  # noqa: E402
@@ -179,6 +180,32 @@ def test_a_call_returns_after_the_first_round_with_an_end(llama: Any, tier: type
     other.prefill([0, 1], [[1, 2, 3], [4, 5]])
     assert other.decode(20, until=frozenset({token})).tolist() == whole[: at + 1].tolist()
     assert other.decode(19 - at).tolist() == whole[at + 1 :].tolist()
+
+
+def test_memory_that_runs_out_on_the_way_to_an_end_costs_no_token(llama: Any) -> None:
+    failures = [True]
+
+    class Flaky(RaggedBatch):
+        def decode(self, rounds: int = 1, *, until: frozenset[int] = frozenset()) -> Any:
+            if failures and rounds > 2:
+                failures.pop()
+                raise RanOutError("no memory", super().decode(2))
+            return super().decode(rounds, until=until)
+
+    prompts = [[1, 2, 3], [4, 5], [6] * 9, [7, 8]]
+    alone = [generate_alone(llama, prompt, 20) for prompt in prompts]
+    until = frozenset({alone[1][9]})
+    residence = Residence(lambda slots: Flaky(llama, slots, 64), 4, list("abcd"), host_tokens=0)
+    answers = [[token] for token in residence.prefill(range(4), prompts, [0] * 4)]
+    while not any(answer[-1] in until for answer in answers):
+        tokens = residence.decode(19, lambda request: len(answers[request]), until=until)
+        assert len({len(each) for each in tokens.values()}) == 1
+        for request, each in tokens.items():
+            answers[request] += each
+    assert not failures
+    assert residence.slots < 4
+    end = min(whole.index(token) for whole in alone for token in until if token in whole[1:])
+    assert answers == [whole[: end + 1] for whole in alone]
 
 
 def test_bursts_longer_than_the_ring_are_run_in_parts(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
