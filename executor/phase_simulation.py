@@ -29,8 +29,8 @@ class PhaseRun:
         Requests a second.
     latency
         Seconds of each request measured, from the start of its encoding to its last token.
-    iterations
-        Decode iterations each of them took.
+    iterations, part
+        Decode iterations each of them took, and the micro-batch it was in.
     encode_seconds, decode_seconds
         Of the encoding and the (first) decode stages, as they varied.
     """
@@ -38,6 +38,7 @@ class PhaseRun:
     throughput: float
     latency: FloatArray
     iterations: IntArray
+    part: IntArray
     encode_seconds: FloatArray
     decode_seconds: FloatArray
 
@@ -65,12 +66,18 @@ class PhaseRun:
         chosen = np.abs(self.iterations - iterations) <= 0.1 * iterations
         if rounds is not None:
             chosen &= (self.iterations - 1) // rounds == (iterations - 1) // rounds
-        lengths, latency = self.iterations[chosen] - iterations, self.latency[chosen]
+        lengths, latency, part = self.iterations[chosen] - iterations, self.latency[chosen], self.part[chosen]
         if len(latency) < 2 or lengths.min() == lengths.max():
             return self.latency_of(iterations)
-        spread = lengths - lengths.mean()
-        slope = float(spread @ latency / (spread @ spread))
-        return float(latency.mean() - slope * lengths.mean())
+        # Micro-batches begin at different times and end together: which one a request is in says more than
+        # its length, and all count alike.
+        part = np.unique(part, return_inverse=True)[1]
+        count = np.bincount(part)
+        length_mean = np.bincount(part, weights=lengths) / count
+        latency_mean = np.bincount(part, weights=latency) / count
+        spread = lengths - length_mean[part]
+        slope = float(spread @ latency) / max(float(spread @ spread), 1.0)
+        return float((latency_mean - slope * length_mean).mean())
 
 
 def simulate_phases(
@@ -198,6 +205,7 @@ class _Measured:
         self.began: dict[int, float] = {}
         self.latency: dict[int, float] = {}
         self.length: dict[int, int] = {}
+        self.part: dict[int, int] = {}
         self.encode: list[float] = []
         self.decode: list[float] = []
         self.warm_up, self.steps = warm_up, 0
@@ -218,16 +226,18 @@ class _Measured:
         self.began.update(dict.fromkeys(number.tolist(), start))
         self.encode.append(seconds)
 
-    def finished(self, number: int, length: int, clock: float) -> None:
+    def finished(self, number: int, length: int, part: int, clock: float) -> None:
         began = self.began.pop(number, 0.0)
         # Requests are numbered in order: those that came before or after the measured ones are not counted.
         if self.first <= number < self.last:
             self.latency[number], self.length[number] = clock - began, length
+            self.part[number] = part
             self.left -= 1
 
     def run(self) -> PhaseRun:
         latency, length = np.array(list(self.latency.values())), np.array(list(self.length.values()))
-        return PhaseRun(self.rate, latency, length, np.array(self.encode), np.array(self.decode))
+        part = np.array(list(self.part.values()))
+        return PhaseRun(self.rate, latency, length, part, np.array(self.encode), np.array(self.decode))
 
 
 class _Pipeline:
@@ -297,7 +307,7 @@ class _RoundRobin:
         for at, batch in enumerate(self.batches):
             measured.decode.append(seconds_of[at][0])
             for number, length, step in zip(*batch.advance(self.rounds), strict=True):
-                measured.finished(int(number), int(length), exits[at][int(step) - 1])
+                measured.finished(int(number), int(length), at, exits[at][int(step) - 1])
 
 
 class _WorkloadAware:
@@ -353,7 +363,7 @@ class _WorkloadAware:
         self.measured.decode.append(seconds)
         finish = sum(ready) / self.micro
         for number, length, _ in zip(*batch.advance(1), strict=True):
-            self.measured.finished(int(number), int(length), finish)
+            self.measured.finished(int(number), int(length), which, finish)
 
     def _encode(self, active: int) -> None:
         count = self.size.size(self.sample.ahead(self.size.most), active)

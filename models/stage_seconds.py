@@ -18,7 +18,7 @@ _THRESHOLD = 0.1
 """Deviation of the encoding workload that the dynamic adjustment lets pass (section 5.2)."""
 LARGEST = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
 """Mean of the largest of 1, 2, ... standard normal numbers."""
-_NORMAL = tuple(NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32))
+NORMAL = tuple(NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32))
 """Equally likely deviations."""
 _FAR = (1e7, 1e6)
 """Sequences and tokens that none has: beyond the last measured ones seconds are linear up to there."""
@@ -121,7 +121,7 @@ class StageSeconds:
             whole = np.maximum(1.0, prompts)
             tokens, deviation = whole * self._inputs.mean, self._token_deviation(whole)
             # Measured seconds rise in steps: a few points would miss them.
-            around = [np.maximum(1.0, tokens + away * deviation) for away in _NORMAL]
+            around = [np.maximum(1.0, tokens + away * deviation) for away in NORMAL]
             mean = np.mean([self._encode_seconds(whole, each) for each in around], axis=0)
             mean = mean * np.minimum(1.0, prompts)
             whole = np.ceil(prompts)

@@ -10,16 +10,13 @@ import numpy as np
 from ..data.cost import FloatArray, IntArray
 from .exec_config import ExecConfig, Performance
 from .row import Probe
-from .seconds_table import rising, saving
-from .stage_seconds import largest
+from .seconds_table import rising
+from .stage_seconds import NORMAL, largest
 
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-_HALVINGS = 24
-_NODES = np.array([-2.8570, -1.3556, 0.0, 1.3556, 2.8570])
-_WEIGHTS = np.array([0.011257, 0.222076, 0.533333, 0.222076, 0.011257])
-"""Of the Gauss-Hermite rule: the mean over a normal distribution."""
+_KNOTS = 512
 
 
 class WorkloadAwareRow:
@@ -57,72 +54,97 @@ class WorkloadAwareRow:
         encoding = self.encoding.encoding(most)
         self._encode, self._slowest = encoding.mean, encoding.slowest
         batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
-        planned = self._decode(batches * self._length)
-        self._planned = np.stack((planned, rising(planned), saving(batches, planned)))
-        slots = self._slot(batches, self._encode[0], planned)
-        spans = np.divide(slots, batches, out=np.zeros_like(slots), where=batches > 0)
-        # The seconds a request takes up at most, at this encoding batch and at any larger one.
+        self._sizes = self._knots(batches * self._length)
+        # What a decode batch of each size takes, and the requests a second it keeps up with.
+        self._seconds = self._decode(self._sizes)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rates = self._sizes / (self._length * self.micro * self._seconds)
+        rates[:, 0] = 0.0
+        self._rates, self._most_rate = rates, np.maximum.accumulate(rates, axis=1)
+        self._planned = np.interp(batches * self._length, self._sizes, self._seconds[0])
+        supply = self._supply(batches, self._encode[0])
+        spans = np.divide(supply, batches, out=np.zeros_like(supply), where=batches > 0)
+        # The seconds a request takes the encoders at most, at this encoding batch and at any larger one.
         self._span = np.maximum.accumulate(spans[::-1])[::-1]
 
     def lead(self, batch: int) -> int:
         """Return how many batches the encoders work ahead: as many as keep the decoders from waiting."""
-        slot = self._slot(np.array([float(batch)]), self._encode[0, [batch]], self._planned[0, [batch]])
-        return int(self._lead(self._way(0, np.array([batch])), slot)[0])
+        batches = np.array([batch])
+        _, _, slot = self._balance(batches)
+        return int(self._lead(self._way(0, batches), slot)[0])
 
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return latency and throughput for each of some encoding batches."""
-        encode, decode = self._encode[0, batches], self._planned[0, batches]
-        slot, way = self._slot(batches, encode, decode), self._way(0, batches)
-        sizes: FloatArray = batches * np.float64(self._length)
-        lead, throughput = self._lead(way, slot), np.divide(batches, slot)
-        # So many batches are on their way, and one is taken up every slot (Little's law).
-        waited = lead * slot
-        starved = slot > self.micro * decode
-        if starved.any():
-            decode = np.where(starved, self._settled(throughput, sizes)[1], decode)
-            # Encoders that are the slowest never run ahead.
-            waited = np.where(encode >= slot, way + self.micro * decode / 2, waited)
+        _, decode, slot = self._balance(batches)
+        way = self._way(0, batches)
+        lead = self._lead(way, slot)
+        # So many batches are on their way, and one is taken up every slot (Little's law). Encoders that are
+        # the slowest never run ahead.
+        slowest = self._encode[0, batches] >= slot
+        waited = np.where(slowest, way + self.micro * decode / 2, lead * slot)
         latency = waited + self._decoding_seconds(decode)
-        return self.timeline.within_memory(latency, self._bytes(batches, lead)), throughput
+        return self.timeline.within_memory(latency, self._bytes(batches, lead)), np.divide(batches, slot)
 
     def probe(self, low: int, at: int) -> Probe:
         """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
         batches = np.array([at])
         latency, throughput = self.reach(batches)
-        slot = self._slot(batches, self._encode[2, batches], self._planned[2, batches])
-        rate = 1 / self._span[batches]
-        settled = self._settled(rate, np.full(1, math.inf), least=True)[1]
-        decode = np.minimum(self._planned[1, batches], settled)
+        size = self._settled(1 / self._span[batches], np.full(1, at * self._length), 1)
+        decode = np.interp(size, self._sizes, self._seconds[1])
         least = self._way(1, batches) + self.micro * decode / 2 + self._decoding_seconds(decode)
         least = self.timeline.within_memory(least, self._bytes(batches, 0))
-        return Probe(float(latency[0]), float(throughput[0]), float(least[0]), at / float(slot[0]))
+        supplied = at / float(self._supply(np.array([float(at)]), self._encode[2, batches])[0])
+        beyond = min(int(np.searchsorted(self._sizes, at * self._length)), len(self._sizes) - 1)
+        most = min(supplied, float(self._most_rate[0, beyond]))
+        return Probe(float(latency[0]), float(throughput[0]), float(least[0]), most)
 
     def performance(self, batch: int) -> Performance:
         """Return all that is known of an encoding batch."""
         batches = np.array([batch])
         latency, throughput = self.reach(batches)
-        slot = self._slot(batches, self._encode[0, batches], self._planned[0, batches])
-        size, decode = batch * self._length, float(self._planned[0, batch])
-        if float(slot[0]) > self.micro * decode:
-            sizes, seconds = self._settled(batches / slot, batches * self._length)
-            size, decode = float(sizes[0]), float(seconds[0])
+        size, decode, _ = self._balance(batches)
         return Performance(
             float(throughput[0]),
             float(latency[0]),
-            size,
+            float(size[0]),
             (self.encoding.count, self.decoding.count),
             float(self._bytes(batches, self.lead(batch))[0]),
             float(self._encode[0, batch]),
-            decode,
+            float(decode[0]),
         )
 
-    def _slot(self, batches: FloatArray | IntArray, encode: FloatArray, decode: FloatArray) -> FloatArray:
-        """
-        Return the seconds between encoded batches.
+    def _balance(self, batches: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        r"""
+        Return the decode batch, the seconds of a decode stage, and those between encoded batches.
 
-        Encoding runs ahead of decoding: their mean times count, not the larger one of each slot.
+        The decoders do not wait for the encoders: if these bring :math:`\lambda` requests a second, the batch
+        settles where it keeps up with them, :math:`B_D = \lambda S_D B_m t_D(B_D / B_m)`, if that is below
+        the paper's :math:`B_E S_D`. Encoding runs ahead of decoding: their mean seconds count, not the larger.
         """
-        return np.asarray(np.maximum(np.maximum(self._handover * batches, encode), self.micro * decode))
+        supply, planned = self._supply(batches, self._encode[0, batches]), batches * np.float64(self._length)
+        size = self._settled(np.divide(batches, supply), planned, 0)
+        decode = np.interp(size, self._sizes, self._seconds[0])
+        slot = np.where(size < planned, supply, np.maximum(supply, self.micro * decode))
+        return size, decode, slot
+
+    def _settled(self, rate: FloatArray, planned: FloatArray, kind: int) -> FloatArray:
+        """Return the smallest decode batches that keep up with these requests a second, up to the planned."""
+        right = np.searchsorted(self._most_rate[kind], rate)
+        right = np.clip(right, 1, len(self._sizes) - 1)
+        low, high = self._rates[kind, right - 1], self._rates[kind, right]
+        way = np.clip((rate - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+        sizes = self._sizes[right - 1] + way * (self._sizes[right] - self._sizes[right - 1])
+        return np.asarray(np.minimum(np.where(self._most_rate[kind, -1] < rate, np.inf, sizes), planned))
+
+    def _knots(self, planned: FloatArray) -> FloatArray:
+        """Return decode batches from none to the largest planned one, the smaller ones closer together."""
+        top = float(planned[-1])
+        spaced = [np.linspace(0, top, _KNOTS), np.geomspace(1.0, top, _KNOTS)]
+        return np.unique(np.concatenate((planned[:_KNOTS], *spaced)))
+
+    def _supply(self, batches: FloatArray | IntArray, encode: FloatArray) -> FloatArray:
+        """Return the seconds in which the encoders bring another batch."""
+        return np.asarray(np.maximum(self._handover * batches, encode))
 
     def _way(self, kind: int, batches: IntArray) -> FloatArray:
         """Return the seconds from the start of a batch's encoding until the decoders have it."""
@@ -139,37 +161,18 @@ class WorkloadAwareRow:
         iterations = (self.timeline.longest - 1) * self.batches * self.micro
         return np.asarray((iterations + self.decoding.count + (self.micro - 1) / 2) * decode)
 
-    def _decode(self, sizes: FloatArray, *, least: bool = False) -> FloatArray:
+    def _decode(self, sizes: FloatArray) -> FloatArray:
         """
-        Return the mean seconds of a decode stage, for batches of so many requests on average.
+        Return the mean seconds of a decode stage for decode batches of so many on average, and the least.
 
-        Batches vary as their requests' lengths do; of several under way the largest holds up the others.
+        Batches vary as their requests' lengths do; of several under way the largest holds up the others. The
+        least seconds, in the second row, never fall as batches grow.
         """
         deviation = self._deviation * np.sqrt(sizes) / self.micro
-        nodes = largest(self.batches) + _NODES
+        nodes = largest(self.batches) + np.array(NORMAL)
         sequences = np.maximum(0.0, sizes / self.micro + nodes[:, None] * deviation)
-        table = self.decoding.table
-        if least:
-            return np.asarray(_WEIGHTS @ table.bounded(sequences, table.place(self._context))[..., 1])
-        return np.asarray(_WEIGHTS @ table(sequences, self._context))
-
-    def _settled(
-        self, rate: FloatArray, planned: FloatArray, *, least: bool = False
-    ) -> tuple[FloatArray, FloatArray]:
-        r"""
-        Return the decode batch, and the seconds of a decode stage, where encoding cannot fill the plan.
-
-        The decoders do not wait: at a rate of :math:`\lambda` requests a second the batch settles where
-        :math:`B_D = \lambda S_D B_m t_D(B_D / B_m)`, below the paper's :math:`B_E S_D`.
-        """
-        tokens = rate * self._length * self.micro
-        high = np.minimum(planned, tokens * float(self._planned[0].max()))
-        low = np.zeros_like(high)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            short = tokens * self._decode(middle, least=least) > middle
-            low, high = np.where(short, middle, low), np.where(short, high, middle)
-        return low, self._decode(low, least=least)
+        mean = self.decoding.table(sequences, self._context).mean(axis=0)
+        return np.stack((mean, rising(mean)))
 
     def _bytes(self, batches: IntArray, lead: IntArray | int) -> FloatArray:
         return self.timeline.waa_bytes(batches.astype(np.float64), self._encoders, self.batches, lead)
