@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,6 +49,7 @@ def simulate_disaggregated(
     *,
     block_tokens: int = 32,
     batched_tokens: int = 2048,
+    until: float = math.inf,
 ) -> DisaggregatedRun:
     """
     Return what DistServe's two devices do, first come, first served.
@@ -68,6 +70,8 @@ def simulate_disaggregated(
         Tokens of a block.
     batched_tokens
         Most prompt tokens of an iteration (one prompt is always taken).
+    until
+        Seconds after which nothing more is begun.
     """
     stage = _Prompts(workload, cost, KvLedger(kv_capacity, len(workload), block_tokens), batched_tokens)
     stage.run()
@@ -81,18 +85,23 @@ def simulate_disaggregated(
     if rest is None:
         raise ValueError("no request has an answer of two tokens or more: nothing to do for a second device")
     policy = Vllm(received=True)
-    run = simulate_serving(rest, policy, cost, kv_capacity, block_tokens=block_tokens, prefilled=True)
-    finished, preempted = stage.end.copy(), np.zeros(len(workload), dtype=np.int64)
+    run = simulate_serving(
+        rest, policy, cost, kv_capacity, block_tokens=block_tokens, prefilled=True, until=until
+    )
+    finished = np.where(stage.end <= until, stage.end, np.nan)
+    preempted = np.zeros(len(workload), dtype=np.int64)
+    tokens = (stage.end <= until).astype(np.int64)
+    tokens[going] *= run.tokens
     finished[going], preempted[going] = run.finished, run.preempted
     # Waiting for room on the second device is queueing between prompt and answer.
     spent[going] += run.spent[:, (QUEUED, EXECUTING, WAITING, 3)]
     whole = replace(
         run,
         workload=workload,
-        first_token=stage.end,
+        first_token=np.where(stage.end <= until, stage.end, np.nan),
         finished=finished,
         spent=spent,
-        tokens=workload.output_tokens,
+        tokens=tokens,
         preempted=preempted,
     )
     transfers = np.zeros(len(workload))

@@ -75,18 +75,28 @@ class ServingMetrics:
 
 
 def serving_metrics(run: ServingRun) -> ServingMetrics:
-    """Return the figures of a run."""
-    arrival, tokens = run.workload.arrival, run.tokens
-    completion = run.finished - arrival
-    makespan = float(run.finished.max())
-    more = tokens > 1
-    gaps = (run.finished - run.first_token)[more] / (tokens[more] - 1)
+    """
+    Return the figures of a run.
+
+    Where a run was stopped, a request that is still there counts in ``completion`` and its parts with the
+    seconds it has spent; latency by token is of those served, SLO satisfaction of those that were due.
+    """
+    stopped = bool(np.isnan(run.finished).any())
+    horizon = run.until if stopped else float(run.finished.max())
+    arrival = run.workload.arrival
+    ended = np.fmin(run.finished, horizon)
+    served = run.finished <= horizon
+    latency = (ended - arrival)[served] / run.tokens[served]
+    more = served & (run.tokens > 1)
+    gaps = (run.finished - run.first_token)[more] / (run.tokens[more] - 1)
     busy = float(run.seconds.sum())
     # Decisions made before a request came are not part of its time, nor are those after it ended.
     decided = np.concatenate(([0.0], np.cumsum(run.decided)))
-    begin, end = (np.searchsorted(run.start, times, side="left") for times in (arrival, run.finished))
+    begin, end = (np.searchsorted(run.start, times, side="left") for times in (arrival, ended))
+    due = run.workload.deadline <= horizon if stopped else np.ones(len(arrival), dtype=bool)
+    in_time = (run.finished <= run.workload.deadline)[due]
     return ServingMetrics(
-        completion=float(completion.mean()),
+        completion=float((ended - arrival).mean()),
         waiting=float(run.spent[:, WAITING].mean()),
         execution=float(run.spent[:, EXECUTING].mean()),
         queueing=float(run.spent[:, QUEUED].mean()),
@@ -94,16 +104,16 @@ def serving_metrics(run: ServingRun) -> ServingMetrics:
         scheduling=float((decided[end] - decided[begin]).mean()),
         between_tokens=float(gaps.mean()) if gaps.size else 0.0,
         between_tokens_p95=float(np.quantile(gaps, 0.95)) if gaps.size else 0.0,
-        normalized_latency=float((completion / tokens).mean()),
-        slo_satisfaction=float((run.finished <= run.workload.deadline).mean()),
-        requests_per_s=len(tokens) / makespan,
-        tokens_per_s=float(tokens.sum()) / makespan,
+        normalized_latency=float(latency.mean()) if latency.size else 0.0,
+        slo_satisfaction=float(in_time.mean()) if in_time.size else 1.0,
+        requests_per_s=int(served.sum()) / horizon,
+        tokens_per_s=float(run.tokens.sum()) / horizon,
         kv_held=float((run.held * run.seconds).sum()) / busy / run.capacity,
         kv_promised=float((run.promised * run.seconds).sum()) / busy / run.capacity,
         kv_full=float(run.seconds[run.promised >= 0.95 * run.capacity].sum()) / busy,
         forward_size=float((run.decodes + run.prompt_tokens).mean()),
         completed_per_iteration=float(run.completed.mean()),
-        failed=float((run.preempted > 0).mean()),
+        failed=float((run.preempted[~np.isnan(run.first_token)] > 0).mean()),
         decision=float(run.decided.mean()),
-        makespan=makespan,
+        makespan=horizon,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -33,10 +34,10 @@ class ServingRun:
     workload
         The requests, with their true lengths.
     first_token, finished
-        Seconds after the start, shape (requests,).
+        Seconds after the start, shape (requests,); NaN where the run was stopped before.
     spent
-        Seconds each request was waiting, executing, queued between prompt and answer, and paused,
-        shape (requests, 4).
+        Seconds each request was waiting, executing, queued between prompt and answer, and paused, as far as
+        the run went, shape (requests, 4).
     tokens
         Generated, shape (requests,).
     preempted
@@ -54,6 +55,8 @@ class ServingRun:
         Promises of keys and values that were refused.
     lent_tokens
         Tokens lent, over all loans.
+    until
+        When the run was stopped, seconds; infinite if everyone was served.
     """
 
     workload: Workload
@@ -73,6 +76,7 @@ class ServingRun:
     capacity: int
     failures: int
     lent_tokens: int
+    until: float = math.inf
 
 
 def simulate_serving(
@@ -84,6 +88,7 @@ def simulate_serving(
     block_tokens: int = 32,
     predicted: IntArray | None = None,
     prefilled: bool = False,
+    until: float = math.inf,
 ) -> ServingRun:
     """
     Return what a device does whose every iteration a policy puts together; a referee checks each.
@@ -105,6 +110,8 @@ def simulate_serving(
     prefilled
         Whether the requests come with their prompts computed elsewhere: the keys and values need only be
         received, and the first token is there already.
+    until
+        Seconds after which nothing more is begun.
 
     Raises
     ------
@@ -115,7 +122,7 @@ def simulate_serving(
         If a request holds keys and values nobody gave it.
     """
     ledger = KvLedger(kv_capacity, len(workload), block_tokens)
-    return _Job(workload, policy, SimulatedDevice(cost), ledger, predicted, prefilled).run()
+    return _Job(workload, policy, SimulatedDevice(cost), ledger, predicted, prefilled, until).run()
 
 
 def serve(
@@ -145,7 +152,7 @@ def serve(
     ServingError, KvLedgerError
         As :func:`simulate_serving` says.
     """
-    return _Job(workload, policy, device, ledger, predicted, prefilled=False).run()
+    return _Job(workload, policy, device, ledger, predicted, prefilled=False, until=math.inf).run()
 
 
 class _Job:
@@ -157,10 +164,11 @@ class _Job:
         ledger: KvLedger,
         predicted: IntArray | None,
         prefilled: bool,
+        until: float,
     ) -> None:
         count = len(workload)
         self.workload, self.policy, self.device, self.ledger = workload, policy, device, ledger
-        self.output = workload.output_tokens
+        self.output, self.until = workload.output_tokens, until
         needed = workload.input_tokens + workload.output_tokens - 1
         room = ledger.blocks * ledger.block_tokens
         if (needed > room).any():
@@ -205,7 +213,7 @@ class _Job:
 
     def run(self) -> ServingRun:
         count, state, clock = len(self.workload), self.state, 0.0
-        while self.done < count:
+        while self.done < count and clock < self.until:
             while self.arrived < count and self.arrivals[self.arrived] <= clock:
                 state.arrived.append(self.order[self.arrived])
                 self.arrived += 1
@@ -335,7 +343,13 @@ class _Job:
         decodes, prompts, held, promised, completed = (
             np.array(columns[at], dtype=np.int64) for at in (2, 3, 4, 5, 6)
         )
-        if not np.array_equal(self.state.generated, self.output) or ledger.free != ledger.blocks:
+        stopped = self.done < len(self.workload)
+        for request in np.flatnonzero(
+            np.isnan(self.finished) & (self.workload.arrival < self.until)
+        ).tolist():
+            self._turn(request, int(self.status[request]), self.until)
+        whole = np.array_equal(self.state.generated, self.output) and ledger.free == ledger.blocks
+        if not (whole or stopped):
             raise ServingError("requests lack tokens, or blocks were not given back")
         return ServingRun(
             workload=self.workload,
@@ -355,4 +369,5 @@ class _Job:
             capacity=ledger.blocks * ledger.block_tokens,
             failures=ledger.failures,
             lent_tokens=ledger.lent_tokens,
+            until=self.until if stopped else math.inf,
         )

@@ -172,6 +172,12 @@ def test_a_request_that_can_never_fit_is_named() -> None:
         serve(workload([2, 2], [5, 12]), EXACT, 12)
 
 
+def test_prompts_kept_to_the_reserve_wait_for_an_empty_device_if_there_is_none() -> None:
+    sizes = replace(EXACT, beyond_reserve=False, pipelined=False)
+    assert serve(workload([4, 4], [6, 6]), sizes, 100).finished.tolist() == [6.0, 12.0]
+    assert serve(workload([4, 4], [6, 6]), replace(sizes, reserved=0.1), 100).finished.max() < 12.0
+
+
 def test_equal_predictions_start_together() -> None:
     sizes = EconoServeSettings(padding=0.0, reserved=0.2, buffer=0.0, ordered=False, pipelined=False)
     run = serve(workload([2] * 6, [5] * 6), sizes, 60)
