@@ -361,8 +361,8 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
             f"\n{name}: {len(workload)} requests at {rate:g}/s (* lengths known). To keep up, any system"
             f" would need {memory:.2f} of the memory and {computing:.2f} of the computing there is"
         )
-        # A trace is judged while it lasts, as the paper's of hours: a queue that grows ten times as fast as it
-        # is served would take days to drain, and the figures would be those of draining it.
+        # A trace is judged while it lasts, as the paper's of hours: a queue that grows ten times as fast as
+        # it is served would take days to drain, and the figures would be those of draining it.
         until = math.inf if options.drain else float(workload.arrival.max())
         rows: dict[str, Outcome] = {}
         for system in [*SERVING_POLICIES, "distserve"]:
