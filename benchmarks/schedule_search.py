@@ -56,7 +56,7 @@ def measure(problem: Problem, seconds: float | None, steps: int | None, seed: in
     assert violation is None, violation
     bound = best_bound(problem)
     gap = 100 * bound.gap(found.makespan)
-    times = 100 * bound.gap(min(found.makespan, found.fractional))
+    times = 100 * bound.gap(found.fractional)
     line = (
         f"{found.makespan:9.3f} s, gap {gap:.3f} % (stage times {times:.3f}, whole slots {gap - times:.3f}),"
         f" S {found.schedule.prefill_stages()}, R {int(found.schedule.rounds.sum())};"

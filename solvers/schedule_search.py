@@ -66,8 +66,8 @@ class ScheduleSearchOutcome:
     improvements
         Seconds since the search began and the makespan found then, in order.
     fractional
-        Least seconds of the stage times met at which fractions of slots suffice, infinite if there are none:
-        what the makespan has above it is lost by making slots whole, or by a token cap.
+        The least of that and of the seconds of stage times met at which fractions of slots suffice: what the
+        makespan has above it is lost by making slots whole, or by a token cap.
     """
 
     schedule: Schedule
@@ -172,7 +172,7 @@ class _Search:
         self._makespan = np.inf
         self._improvements: list[tuple[float, float]] = []
         self._fractional = np.inf
-        self._stretch = 0
+        self._attempt = 0
         self._reserve = ROUNDING_SHARE
 
     @property
@@ -198,8 +198,9 @@ class _Search:
     def outcome(self) -> ScheduleSearchOutcome:
         """Return what was found."""
         assert self._schedule is not None
+        fractional = min(self._makespan, self._fractional)
         return ScheduleSearchOutcome(
-            self._schedule, self._makespan, self._iterations, tuple(self._improvements), self._fractional
+            self._schedule, self._makespan, self._iterations, tuple(self._improvements), fractional
         )
 
     def construct(self) -> None:
@@ -274,8 +275,7 @@ class _Search:
                     self._realise(times, profile, split)
         for times in walk.feasible():
             self._fractional = min(self._fractional, split.least_makespan(self._problem, times))
-            if self._realise(times, profile, split) or self._progress >= 1.0:
-                break
+            self._realise(times, profile, split)
 
     def _costs(self) -> StageCosts:
         """Return what a stage and a round cost beyond what every schedule pays."""
@@ -291,24 +291,30 @@ class _Search:
             return None
         return float(max(1, int(cap / self._problem.prompt_tokens.mean())))
 
+    def _rounding_seconds(self) -> float:
+        """Return the seconds for one attempt at whole slots; no limit if time does not limit the search."""
+        if np.isinf(self._seconds):
+            return self._seconds
+        return min(max(0.2 * (self._seconds - self._elapsed), 0.05), LONGEST_ROUNDING)
+
     def _realise(self, times: IntArray, profile: LengthProfile, split: _Split) -> bool:
         """
         Offer a schedule with these stage times, if there is one, and return whether it is better.
 
         Where whole slots are too few though fractions of them suffice, a few rounds more, spread evenly over
-        the stages, make up for it; as many are tried first the next time.
+        the stages, make up for it. The next times are first stretched by a little less than was needed.
         """
-        for more in [stretch for stretch in STRETCHES if stretch >= self._stretch]:
-            stretched = times + np.rint(np.linspace(0, more, len(times))).astype(np.int64)
+        for attempt in range(max(0, self._attempt - 1), len(STRETCHES)):
+            more = np.rint(np.linspace(0, STRETCHES[attempt], len(times)))
+            stretched = times + more.astype(np.int64)
             if self._progress >= 1.0 or split.least_makespan(self._problem, stretched) >= self._makespan:
                 return False
-            left = max(0.0, self._seconds - self._elapsed)
-            allowed = min(max(0.2 * left, 0.05), LONGEST_ROUNDING)
+            allowed = self._rounding_seconds()
             begun = self._elapsed
             flow = whole_slots(stretched, profile, self._problem.slots, allowed)
             if flow is None:
                 continue
-            self._stretch = more
+            self._attempt = attempt
             self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (self._elapsed - begun) / self._seconds)
             if self._problem.prefill_token_cap is None:
                 bin_of = stages_of_requests(*flow, split.rest.rounds)

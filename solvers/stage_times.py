@@ -123,7 +123,8 @@ class StageTimesSearch:
 
     def feasible(self) -> list[IntArray]:
         """Return the cheapest times met that need no more slots than there are, cheapest first."""
-        return [times for _, _, times in sorted(self._feasible, key=lambda entry: (-entry[0], entry[1]))]
+        by_cost = sorted(self._feasible, key=lambda entry: (-entry[0], entry[1]))
+        return list({times.tobytes(): times for _, _, times in by_cost}.values())
 
     def step(self, temperature: float, out_of_time: Callable[[], bool] = lambda: False) -> None:
         """

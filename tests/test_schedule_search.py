@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.cost import CostModel
+from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds import best_bound
+from batchbound.solvers import schedule_search
 from batchbound.solvers.constructive import Memory, ski_rental_schedule
 from batchbound.solvers.schedule_search import search_schedule
 from batchbound.solvers.slot_flow import (
@@ -243,7 +244,31 @@ def test_the_search_improves_on_longest_first_with_ski_rental() -> None:
     times, makespans = zip(*found.improvements, strict=True)
     assert list(times) == sorted(times)
     assert list(makespans) == sorted(makespans, reverse=True)
-    assert makespans[-1] == found.makespan
+    assert makespans[-1] == found.makespan >= found.fractional
+
+
+def test_full_levels_of_equal_requests_are_left_as_they_are() -> None:
+    problem = problem_of([(1, 5)] * 6, 2)
+    found = search_schedule(problem, iterations=20, seed=0)
+    assert found.schedule.rounds.tolist() == [5, 5, 5]
+    assert found.makespan == pytest.approx(best_bound(problem).seconds)
+
+
+def test_where_whole_slots_fall_short_the_times_are_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[int] = []
+
+    def falling_short(
+        times: IntArray, profile: LengthProfile, slots: int, seconds: float
+    ) -> tuple[Spans, IntArray] | None:
+        ends.append(int(times[-1]))
+        return None if len(ends) <= 2 else whole_slots(times, profile, slots, seconds)
+
+    monkeypatch.setattr(schedule_search, "whole_slots", falling_short)
+    problem = batch_like(4, 120, 20)
+    found = search_schedule(problem, iterations=60, seed=0)
+    assert ends[:3] == [ends[0], ends[0] + 1, ends[0] + 2]
+    assert found.schedule.check(problem) is None
+    assert found.fractional <= found.makespan < ski_rental_schedule(problem).makespan(problem)
 
 
 def test_the_search_stops_at_its_time_limit() -> None:
