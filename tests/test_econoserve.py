@@ -224,6 +224,29 @@ def test_the_figures_of_a_run_add_up() -> None:
     assert metrics.to_json()["completion"] == metrics.completion
 
 
+def test_a_run_that_is_stopped_counts_what_is_still_there_with_what_it_has_spent() -> None:
+    requests = workload([2, 2, 2], [5, 50, 4], [0.0, 0.0, 9.5])
+    policy = EconoServe(replace(EXACT, pipelined=False))
+    run = simulate_serving(requests, policy, UNIT, 100, block_tokens=1, until=10.0)
+    assert run.finished[0] == 5.0
+    assert np.isnan(run.finished[1:]).all()
+    assert run.tokens.tolist() == [5, 10, 0]
+    assert run.spent.sum(1).tolist() == [5.0, 10.0, 0.5]
+    metrics = serving_metrics(run)
+    assert metrics.completion == pytest.approx((5 + 10 + 0.5) / 3)
+    assert (metrics.requests_per_s, metrics.tokens_per_s) == (0.1, 1.5)
+    # Due by then are the first two.
+    assert metrics.slo_satisfaction == 0.5
+
+
+def test_two_devices_stop_as_well() -> None:
+    both = simulate_disaggregated(workload([4, 4], [3, 30]), UNIT, 100, block_tokens=1, until=12.0)
+    assert both.run.finished[0] < 12.0
+    assert np.isnan(both.run.finished[1])
+    assert both.run.tokens[0] == 3
+    assert 1 < both.run.tokens[1] < 30
+
+
 @pytest.mark.parametrize("name", ["orca", "multires", "sync-coupled", "econoserve-d", "econoserve"])
 @given(lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=12))
 @settings(max_examples=25, deadline=None)
