@@ -153,7 +153,8 @@ class CapturedRounds:
         Parameters
         ----------
         rounds
-            At least one, at most :data:`MOST_ROUNDS`.
+            At least one, at most :data:`MOST_ROUNDS`; fewer are run where the columns there are do not
+            suffice, as an answer may end before it needs more.
         until
             Tokens after whose round to stop.
 
@@ -164,7 +165,8 @@ class CapturedRounds:
         """
         store, rows = self._store, self._store.rows
         self.ended = False
-        store.make_room(max(store.lengths) + rounds)
+        store.make_room(max(store.lengths) + 1)
+        rounds = min(rounds, store.columns - max(store.lengths))
         size = next(size for size in self._sizes if size >= rows)
         # Rows that fill a captured size up compute a token at column 0 of a free row, and stay there.
         self._state[:, rows:size] = 0
