@@ -347,7 +347,8 @@ class _Job:
         for request in np.flatnonzero(
             np.isnan(self.finished) & (self.workload.arrival < self.until)
         ).tolist():
-            self._turn(request, int(self.status[request]), self.until)
+            # The last iteration may end after that.
+            self._turn(request, int(self.status[request]), max(self.until, float(self.since[request])))
         whole = np.array_equal(self.state.generated, self.output) and ledger.free == ledger.blocks
         if not (whole or stopped):
             raise ServingError("requests lack tokens, or blocks were not given back")
