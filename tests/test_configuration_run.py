@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.cli.run_configuration import say_reached
 from batchbound.data.configuration import PlannedConfiguration
 from batchbound.data.cost import CostModel
 from batchbound.data.plan import Maker, Plan
@@ -215,7 +216,8 @@ def test_encoding_runs_ahead_of_decoding() -> None:
     ]
 
 
-def test_the_steady_state_by_hand() -> None:
+@pytest.fixture
+def steady_trace() -> Trace:
     # A request of one round joins every second; it is done half a second after its encoding began.
     count = 8
     stages = []
@@ -225,7 +227,7 @@ def test_the_steady_state_by_hand() -> None:
             Stage("decode", k + 0.25, k + 0.5, 1, 1, 1, 5, 5),
         ]
     at = np.arange(count, dtype=np.float64)
-    trace = Trace(
+    return Trace(
         ids=tuple(map(str, range(count))),
         slots=1,
         stages=tuple(stages),
@@ -237,13 +239,28 @@ def test_the_steady_state_by_hand() -> None:
         finished=at + 0.5,
         tokens=np.full(count, 2),
     )
-    reached = steady_state(trace)
+
+
+def test_the_steady_state_by_hand(steady_trace: Trace) -> None:
+    reached = steady_state(steady_trace)
     assert reached is not None
     # Filled when two rounds are run (the longest answer's), at 2 s; the last two batches are not counted on.
     assert reached.requests == 4
     assert reached.throughput == pytest.approx(1.0)
     assert reached.latency == pytest.approx(0.5)
-    assert steady_state(replace(trace, stages=trace.stages[:6])) is None
+    assert steady_state(replace(steady_trace, stages=steady_trace.stages[:6])) is None
+
+
+def test_a_run_says_what_it_reached_and_what_has_drifted(
+    steady_trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = replace(RRA, throughput=1.1, latency=0.4, latency_bound=0.45, iterations_deviation=0.5)
+    say_reached(planned, steady_trace)
+    said = capsys.readouterr().err
+    assert "1.00 requests/s in the steady state, planned 1.10 (+10.0%)" in said
+    assert "bound of 0.45 s is missed" in said
+    assert "-86% against the planned 7.0" in said
+    assert "--encode-batch 3" in said
 
 
 def test_answers_that_turn_out_longer_are_noticed() -> None:

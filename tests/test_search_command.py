@@ -85,6 +85,19 @@ def test_a_search_prints_a_table_and_writes_a_plan(
     assert len(plan.problem) == 300
 
 
+def test_after_a_drift_the_decode_rounds_alone_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", "exegpt-S:0:300", "--slots", "64", "--latency-bound", "8", "--json"]
+    assert main([*words, "--encode-batch", "20"]) == 0
+    best = json.loads(capsys.readouterr().out)["configurations"][0]
+    assert best["encode_batch"] == 20
+    assert main([*words, "--encode-batch", "20", "--latency-margin", "0.2"]) == 0
+    careful = json.loads(capsys.readouterr().out)["configurations"][0]
+    assert careful["encode_batch"] == 20
+    assert careful["latency_s"] <= 0.8 * 8
+    assert careful["requests_per_s"] <= best["requests_per_s"]
+    assert main([*words, "--latency-margin", "1"]) == 2
+
+
 def test_no_configuration_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "exegpt-S:0:100", "--latency-bound", "0.01"]) == 1
     assert "RRA" in capsys.readouterr().out

@@ -59,4 +59,9 @@ def say_reached(configuration: PlannedConfiguration, trace: Trace) -> None:
             note(f"the latency bound of {bound:g} s is {'met' if reached.latency <= bound else 'missed'}")
     drift = LengthDrift.of(configuration, np.maximum(1, trace.tokens - 1))
     if drift.drifted:
-        note(f"{drift}: search again with --lengths answers:FILE")
+        rounds = (
+            f" (and --encode-batch {configuration.encode_batch}, to change the decode rounds alone)"
+            if not configuration.handed_over
+            else ""
+        )
+        note(f"{drift}: search again with --lengths answers:FILE{rounds}")

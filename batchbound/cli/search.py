@@ -61,7 +61,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model-config", metavar="FILE", help="the model's config.json, for --roofline")
     group.add_argument("--devices", type=positive, default=1, help="default %(default)s")
     group.add_argument(
+        "--latency-margin",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the bound kept back for what a prediction misses (default %(default)s)",
+    )
+    group.add_argument(
         "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
+    )
+    group.add_argument(
+        "--encode-batch",
+        type=positive,
+        metavar="N",
+        help="keep this batch and search the rest: the decode rounds of RRA, after lengths have changed",
     )
     group.add_argument(
         "--independent", action="store_true", help="take input and output lengths as independent"
@@ -81,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
     """Search, print the table, and write the plan."""
     if args.output is not None:
         refuse_existing(args.output, args.overwrite)
+    if not 0 <= args.latency_margin < 1:
+        mend = "Give a share of the bound, as 0.1."
+        raise InputError(f"{args.latency_margin} is not in [0, 1)", where="--latency-margin", mend=mend)
     begun = time.perf_counter()
     inputs = read_inputs(args, keep_arrivals=False)
     profiles = _profiles(args, inputs.problem)
@@ -95,14 +111,15 @@ def run(args: argparse.Namespace) -> int:
         kv_capacity=inputs.problem.kv_capacity,
     )
     bound = math.inf if args.latency_bound is None else args.latency_bound
+    kept = args.encode_batch
     found = [
         each
         for handed_over, timeline in timelines.items()
         for each in search_all(
             timeline,
-            bound,
+            (1 - args.latency_margin) * bound,
             strategies=(Strategy.WAA_C, Strategy.WAA_M) if handed_over else (Strategy.RRA,),
-            encode_batches=(1, args.most_encode_batch),
+            encode_batches=(kept, kept) if kept else (1, args.most_encode_batch),
         )
     ]
     found.sort(key=lambda each: -each.performance.throughput if each.performance else math.inf)
