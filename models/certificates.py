@@ -10,6 +10,7 @@ from typing import Any
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Violation
+from .enumeration_check import fits
 
 ROUNDING = 1e-9
 """Relative error of floating-point sums that is let pass."""
@@ -24,7 +25,8 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     Return what is wrong with a bound, or None if its certificate proves it.
 
     Nothing is taken from the code that makes bounds: every count is derived again from the requests, price
-    arguments are checked by a knapsack over all loads, and the least waste by shortest paths.
+    arguments are checked by a knapsack over all loads, the least waste by shortest paths, and an enumeration
+    by another one.
 
     Parameters
     ----------
@@ -61,6 +63,8 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
 
 
 def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
+    if certificate["kind"] == "enumeration":
+        return _enumerated_seconds(problem, int(certificate["stages"]), int(certificate["rounds"]))
     slots = _checked_slots(problem, int(certificate["slots"]))
     stages = _checked_stages(problem, slots, certificate["stages"])
     rounds = _checked_rounds(problem, slots, certificate["rounds"])
@@ -70,6 +74,27 @@ def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
         charges = [int(charge) for charge in certificate["charges"]]
         return _difference_seconds(problem, slots, stages, rounds, charges)
     raise _Refuted("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+
+
+def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
+    """
+    Return the cost of so many stages and rounds if every schedule costs as much.
+
+    Caps, capacity, arrivals, a floor and requests of no rounds are left out: they only make schedules dearer.
+    """
+    cost, lengths = problem.cost, [n for n in problem.rounds.tolist() if n > 0]
+    if cost.decode_base <= 0 or not lengths:
+        raise _Refuted("enumeration", "without decode rounds that cost something there is nothing to try")
+    claimed = cost.prefill_base * stages + cost.decode_base * rounds
+    # Every slot can be used from the first stage on, so no more stages than this are of use.
+    for number in range(1, len(lengths) - min(problem.slots, len(lengths)) + 2):
+        below = (claimed * (1 - ROUNDING) - cost.prefill_base * number) / cost.decode_base
+        if fits(lengths, problem.slots, number, math.ceil(below) - 1):
+            raise _Refuted("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
+    tokens = cost.prefill_per_token * sum(problem.prompt_tokens.tolist())
+    work = cost.decode_per_slot * sum(problem.rounds.tolist())
+    seconds: float = claimed + tokens + work + cost.decode_per_kv_token * problem.kv_token_rounds
+    return seconds
 
 
 def _checked_slots(problem: Problem, claimed: int) -> int:

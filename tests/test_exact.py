@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchbound.data.bound import Bound
 from batchbound.data.cost import CostModel
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.models.certificates import verify_bound
 from batchbound.models.full_model import UnsupportedProblemError
+from batchbound.models.least_counts import cost_terms
 from batchbound.models.packings import packings
 from batchbound.solvers.exact import best_by_enumeration
 from batchbound.solvers.result import Limits, Status, StoppedBy
@@ -29,6 +32,10 @@ def problem_of(rounds: list[int], slots: int, cost: CostModel = PAPER, **more: A
     return Problem(Workload.from_lengths([10] * len(rounds), rounds), cost, slots, **more)
 
 
+def one_by_one(problem: Problem) -> Schedule:
+    return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+
+
 def tiny_problem(seed: int) -> Problem:
     rng = np.random.default_rng(seed)
     rounds = rng.integers(1, 9, int(rng.integers(1, 8))).tolist()
@@ -37,16 +44,25 @@ def tiny_problem(seed: int) -> Problem:
 
 
 @pytest.mark.parametrize("batch", range(4))
-def test_it_finds_the_optimum_of_tiny_problems_from_the_worst_start(
+def test_it_finds_the_optimum_of_tiny_problems_from_the_worst_start_and_a_check_agrees(
     batch: int, optimal_makespan: Optimum
 ) -> None:
-    for seed in range(35 * batch, 35 * batch + 35):
+    for seed in range(25 * batch, 25 * batch + 25):
         problem = tiny_problem(seed)
-        one_by_one = Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
-        found = best_by_enumeration(problem, start=one_by_one)
+        found = best_by_enumeration(problem, start=one_by_one(problem))
         assert found.stopped_by is StoppedBy.PROOF
         assert found.schedule.check(problem) is None
-        assert found.schedule.makespan(problem) == pytest.approx(optimal_makespan(problem)), seed
+        optimum = optimal_makespan(problem)
+        assert found.schedule.makespan(problem) == pytest.approx(optimum), seed
+        stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
+        assert verify_bound(problem, enumerated(problem, stages, rounds)) is None, seed
+        assert verify_bound(problem, enumerated(problem, stages, rounds + 1)) is not None, seed
+
+
+def enumerated(problem: Problem, stages: int, rounds: int) -> Bound:
+    terms = cost_terms(problem, stages, rounds)
+    certificate = {"kind": "enumeration", "stages": stages, "rounds": rounds}
+    return Bound(sum(terms.values()), "enumeration", terms, certificate)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -59,6 +75,7 @@ def test_its_result_is_optimal_with_a_bound_to_match(seed: int, optimal_makespan
     assert found.makespan == pytest.approx(optimal_makespan(problem))
     assert found.bound is not None
     assert found.bound.seconds == pytest.approx(found.makespan)
+    assert verify_bound(problem, found.bound) is None
 
 
 def test_cp_sat_agrees_on_nine_requests() -> None:
@@ -77,6 +94,14 @@ def test_the_papers_small_sizes_are_proven(count: int, slots: int) -> None:
     assert found.bound is not None
     assert found.bound.source == "enumeration of packings and orders"
     assert sum(found.bound.terms.values()) == pytest.approx(found.makespan)
+    assert verify_bound(problem, found.bound) is None
+
+
+def test_a_bound_that_is_no_optimum_of_its_problem_is_refuted() -> None:
+    problem = problem_of([4, 2, 2, 3], slots=3)
+    violation = verify_bound(problem, enumerated(problem, stages=3, rounds=6))
+    assert violation is not None
+    assert violation.rule == "enumeration"
 
 
 def test_a_work_limit_ends_it_with_a_schedule_and_a_bound_that_holds() -> None:
