@@ -34,9 +34,9 @@ class StaticBatching:
         """Return latency and throughput for each of some batch sizes."""
         timeline, count = self.timeline, self.stages.count
         encoding = self.stages.encoding(int(batches.max()), count)
-        iterations = np.arange(1, timeline.lengths.outputs.high + 1)
-        context = timeline.lengths.inputs.mean + iterations
-        sizes = np.asarray(batches[:, None] / count, dtype=np.float64)
+        iterations = np.arange(1, timeline.lengths.outputs.high + 1, dtype=np.float64)
+        context = np.float64(timeline.lengths.inputs.mean) + iterations
+        sizes = batches[:, None] / np.float64(count)
         decode = count * self.stages.table(sizes, context)
         # The chance that the longest of a batch is still there.
         there = 1 - (1 - timeline.survival) ** batches[:, None]

@@ -102,6 +102,8 @@ class Occupancy:
         Decoding queries in each iteration, shape (rounds,).
     tokens
         Tokens they hold, the new one included, shape (rounds,).
+    context
+        Tokens each of them holds, shape (rounds,).
     variance, spread
         Of those tokens, and of those queries, shape (rounds,).
     idle
@@ -115,14 +117,10 @@ class Occupancy:
         square = survival * (held**2 + lengths.inputs.sd**2)
         self.queries = _folded(survival, rounds)
         self.tokens = _folded(mean, rounds)
+        self.context = self.tokens / np.where(self.queries > 0, self.queries, 1.0)
         self.variance = _folded(np.maximum(0.0, square - mean**2), rounds)
         self.idle = _folded(np.log(np.maximum(_NEVER, 1 - survival)), rounds)
         self.spread = _folded(np.maximum(0.0, survival * (1 - survival)), rounds)
-
-    @property
-    def context(self) -> FloatArray:
-        """Tokens each decoding query holds, shape (rounds,)."""
-        return self.tokens / np.where(self.queries > 0, self.queries, 1.0)
 
 
 def _folded(per_token: FloatArray, rounds: int) -> FloatArray:

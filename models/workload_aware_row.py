@@ -119,7 +119,7 @@ class WorkloadAwareRow:
 
         The decoders do not wait for the encoders: if these bring :math:`\lambda` requests a second, the batch
         settles where it keeps up with them, :math:`B_D = \lambda S_D B_m t_D(B_D / B_m)`, if that is below
-        the paper's :math:`B_E S_D`. Encoding runs ahead of decoding: their mean seconds count, not the larger.
+        the paper's :math:`B_E S_D`. Encoding runs ahead of decoding: their means count, not the larger one.
         """
         supply, planned = self._supply(batches, self._encode[0, batches]), batches * np.float64(self._length)
         size = self._settled(np.divide(batches, supply), planned, 0)

@@ -15,11 +15,11 @@ from ..models.timeline import Timeline
 from .configuration_search import Evaluate, Point, SearchResult, Variable, branch_and_bound
 from .row_search import RowRange, best_of_rows
 
-GAP = 0.0075
+GAP = 0.005
 """Of throughput: no better configuration is looked for that is better by less."""
 LEAST_MICRO_BATCH = 4
 """Prompts that an RRA micro-batch encodes at least: smaller ones vary too much to plan with."""
-_START_GAP = 0.05
+_START_GAP = 0.2
 """Of throughput: what the first search, which takes the grid as monotone, may miss."""
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..models.row import Probe, Row
+
+_LOOKS = 3
+"""At each row in turn: what is left of it then waits until the best of all rows is nearly known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,19 @@ def best_of_rows(
         near = begin
         for number in numbers:
             near = search.look(number, near)
+    search.finish()
     return RowBest(search.row, search.batch, search.best, search.evaluated)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Block:
+    """Encoding batches of a row that may hold the best: the most promising first, and where to look."""
+
+    rank: float
+    number: int
+    low: int
+    high: int
+    at: int
 
 
 class _Rows:
@@ -91,37 +107,60 @@ class _Rows:
         self.ranges, self.bound, self.best, self.factor = ranges, bound, best, factor
         self.row: int | None = None
         self.batch, self.evaluated = 0, 0
+        self.left: list[_Block] = []
         # Of the last two looks at a row: what one prompt more changes.
         self.latency_slope, self.throughput_slope = 0.0, 0.0
 
     def look(self, number: int, guess: int) -> int:
-        """Search a row, and return the encoding batch seen whose latency is nearest to the bound."""
+        """Look at a row, and return the encoding batch seen whose latency is nearest to the bound."""
         whole = self.ranges[number]
-        blocks = [(whole.low, whole.high, min(max(guess, whole.low), whole.high))]
-        before, pivot, closest = None, guess, math.inf
-        while blocks:
-            low, high, at = blocks.pop()
-            probe = whole.row.probe(low, at)
-            self.evaluated += 1
-            met = probe.latency <= self.bound and math.isfinite(probe.latency)
-            if met and probe.throughput > self.best:
-                self.best, self.row, self.batch = probe.throughput, number, at
+        at = min(max(guess, whole.low), whole.high)
+        blocks = [_Block(-math.inf, number, whole.low, whole.high, at)]
+        nearest, closest = guess, math.inf
+        before: tuple[int, Probe] | None = None
+        for _ in range(_LOOKS):
+            if not blocks:
+                return nearest
+            block = blocks.pop()
+            probe, parts = self._split(block)
+            blocks += parts
+            if before is not None and math.isfinite(probe.latency) and math.isfinite(before[1].latency):
+                self._learn(block.at - before[0], before[1], probe)
+            before = (block.at, probe)
             off = abs(probe.least_latency - self.bound)
             if off <= closest:
-                pivot, closest = at, off
-            if before is not None and math.isfinite(probe.latency):
-                self._learn(at - before[0], before[1], probe)
-            before = (at, probe) if math.isfinite(probe.latency) else before
-            slower = probe.least_latency > self.bound or math.isinf(probe.least_latency)
-            worse = probe.most_throughput <= self.best * self.factor
-            if low < at and not worse:
-                excess = probe.most_throughput - self.best * self.factor
-                step = _steps(excess, self.throughput_slope, at - low)
-                blocks.append((low, at - 1, at - step))
-            if at < high and not slower:
-                step = _steps(self.bound - probe.least_latency, self.latency_slope, high - at)
-                blocks.append((at + 1, high, at + step))
-        return pivot
+                nearest, closest = block.at, off
+        for block in blocks:
+            heapq.heappush(self.left, block)
+        return nearest
+
+    def finish(self) -> None:
+        """Look at what is left of the rows, the most promising part first."""
+        while self.left:
+            block = heapq.heappop(self.left)
+            if -block.rank <= self.best * self.factor:
+                return
+            for part in self._split(block)[1]:
+                heapq.heappush(self.left, part)
+
+    def _split(self, block: _Block) -> tuple[Probe, list[_Block]]:
+        """Look at a configuration of a block; return what that says, and what may still hold the best."""
+        low, high, at = block.low, block.high, block.at
+        probe = self.ranges[block.number].row.probe(low, at)
+        self.evaluated += 1
+        met = probe.latency <= self.bound and math.isfinite(probe.latency)
+        if met and probe.throughput > self.best:
+            self.best, self.row, self.batch = probe.throughput, block.number, at
+        parts = []
+        excess = probe.most_throughput - self.best * self.factor
+        if low < at and excess > 0:
+            step = _steps(excess, self.throughput_slope, at - low)
+            rank = max(block.rank, -probe.most_throughput)
+            parts.append(_Block(rank, block.number, low, at - 1, at - step))
+        if at < high and probe.least_latency <= self.bound and math.isfinite(probe.least_latency):
+            step = _steps(self.bound - probe.least_latency, self.latency_slope, high - at)
+            parts.append(_Block(block.rank, block.number, at + 1, high, at + step))
+        return probe, parts
 
     def _learn(self, apart: int, before: Probe, after: Probe) -> None:
         slope = (after.latency - before.latency) / apart

@@ -217,18 +217,21 @@ def test_the_best_strategy_comes_first_and_a_looser_bound_is_no_worse() -> None:
     assert best == sorted(best)
 
 
-@pytest.mark.parametrize("task", ["S", "C2"])
-def test_the_search_is_exact_on_measured_profiles(task: str) -> None:
-    folder = DATA / "layer_profiles" / "RTXPRO6000-Llama-3.1-8B-tp1"
-    if not folder.exists():
+@pytest.mark.parametrize("task", ["S", "C1"])
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_the_search_is_exact_on_measured_profiles(task: str, strategy: Strategy) -> None:
+    folders = [DATA / "layer_profiles" / f"RTXPRO6000-Llama-3.1-8B-tp{degree}" for degree in (1, 2)]
+    if not folders[0].exists():
         pytest.skip("the measured layer profiles are not here (BATCHBOUND_DATA)")
     generator = GENERATORS[f"exegpt-{task}"]
     pair = LengthPair(generator.input_tokens(), generator.output_tokens())
-    timeline = Timeline({1: LayerCost(read_layer_profiles(folder))}, Cluster(2, 96 * 2**30), pair)
-    latency, throughput = whole_grid(timeline, Strategy.RRA, 1, decode_rounds=(1, 100))
-    for share in (0.1, 0.5):
-        bound = float(np.quantile(latency[np.isfinite(latency)], share))
-        found = search(timeline, Strategy.RRA, 1, bound, decode_rounds=(1, 100))
-        assert found.performance is not None
-        assert found.performance.throughput >= throughput[latency <= bound].max() / (1 + GAP)
-        assert found.evaluated <= 0.02 * found.grid
+    costs = {degree: LayerCost(read_layer_profiles(folders[degree - 1])) for degree in (1, 2)}
+    timeline = Timeline(costs, Cluster(4, 96 * 2**30), pair)
+    for degree in (1, 2):
+        latency, throughput = whole_grid(timeline, strategy, degree)
+        for share in (0.1, 0.5, 1.0):
+            bound = float(np.quantile(latency[np.isfinite(latency)], share))
+            found = search(timeline, strategy, degree, bound)
+            assert found.performance is not None
+            assert found.performance.throughput >= throughput[latency <= bound].max() / (1 + GAP)
+            assert found.evaluated <= 0.02 * found.grid or found.grid < 10_000

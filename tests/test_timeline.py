@@ -13,7 +13,7 @@ from batchbound.data.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.length_pair import LengthPair
 from batchbound.data.lengths import LengthDistribution
 from batchbound.data.workload import Workload
-from batchbound.executor.phase_simulation import simulate_phases
+from batchbound.executor.phase_simulation import PhaseRun, simulate_phases
 from batchbound.heuristics.dynamic_batch import DynamicBatch
 from batchbound.models.completion import (
     Occupancy,
@@ -25,6 +25,7 @@ from batchbound.models.completion import (
 from batchbound.models.exec_config import Cluster, ExecConfig, Strategy
 from batchbound.models.layer_cost import LayerCost
 from batchbound.models.roofline import ROOFLINE_DEVICES, roofline_profile
+from batchbound.models.seconds_table import SecondsTable
 from batchbound.models.timeline import Timeline
 
 LENGTHS = LengthDistribution(1, np.array([0.1, 0.0, 0.3, 0.2, 0.0, 0.1, 0.3]))
@@ -181,8 +182,43 @@ def test_the_timeline_agrees_with_sampled_requests(
     run = simulate_phases(timeline, config, requests=3000, seed=1)
     reached = timeline(config)
     assert reached.throughput == pytest.approx(run.throughput, rel=0.03)
-    near = [run.latency_of(length) for length in range(timeline.longest - 1, timeline.longest + 1)]
-    assert reached.latency == pytest.approx(float(np.nanmean(near)), rel=0.06)
+    phases = rounds if strategy is Strategy.RRA else None
+    assert reached.latency == pytest.approx(run.latency_near(timeline.longest, phases), rel=0.03)
+
+
+def test_the_latency_of_a_length_counts_every_micro_batch_alike() -> None:
+    lengths = np.array([10, 10, 9, 9, 10])
+    latency = np.array([2.0, 2.0, 1.5, 1.5, 4.0])
+    part = np.array([0, 0, 0, 0, 1])
+    run = PhaseRun(1.0, latency, lengths, part, np.zeros(1), np.zeros(1))
+    # Most requests are in the first micro-batch; there an answer of 10 takes 2 seconds.
+    assert run.latency_near(10) == pytest.approx(3.0)
+    # An answer of 11 takes a phase more where they are 10 iterations long: nothing here tells of it.
+    assert math.isnan(run.latency_near(11, 10))
+
+
+def test_an_iteration_runs_unless_every_query_is_done() -> None:
+    occupancy = Occupancy(_fixed(10, 4), 6)
+    # Four iterations run for sure, and two never do.
+    assert np.exp(occupancy.idle) == pytest.approx([0, 0, 0, 0, 1, 1])
+    half = LengthPair(LengthDistribution.empirical([10]), LengthDistribution.empirical([1, 2]))
+    assert np.exp(3 * Occupancy(half, 2).idle) == pytest.approx([0, 1 / 8])
+
+
+@given(st.integers(0, 1000))
+def test_below_seconds_lie_what_never_falls_and_what_never_saves_less(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    knots, contexts = np.array([0.0, 1.0, 3.0, 4.0, 9.0]), np.array([0.0, 5.0])
+    seconds = rng.random((5, 2))
+    seconds[0] = 0.0
+    table = SecondsTable(knots, contexts, seconds)
+    sequences = np.linspace(0.1, 9.0, 40)
+    exact, least, saved = table.bounded(sequences, table.place(np.full(40, 2.0))).T
+    assert exact == pytest.approx(table(sequences, np.full(40, 2.0)))
+    assert (least <= exact + 1e-12).all()
+    assert (saved <= exact + 1e-12).all()
+    assert (np.diff(least) >= -1e-12).all()
+    assert (np.diff(saved / sequences) <= 1e-12).all()
 
 
 def test_the_encoding_batch_shrinks_when_its_prompts_are_long() -> None:
