@@ -23,8 +23,11 @@ from .constructive import longest_first, ski_rental_schedule
 STAGES = (0.25, 0.4, 0.6, 0.9)
 """Numbers of stages to start from, in those of the ski-rental rule."""
 
-SLACK = 0.3
+SLACK = 0.6
 """How far the first timetables' end is from the fewest rounds there could be, on the way to the rule's."""
+
+LEAST_SLACK = 0.01
+"""How far it is at least, as a share of the fewest rounds."""
 
 PREFERENCE = 0.02
 """Rounds wasted per round of length that the longer of two requests may waste more, at the start."""
@@ -32,8 +35,11 @@ PREFERENCE = 0.02
 HOT, COLD = 2.0, 0.08
 """Temperatures at the start and the end, in costs of a prefill stage."""
 
-LEFT_OUT = (1.5, 6.0)
+LEFT_OUT = (3.0, 12.0)
 """What the rounds of requests left out are charged at the start and the end, in their share of a round."""
+
+MOST_LEFT_OUT = 4
+"""Slots' worth of requests left out from which a timetable makes no schedule."""
 
 SPARE = 64
 """Requests beyond the free slots that are tried where memory or tokens refuse some."""
@@ -167,7 +173,7 @@ class _Filler:
     def schedule(self, timetable: _Timetable, filled: _Filled) -> Schedule | None:
         """Return the schedule, those left out prefilled last, or None if it breaks a rule."""
         served = filled.stage_of >= 0
-        if not served.any():
+        if not served.any() or len(served) - served.sum() > MOST_LEFT_OUT * self._problem.slots:
             return None
         stage_of = filled.stage_of
         times = timetable.times[: stage_of.max() + 1]
@@ -273,11 +279,13 @@ def search_timetable(
 
 def _first(problem: Problem, rng: np.random.Generator) -> list[_Timetable]:
     """Return the stage times of the ski-rental rule, and uneven ones of fewer stages."""
-    times = np.unique(ski_rental_schedule(problem).starts)
+    # Without the memory, which takes the rule a hundred times as long: the times are only to start from.
+    times = np.unique(ski_rental_schedule(replace(problem, kv_capacity=None)).starts)
     fewest = problem.rounds.sum() / problem.slots
     if problem.kv_capacity is not None:
         fewest = max(fewest, problem.kv_token_rounds / problem.kv_capacity)
-    end = max(int(problem.rounds.max()), round(fewest + SLACK * (times[-1] - fewest)), 1)
+    slack = max(SLACK * (times[-1] - fewest), LEAST_SLACK * fewest)
+    end = max(int(problem.rounds.max()), round(fewest + slack), 1)
     found = [_Timetable(times, PREFERENCE)] if len(times) > 1 else []
     for share in STAGES:
         count = max(1, round(share * len(times)))
