@@ -189,6 +189,35 @@ def whole_grid(
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
+def whole_frontier(
+    timeline: Timeline,
+    *,
+    strategies: Sequence[Strategy] = tuple(Strategy),
+    encode_batches: tuple[int, int] = (1, 256),
+    decode_rounds: tuple[int, int] | None = None,
+) -> list[tuple[float, float]]:
+    """
+    Return latency and throughput of the configurations that no other beats in both, by rising latency.
+
+    Parameters
+    ----------
+    timeline, strategies, encode_batches, decode_rounds
+        As in :func:`search_all`; every configuration of theirs is simulated.
+    """
+    degrees = [degree for degree in sorted(timeline.costs) if degree <= timeline.cluster.devices]
+    grids = [
+        whole_grid(timeline, strategy, degree, encode_batches=encode_batches, decode_rounds=decode_rounds)
+        for strategy in strategies
+        for degree in degrees
+    ]
+    latency, throughput = (np.concatenate(column) for column in zip(*grids, strict=True))
+    order = np.lexsort((-throughput, latency))
+    order = order[np.isfinite(latency[order])]
+    before = np.maximum.accumulate(np.concatenate(([-math.inf], throughput[order])))[:-1]
+    best = order[throughput[order] > before]
+    return list(zip(latency[best].tolist(), throughput[best].tolist(), strict=True))
+
+
 def search(
     timeline: Timeline,
     strategy: Strategy,

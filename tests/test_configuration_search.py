@@ -29,7 +29,7 @@ from batchbound.solvers.configuration_search import (
     exhaustive,
     frontier,
 )
-from batchbound.solvers.execution_search import GAP, search, search_all, spaces, whole_grid
+from batchbound.solvers.execution_search import GAP, search, search_all, spaces, whole_frontier, whole_grid
 from batchbound.solvers.row_search import RowRange, best_of_rows
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
@@ -215,6 +215,17 @@ def test_the_best_strategy_comes_first_and_a_looser_bound_is_no_worse() -> None:
         assert rates == sorted(rates, reverse=True)
         best.append(rates[0])
     assert best == sorted(best)
+
+
+def test_the_whole_frontier_holds_what_every_search_finds() -> None:
+    timeline = _timeline(2)
+    curve = whole_frontier(timeline, encode_batches=(1, 32), decode_rounds=(1, 40))
+    assert curve == sorted(curve)
+    assert [rate for _, rate in curve] == sorted(rate for _, rate in curve)
+    for latency, throughput in curve[:: len(curve) // 4]:
+        best = search_all(timeline, latency, encode_batches=(1, 32), decode_rounds=(1, 40))[0].performance
+        assert best is not None
+        assert throughput / (1 + GAP) <= best.throughput <= throughput * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("task", ["S", "C1"])
