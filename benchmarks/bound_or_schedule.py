@@ -30,6 +30,11 @@ from batchbound.models.least_counts import cost_terms, least_counts
 from batchbound.solvers.result import Limits, Status
 from batchbound.solvers.solve import solve
 
+MOST_CANDIDATES = 1000
+"""Places tried for a stage time in one descent; beyond it a random part of all of them."""
+FEWER_STAGES = 5
+"""So many fewer stages than a schedule has are tried as well."""
+
 
 def rounded_up(differences: IntArray, lengths: IntArray) -> IntArray:
     """Return the least difference that holds each length, the longest one being there for free."""
@@ -42,6 +47,8 @@ def descend(times: IntArray, lengths: IntArray, numbers: IntArray, rng: np.rando
     """Move one stage time at a time to where lengths are rounded up least; return the waste that is left."""
     longest, end = int(lengths[-1]), int(times[-1])
     candidates = np.arange(1, end)
+    if end > MOST_CANDIDATES:
+        candidates = np.unique(rng.choice(candidates, MOST_CANDIDATES))
     waste = int(numbers @ (rounded_up(pair_differences(times), lengths) - lengths))
     improved = True
     while improved:
@@ -75,7 +82,7 @@ def differences_limit(problem: Problem, most_stages: int, descents: int, seed: i
     counts = least_counts(problem)
     lengths, numbers = np.unique(problem.rounds, return_counts=True)
     work, best = int(problem.rounds.sum()), np.inf
-    for stages in range(counts.stages, most_stages + 1):
+    for stages in range(max(counts.stages, most_stages - FEWER_STAGES), most_stages + 1):
         for _ in range(descents):
             # Late stages are close together in good schedules: half the descents start from there.
             low = 0 if rng.random() < 0.5 else max(0, counts.rounds - 2 * int(lengths[-1]))
