@@ -137,8 +137,8 @@ class FlatStore(Cache):
 
     def read(self, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return each layer's keys and values at some places, copied, each (heads, tokens, head size)."""
-        layers = [layer for layer in self._flat_layers if layer.is_initialized]
-        return [tuple_of([joined(buffer, spans).clone() for buffer in layer.buffers]) for layer in layers]
+        pairs = (layer.buffers for layer in self._flat_layers)
+        return [(joined(keys, spans).clone(), joined(values, spans).clone()) for keys, values in pairs]
 
     def write(self, spans: Sequence[Span], states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Put each layer's keys and values, as :meth:`read` returned them, at some places."""
@@ -163,12 +163,6 @@ def joined(buffer: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
     """
     parts = [buffer[:, begin:end] for begin, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def tuple_of(states: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a list of two as the pair it is."""
-    keys, values = states
-    return keys, values
 
 
 def _last(spans: Sequence[Span], tokens: int) -> list[int]:
