@@ -68,7 +68,8 @@ class _Timetable:
             times = np.append(times, rng.integers(1, max(2, times[-1])))
         else:
             return _Timetable(times, float(np.clip(self.preference * np.exp(0.3 * rng.normal()), 1e-4, 0.5)))
-        return _Timetable(np.unique(np.maximum(times, 0)), self.preference)
+        times = np.unique(np.maximum(times, 0))
+        return _Timetable(times, self.preference) if len(times) > 1 else self
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -80,6 +80,14 @@ def test_the_same_seed_and_steps_give_the_same_schedule() -> None:
     assert np.array_equal(one.rounds, other.rounds)
 
 
+def test_a_timetable_never_shrinks_to_nothing() -> None:
+    problem = Problem(Workload.from_lengths([1], [1]), COST, 1)
+    for seed in range(20):
+        schedule = search_timetable(problem, iterations=30, seed=seed)
+        assert schedule is not None
+        assert schedule.check(problem) is None
+
+
 def test_rounds_that_cost_nothing_are_left_to_others() -> None:
     free = CostModel(1.0, 0.0, 0.0, 0.0)
     assert search_timetable(Problem(Workload.from_lengths([1], [2]), free, 1), iterations=1) is None
