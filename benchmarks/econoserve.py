@@ -593,13 +593,14 @@ def decisions(make: Callable[[str], Study], options: argparse.Namespace) -> dict
 
 
 def hours(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
-    """Simulate three hours at the paper's rates."""
+    """Simulate three hours at the paper's rates (``--drain``: and all that is left then)."""
     found: dict[str, object] = {}
     for name in options.traces:
         study = make(name)
         workload = study.workload(study.trace.rate, 180)
+        until = math.inf if options.drain else float(workload.arrival.max())
         begun = time.process_time()
-        run = study.run("econoserve", workload, known=False)
+        run = study.run("econoserve", workload, known=False, until=until)
         seconds = time.process_time() - begun
         print(
             f"{name}: {len(workload)} requests, {len(run.start)} iterations, {seconds:.1f} CPU s", flush=True
