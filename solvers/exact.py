@@ -91,7 +91,9 @@ def best_by_enumeration(
     UnsupportedProblemError
         If the problem has what the enumeration leaves out.
     """
-    _refuse_unsaid(problem)
+    if unsaid := _unsaid(problem):
+        what = ", ".join(unsaid)
+        raise UnsupportedProblemError(f"the enumeration cannot take {what}; choose another solver")
     limits, begun = limits or Limits(), time.monotonic()
     if start is None:
         seconds = None if limits.seconds is None else START_SHARE * limits.seconds
@@ -107,7 +109,12 @@ def best_by_enumeration(
     return ExactOutcome(search.best, stopped_by, search.steps)
 
 
-def _refuse_unsaid(problem: Problem) -> None:
+def can_enumerate(problem: Problem) -> bool:
+    """Return whether the problem has nothing that the enumeration leaves out."""
+    return not _unsaid(problem)
+
+
+def _unsaid(problem: Problem) -> list[str]:
     unsaid = {
         "arrival times": bool(problem.workload.arrival.any()),
         "a cap on the tokens of a prefill stage": problem.prefill_token_cap is not None,
@@ -116,9 +123,7 @@ def _refuse_unsaid(problem: Problem) -> None:
         "requests without a decode round": bool((problem.rounds < 1).any()),
         "decode rounds that cost nothing": problem.cost.decode_base <= 0,
     }
-    for what, present in unsaid.items():
-        if present:
-            raise UnsupportedProblemError(f"the enumeration cannot take {what}; choose another solver")
+    return [what for what, present in unsaid.items() if present]
 
 
 class _LimitReached(Exception):

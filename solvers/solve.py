@@ -14,7 +14,7 @@ from ..models.bounds import best_bound
 from ..models.least_counts import cost_terms
 from .backend import BACKENDS
 from .constructive import ski_rental_schedule
-from .exact import best_by_enumeration
+from .exact import ExactOutcome, best_by_enumeration, can_enumerate
 from .full import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
 from .schedule_search import search_schedule
@@ -23,6 +23,10 @@ FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
 DEFAULT_SECONDS = 1.2
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
+FEW = 24
+"""Requests up to which a search that is limited by time alone ends with an enumeration."""
+PROOF_SHARE = 0.4
+"""The share of its time that the enumeration gets."""
 REPEATABLE_STEPS = 2_500_000
 """Steps of an enumeration up to which it stands as a certificate: a check by plain code takes seconds."""
 OPTIMAL_WITHIN = 1e-9
@@ -65,17 +69,23 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     bound = best_bound(problem)
+    few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
     found = search_schedule(
         problem,
-        seconds=seconds,
+        seconds=seconds if seconds is None or not few else seconds * (1 - PROOF_SHARE),
         iterations=limits.work,
         seed=limits.seed,
         start=start,
         enough=bound.seconds,
     )
+    schedule = found.schedule
+    if few and seconds is not None and bound.gap(found.makespan) > OPTIMAL_WITHIN:
+        left = max(PROOF_SHARE * seconds, seconds - (time.perf_counter() - begun))
+        enumerated = best_by_enumeration(problem, Limits(seconds=left), schedule)
+        schedule, bound = enumerated.schedule, _bound_after(problem, enumerated)
     out_of_work = limits.work is not None and found.iterations >= limits.work
     stopped_by = StoppedBy.WORK if out_of_work else StoppedBy.TIME
-    return _result(problem, found.schedule, bound, "search", begun, stopped_by)
+    return _result(problem, schedule, bound, "search", begun, stopped_by)
 
 
 def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
@@ -87,15 +97,21 @@ def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result
 def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     found = best_by_enumeration(problem, limits, start)
-    bound = best_bound(problem)
-    if found.stopped_by is StoppedBy.PROOF and bound.seconds < found.schedule.makespan(problem):
-        stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
-        terms = cost_terms(problem, stages, rounds)
-        certificate: dict[str, object] = {"kind": "enumeration", "stages": stages, "rounds": rounds}
-        if found.steps > REPEATABLE_STEPS:
-            certificate = {"kind": "solver", "solver": "exact", "version": _version()}
-        bound = Bound(sum(terms.values()), "enumeration of packings and orders", terms, certificate)
+    bound = _bound_after(problem, found)
     return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by)
+
+
+def _bound_after(problem: Problem, found: ExactOutcome) -> Bound:
+    """Return the optimum that an enumeration has proven, with what repeats it, or our own bound."""
+    bound = best_bound(problem)
+    if found.stopped_by is not StoppedBy.PROOF or bound.seconds >= found.schedule.makespan(problem):
+        return bound
+    stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
+    terms = cost_terms(problem, stages, rounds)
+    certificate: dict[str, object] = {"kind": "enumeration", "stages": stages, "rounds": rounds}
+    if found.steps > REPEATABLE_STEPS:
+        certificate = {"kind": "solver", "solver": "exact", "version": _version()}
+    return Bound(sum(terms.values()), "enumeration of packings and orders", terms, certificate)
 
 
 def _result(

@@ -158,3 +158,13 @@ def test_every_packing_is_met_once(seed: int) -> None:
     met = Counter(tuple(sorted(packing)) for packing in packings(rounds, slots, capacity, lambda: None))
     assert set(met) == expected
     assert set(met.values()) <= {1}
+
+
+def test_the_search_proves_what_is_small() -> None:
+    problem = Problem(generate("table3", 0, 10), PAPER, 3)
+    found = solve(problem, limits=Limits(seconds=5.0))
+    assert (found.solver, found.status, found.stopped_by) == ("search", Status.OPTIMAL, StoppedBy.PROOF)
+    assert found.bound is not None
+    assert found.bound.source == "enumeration of packings and orders"
+    capped = Problem(generate("table3", 0, 10), PAPER, 3, prefill_token_cap=200)
+    assert solve(capped, limits=Limits(seconds=0.5)).schedule is not None
