@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..data.cost import IntArray
 from ..data.problem import Problem
 from ..models.partition_heuristics import longest_processing_time
+from .adaptive_batch import AdaptiveBatch
 from .admission import Admission
 from .assignment import Assigned, round_robin
 from .dispatch import Dispatch
@@ -82,7 +83,14 @@ def _priority(problem: Problem, _: IntArray) -> Policy:
     return PriorityPreemption(problem)
 
 
+def _adaptive(problem: Problem, _: IntArray) -> Policy:
+    return AdaptiveBatch(problem)
+
+
 POLICIES: Mapping[str, Entry] = {
+    "adaptive-batch": Entry(
+        "as many as predicted memory allows, fewer past a threshold, more again (MICO)", _adaptive
+    ),
     "fcfs": Entry("first come, first served, prefill first: vLLM's rule, the papers' baseline", _fcfs),
     "fcfs-ski": Entry("first come, first served, prefill by the ski-rental rule", _fcfs_ski),
     "packing": Entry("each slot serves its own list of an offline bin packing", _packing, _packed),
