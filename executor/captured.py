@@ -68,7 +68,7 @@ def cuda_graph(round_: Round) -> Round:
     return graph.replay
 
 
-def compiled(capture: Capture = cuda_graph, *, backend: str = "inductor") -> Capture:
+def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any] = "inductor") -> Capture:
     """
     Return a capture that compiles the whole round first, its small operations fused.
 
@@ -87,10 +87,13 @@ def compiled(capture: Capture = cuda_graph, *, backend: str = "inductor") -> Cap
 
     def compile_and_capture(round_: Round) -> Round:
         compiled_round = torch.compile(round_, fullgraph=True, dynamic=False, backend=backend)
-        # Every number of rows and every buffer is a case of its own, of the same code.
-        with torch._dynamo.config.patch(recompile_limit=_MOST_CASES):
-            compiled_round()
-        return capture(compiled_round)
+
+        def run() -> None:
+            # Every number of rows and every buffer is a case of its own, of the same code.
+            with torch._dynamo.config.patch(recompile_limit=_MOST_CASES):
+                compiled_round()
+
+        return capture(run)
 
     return compile_and_capture
 

@@ -193,7 +193,8 @@ class KeyValueSlots(KeyValueStore):
         """
         self._rows = torch.arange(len(positions), device=positions.device) if rows is None else rows
         self._positions = positions
-        self._targets.clear()
+        # Anew rather than cleared: a compiled round would be one for what they held before.
+        self._targets = {}
 
     def end_rounds(self, rounds: int = 1) -> None:
         """Count the tokens of rounds as held."""

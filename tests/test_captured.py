@@ -301,11 +301,22 @@ def test_nan_is_told_from_captured_rounds(llama: Any) -> None:
 def test_a_whole_round_traces_to_one_graph(llama: Any) -> None:
     prompts = [[1, 2, 3, 4], [5, 6]]
     plain = RaggedBatch(llama, 2, 64)
-    traced = RaggedBatch(llama, 2, 64, capture=compiled(lambda round_: round_, backend="eager"))
+    graphs: list[Any] = []
+
+    def note(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    traced = RaggedBatch(llama, 2, 64, capture=compiled(lambda round_: round_, backend=note))
     for batch in (plain, traced):
         batch.prefill([0, 1], prompts)
     assert traced.decode(6).tolist() == plain.decode(6).tolist()
-    assert traced._capture is not None
+    traced.release(0)
+    plain.release(0)
+    traced.prefill([0], [[9] * 30])
+    plain.prefill([0], [[9] * 30])
+    assert traced.decode(6).tolist() == plain.decode(6).tolist()
+    assert len(graphs) == 1, "lengths and what was prefilled since are no other case"
 
 
 def test_the_fastest_kernel_that_is_right_is_taken(caplog: pytest.LogCaptureFixture) -> None:
