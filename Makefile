@@ -23,7 +23,7 @@ $(VENV)/engine: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,dev]'
 	touch $@
 
 clean:

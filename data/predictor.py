@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -58,12 +59,27 @@ class Examples:
         return Examples(tuple(self.prompts[i] for i in chosen.tolist()), self.lengths[chosen])
 
     def split(self, share: float, seed: int) -> tuple[Examples, Examples]:
-        """Return the examples without, and those in, a random share of the prompts (at least one of each)."""
+        """
+        Return the examples without, and those in, a share of the prompts (at least one of each).
+
+        Which prompts are set apart depends on their text and the seed alone: with more examples, those that
+        were set apart before are set apart again, and nothing learnt earlier has seen them.
+        """
         names, of = np.unique(np.array(self.prompts, dtype=object).astype(str), return_inverse=True)
-        apart = np.zeros(len(names), dtype=np.bool_)
-        count = min(max(1, round(share * len(names))), len(names) - 1)
-        apart[np.random.default_rng(seed).permutation(len(names))[:count]] = True
+        salt = seed.to_bytes(8, "little", signed=True)
+        digests = [
+            hashlib.blake2b(name.encode(), digest_size=8, salt=salt).digest() for name in names.tolist()
+        ]
+        drawn = np.frombuffer(b"".join(digests), dtype="<u8") / 2.0**64
+        apart = drawn < share
+        apart[drawn.argmin()] = True
+        if len(names) > 1:
+            apart[drawn.argmax()] = False
         return self.select(~apart[of]), self.select(apart[of])
+
+    def joined(self, others: Examples) -> Examples:
+        """Return these examples and the others."""
+        return Examples(self.prompts + others.prompts, np.concatenate((self.lengths, others.lengths)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -54,7 +56,7 @@ class EncoderPredictor:
         seed: int = 0,
     ) -> Self:
         """
-        Return the classifier fine-tuned as the paper does: AdamW, learning rate decaying linearly.
+        Return the classifier fine-tuned as the paper does, with transformers' Trainer: AdamW, linear decay.
 
         Parameters
         ----------
@@ -72,11 +74,19 @@ class EncoderPredictor:
         Raises
         ------
         ImportError
-            If torch or transformers is not installed.
+            If torch, transformers or accelerate is not installed.
         """
         _need_transformers()
+        _need_accelerate()
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import (
+            AutoModelForSequenceClassification,
+            AutoTokenizer,
+            DataCollatorWithPadding,
+            PrinterCallback,
+            Trainer,
+            TrainingArguments,
+        )
 
         longest = int(examples.lengths.max()) + 1 if longest is None else longest
         labels = bucket_of(examples.lengths, longest, buckets)
@@ -87,22 +97,36 @@ class EncoderPredictor:
                 encoder, num_labels=buckets, ignore_mismatched_sizes=True
             )
             fitted = cls(model, tokenizer, longest, buckets)
-            steps = epochs * -(-len(examples) // batch_size)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-            decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
-            rng = np.random.default_rng(seed)
-            model.train()
-            for _ in range(epochs):
-                order = rng.permutation(len(examples))
-                for first in range(0, len(order), batch_size):
-                    rows = order[first : first + batch_size].tolist()
-                    inputs = fitted._inputs([examples.prompts[i] for i in rows])
-                    loss = model(**inputs, labels=torch.tensor(labels[rows])).loss
-                    loss.backward()
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    optimizer.step()
-                    decay.step()
-                    optimizer.zero_grad()
+            read = tokenizer(list(examples.prompts), truncation=True, max_length=fitted._most_tokens)
+            rows = [
+                {"input_ids": ids, "attention_mask": mask, "labels": label}
+                for ids, mask, label in zip(
+                    read["input_ids"], read["attention_mask"], labels.tolist(), strict=True
+                )
+            ]
+            with TemporaryDirectory() as folder:
+                trainer = Trainer(
+                    model,
+                    TrainingArguments(
+                        output_dir=folder,
+                        num_train_epochs=epochs,
+                        per_device_train_batch_size=batch_size,
+                        learning_rate=learning_rate,
+                        optim="adamw_torch",
+                        lr_scheduler_type="linear",
+                        seed=seed,
+                        save_strategy="no",
+                        logging_strategy="no",
+                        report_to=[],
+                        disable_tqdm=True,
+                        dataloader_pin_memory=torch.cuda.is_available(),
+                    ),
+                    train_dataset=rows,
+                    data_collator=DataCollatorWithPadding(tokenizer),
+                )
+                # It prints what it logs; a library does not.
+                trainer.remove_callback(PrinterCallback)
+                trainer.train()
         model.eval()
         return fitted
 
@@ -124,14 +148,19 @@ class EncoderPredictor:
         with torch.inference_mode():
             for first in range(0, len(prompts), batch_size):
                 logits = self.model(**self._inputs(prompts[first : first + batch_size])).logits
-                rows.append(logits.double().softmax(dim=-1).numpy())
+                rows.append(logits.double().softmax(dim=-1).cpu().numpy())
         return np.concatenate(rows)
 
     def _inputs(self, prompts: Sequence[str]) -> Any:
-        most = min(LONGEST_PROMPT, int(self.model.config.max_position_embeddings))
-        return self.tokenizer(
+        most = self._most_tokens
+        found = self.tokenizer(
             list(prompts), padding=True, truncation=True, max_length=most, return_tensors="pt"
         )
+        return found.to(self.model.device)
+
+    @property
+    def _most_tokens(self) -> int:
+        return min(LONGEST_PROMPT, int(self.model.config.max_position_embeddings))
 
     def save(self, folder: Path) -> dict[str, object]:
         """Write model and tokenizer in transformers' own format."""
@@ -211,3 +240,8 @@ def _need_transformers() -> None:
         raise ImportError(
             "an encoder needs torch and transformers: pip install 'batchbound[engine]'"
         ) from None
+
+
+def _need_accelerate() -> None:
+    if find_spec("accelerate") is None:
+        raise ImportError("transformers' Trainer needs accelerate: pip install 'batchbound[encoder]'")

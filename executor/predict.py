@@ -169,7 +169,8 @@ class QuantilePredictor:
         from sklearn.linear_model import Ridge
         from sklearn.model_selection import KFold, cross_val_predict
 
-        learn, check = examples.split(HELD_OUT, seed)
+        # Not the seed that sets prompts apart to measure the error: none of those would be left here.
+        learn, check = examples.split(HELD_OUT, seed + 1)
         target = np.log(learn.lengths)
         words = TfidfVectorizer(sublinear_tf=True, min_df=2 if len(learn) > 50 else 1, ngram_range=(1, 2))
         matrix = words.fit_transform(learn.prompts)
@@ -312,6 +313,8 @@ class TrainedPredictor:
         On prompts it had not seen when it was measured.
     predicted, actual
         The measured pairs behind it, tokens, shape (held-out requests,).
+    examples
+        What it was learnt from and measured on.
     """
 
     method: str
@@ -319,6 +322,7 @@ class TrainedPredictor:
     quality: PredictionQuality
     predicted: IntArray
     actual: IntArray
+    examples: Examples
 
     @classmethod
     def train(cls, method: str, examples: Examples, *, seed: int = 0, encoder: str | None = None) -> Self:
@@ -351,7 +355,23 @@ class TrainedPredictor:
         longest = int(examples.lengths.max()) + 1
         predicted = predictor.predict(unseen.prompts)
         quality = PredictionQuality.measured(predicted, unseen.lengths, longest=longest)
-        return cls(method, predictor, quality, predicted.tokens, unseen.lengths)
+        return cls(method, predictor, quality, predicted.tokens, unseen.lengths, examples)
+
+    def refreshed(self, examples: Examples, folder: str | os.PathLike[str], *, seed: int = 0) -> Self:
+        """
+        Return the predictor learnt from new answers beside the old ones, and measured anew.
+
+        Parameters
+        ----------
+        examples
+            The new answers.
+        folder
+            Where this predictor is saved: an encoder goes on from the one there.
+        seed
+            That of the first training, for the same prompts to be held out.
+        """
+        encoder = str(Path(folder) / "encoder") if self.method == "encoder" else None
+        return self.train(self.method, self.examples.joined(examples), seed=seed, encoder=encoder)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """
@@ -374,6 +394,9 @@ class TrainedPredictor:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(("predicted", "actual"))
             writer.writerows(zip(self.predicted.tolist(), self.actual.tolist(), strict=True))
+        with atomic_write(folder / "examples.jsonl") as stream:
+            for prompt, length in zip(self.examples.prompts, self.examples.lengths.tolist(), strict=True):
+                stream.write(json.dumps({"prompt": prompt, "tokens": length}) + "\n")
         header = {"batchbound_predictor": PREDICTOR_VERSION, "method": self.method}
         write_json(folder / "predictor.json", {**header, "quality": self.quality.to_json(), "fields": fields})
 
@@ -396,11 +419,15 @@ class TrainedPredictor:
             with open(folder / "errors.csv", encoding="utf-8") as stream:
                 pairs = [(int(row["predicted"]), int(row["actual"])) for row in csv.DictReader(stream)]
             columns = np.array(pairs, dtype=np.int64)
+            with open(folder / "examples.jsonl", encoding="utf-8") as stream:
+                rows = [json.loads(line) for line in stream]
+            lengths = np.array([int(row["tokens"]) for row in rows], dtype=np.int64)
+            examples = Examples(tuple(str(row["prompt"]) for row in rows), lengths)
             quality = PredictionQuality(**json.loads(json.dumps(value["quality"])))
             predictor = _load(str(value["method"]), folder, value["fields"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"is damaged ({error})", file=folder, mend=mend) from None
-        return cls(str(value["method"]), predictor, quality, columns[:, 0], columns[:, 1])
+        return cls(str(value["method"]), predictor, quality, columns[:, 0], columns[:, 1], examples)
 
 
 def _load(method: str, folder: Path, fields: Any) -> LengthPredictor:

@@ -112,6 +112,24 @@ def test_an_encoder_is_trained_saved_and_loaded_like_the_others(tmp_path: Path) 
     assert before.tokens.tolist() == after.tokens.tolist()
 
 
+def test_the_same_prompts_are_held_out_when_there_are_more() -> None:
+    few, many = texts(100), texts(400)
+    apart = set(few.split(0.2, seed=3)[1].prompts)
+    known, unseen = few.joined(many).split(0.2, seed=3)
+    assert apart <= set(unseen.prompts)
+    assert apart.isdisjoint(known.prompts)
+    assert 0.1 < len(unseen) / 500 < 0.3
+
+
+def test_a_predictor_is_refreshed_from_new_answers(tmp_path: Path) -> None:
+    before = TrainedPredictor.train("constant", Examples(("a", "b", "c", "d"), tokens(10, 10, 10, 10)))
+    before.save(tmp_path / "p")
+    new = Examples(tuple("efghijklm"), np.full(9, 50))
+    after = TrainedPredictor.load(tmp_path / "p").refreshed(new, tmp_path / "p")
+    assert after.predictor.predict(["x"]).tokens.tolist() == [50]
+    assert len(after.examples) == 13
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no method"):
         learn("guess", texts(3))
@@ -146,6 +164,8 @@ def test_the_command_trains_evaluates_and_applies(
     assert "held-out answers" in capsys.readouterr().out
     assert main(["predict", "eval", folder, *past]) == 0
     assert "80 held-out answers" in capsys.readouterr().out
+    assert main(["predict", "refresh", folder, *past]) == 0
+    assert "before: " in capsys.readouterr().out
     assert main(["predict", "apply", folder, past[0], "-o", output]) == 0
     lines = [json.loads(line) for line in Path(output).read_text().splitlines()]
     assert len(lines) == 80

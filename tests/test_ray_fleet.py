@@ -63,7 +63,7 @@ def alone(problem: Problem, prompts: list[list[int]]) -> list[list[int]]:
     return engine.answers
 
 
-def planned(problem: Problem, replicas: int = 3) -> FleetPlan:
+def planned(problem: Problem, replicas: int) -> FleetPlan:
     return make_fleet_plan(Fleet.of(problem, replicas), limits=Limits(work=1))
 
 
@@ -73,6 +73,7 @@ def served(
     prompts: list[list[int]],
     kill_after: int | None = None,
     victim: int = 0,
+    plan: FleetPlan | None = None,
     backoff: bool = True,
 ) -> tuple[dict[int, list[int]], FleetOutcome]:
     answers: dict[int, list[int]] = {}
@@ -88,7 +89,7 @@ def served(
         if len(answers) == kill_after:
             os.kill(pids[victim], signal.SIGKILL)
 
-    plan, most = planned(problem, len(fleet.actors)), problem.workload.output_tokens
+    plan, most = plan or planned(problem, len(fleet.actors)), problem.workload.output_tokens
     return answers, fleet.serve(plan.fleet, plan.schedule, prompts, most, keep, backoff=backoff)
 
 
@@ -99,8 +100,8 @@ def decode_tokens(outcome: FleetOutcome) -> int:
 
 def test_each_actor_follows_its_schedule_to_the_round(fleet: RayFleet) -> None:
     problem, prompts = job(60, seed=7)
-    answers, outcome = served(fleet, problem, prompts, backoff=False)
-    plan = planned(problem)
+    plan = planned(problem, 3)
+    answers, outcome = served(fleet, problem, prompts, plan=plan, backoff=False)
     assert len(answers) == 60
     assert outcome.moved == 0
     for k, (trace, schedule) in enumerate(zip(outcome.traces, plan.schedule.schedules, strict=True)):

@@ -36,6 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--encoder", metavar="NAME", help="hub name or folder to fine-tune (default: distilbert-base-uncased)"
     )
     train.add_argument("--seed", type=int, default=0, help="default %(default)s")
+    refresh = tasks.add_parser(
+        "refresh", help="learn from new answers beside those a predictor has learnt from"
+    )
+    refresh.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote; replaced")
+    _add_answers(refresh)
+    refresh.add_argument("--seed", type=int, default=0, help="that of the training (default %(default)s)")
     evaluate = tasks.add_parser("eval", help="measure a predictor's error on other answers")
     evaluate.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote")
     _add_answers(evaluate)
@@ -54,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the task."""
-    tasks = {"train": _train, "eval": _evaluate, "apply": _apply}
+    tasks = {"train": _train, "refresh": _refresh, "eval": _evaluate, "apply": _apply}
     return tasks[args.task](args)
 
 
@@ -79,6 +85,19 @@ def _train(args: argparse.Namespace) -> int:
         f"{args.output}: `batchbound predict apply {args.output} PROMPTS`, then plan with --lengths"
         f" answers:lengths.jsonl --length-error {Path(args.output) / 'errors.csv'}"
     )
+    return 0
+
+
+def _refresh(args: argparse.Namespace) -> int:
+    from ..executor.predict import TrainedPredictor
+
+    trained = TrainedPredictor.load(args.predictor)
+    refreshed = trained.refreshed(_examples(args), args.predictor, seed=args.seed)
+    refreshed.save(args.predictor)
+    print(
+        f"before: {trained.quality.requests:,} held-out answers, {trained.quality.mean_error:.1f} tokens off"
+    )
+    _print(refreshed.quality)
     return 0
 
 
