@@ -15,6 +15,8 @@ from ..models.layer_cost import LayerCost
 _FLOOR_CANDIDATES = 64
 _REWEIGHTINGS = 8
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_PROFILE_ONLY = ("date", "lengths")
+"""What a profile's versions say besides the engine's description."""
 _LENGTHS = (16, 32, 64, 128, 256, 512)
 """Tokens; with the batches, the stages that a cost model is drawn through."""
 _OUTLIER = 2.0
@@ -100,9 +102,9 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     )
 
 
-def cost_of_profile(profile: LayerProfile) -> CostModel:
+def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
     """
-    Return the cost model nearest to what a layer profile composes, over stages of all sizes.
+    Return the cost model nearest to what a layer profile composes over stages of all sizes, with its error.
 
     Parameters
     ----------
@@ -121,7 +123,9 @@ def cost_of_profile(profile: LayerProfile) -> CostModel:
                 rounds, seconds = int(kind == "decode"), layers * per_layer + once
                 size = tokens if kind == "prefill" else batch
                 stages.append(Stage(kind, 0.0, seconds, rounds, batch, size, tokens, tokens))
-    return fit_cost(stages)
+    engine = {name: text for name, text in profile.versions.items() if name not in _PROFILE_ONLY}
+    date = profile.versions.get("date", "")
+    return calibrate(stages, engine=engine, date=date, slots_grid=_BATCHES, prompt_grid=_LENGTHS)
 
 
 def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:

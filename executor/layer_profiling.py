@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,6 @@ _HANDED_OVER = 4
 _MESSAGE_TOKENS = 4096
 _NEVER = frozenset({-1})
 """An end that no answer has: the engine looks for it, and decodes to the full length."""
-_VERSIONS = ("model", "device", "dtype", "tier", "torch", "transformers")
 _DEVIATION = 0.45
 """Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
 _AT_A_TIME = 4
@@ -181,14 +181,18 @@ def profile_layers(
     for seed, name in enumerate(jobs):
         job = partial(_job, engine_for, middle, grid.rounds, seed)
         _keep(measured, name, job, total, on_point)
-    engine = {name: str(described[name]) for name in _VERSIONS}
+    engine = {name: str(value) for name, value in described.items()}
     memory, kv_tokens = memory_of(model, tier)
     return replace(
         composed,
         device=engine["device"],
         device_bytes=memory,
         operations=(*composed.operations, *_run_operations(found, jobs, lengths)),
-        versions={**engine, "lengths": "pinned" if pinned else "free"},
+        versions={
+            **engine,
+            "lengths": "pinned" if pinned else "free",
+            "date": datetime.date.today().isoformat(),
+        },
         kv_tokens=kv_tokens,
     )
 

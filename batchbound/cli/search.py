@@ -205,11 +205,14 @@ def _profiles(args: argparse.Namespace, problem: Problem) -> list[LayerProfile]:
 
 def _with_cost_of(inputs: Inputs, profile: LayerProfile) -> Inputs:
     """Return the inputs with the costs that a profile comes nearest to: a plan's seconds are the model's."""
-    from ..executor.calibrate import cost_of_profile
+    from ..executor.calibrate import calibrate_to_profile
 
-    cost = cost_of_profile(profile)
+    fitted = calibrate_to_profile(profile)
     source: dict[str, object] = {"name": f"fitted to the layer profile of {profile.device}"}
-    return replace(inputs, problem=replace(inputs.problem, cost=cost), cost_source=source)
+    if profile.operation("loop") is not None:
+        # Measured on an engine of ours: a run can tell whether it is on the same machine.
+        source |= fitted.to_json()
+    return replace(inputs, problem=replace(inputs.problem, cost=fitted.cost), cost_source=source)
 
 
 def _lengths(args: argparse.Namespace, problem: Problem) -> LengthPair:
