@@ -34,7 +34,7 @@ from batchbound.executor.disaggregated import simulate_disaggregated
 from batchbound.executor.serving_metrics import ServingMetrics, serving_metrics
 from batchbound.executor.serving_schedule import serving_schedule
 from batchbound.executor.serving_simulation import EXECUTING, PAUSED, WAITING, ServingRun, simulate_serving
-from batchbound.heuristics.econoserve import EconoServeSettings
+from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_registry import SERVING_POLICIES, ServingOptions, serving_policy
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve

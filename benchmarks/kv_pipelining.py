@@ -23,7 +23,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.model_source import load_model
 from batchbound.executor.prompts import Prompts
 from batchbound.executor.serving_run import EngineRun, own_answer, serve_on_model
-from batchbound.heuristics.econoserve import EconoServeSettings
+from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_registry import BLOCK_ALLOCATION, ServingOptions, serving_policy
 
 SYSTEMS = ("vllm", "sarathi", "multires", "sync-coupled", "econoserve-sdo", "econoserve")

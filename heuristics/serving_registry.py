@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .econoserve import EconoServe, EconoServeSettings
+from .econoserve import EconoServe
+from .econoserve_settings import EconoServeSettings
 from .serving_baselines import MultiRes, Sarathi, SyncCoupled, Vllm
 from .serving_max_allocation import FastServe, Orca, ShortestRemaining
 from .serving_policy import ServingPolicy

@@ -16,7 +16,8 @@ from batchbound.executor.disaggregated import simulate_disaggregated
 from batchbound.executor.serving_metrics import serving_metrics
 from batchbound.executor.serving_schedule import serving_schedule
 from batchbound.executor.serving_simulation import ServingError, ServingRun, simulate_serving
-from batchbound.heuristics.econoserve import EconoServe, EconoServeSettings
+from batchbound.heuristics.econoserve import EconoServe
+from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_baselines import Vllm
 from batchbound.heuristics.serving_registry import ServingOptions, serving_policy
 from batchbound.heuristics.task_queue import TaskQueue

@@ -12,7 +12,7 @@ from batchbound.data.generators import generate
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.executor.kv_regions import PlacedLedger
 from batchbound.executor.serving_simulation import WAITING
-from batchbound.heuristics.econoserve import EconoServeSettings
+from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_registry import BLOCK_ALLOCATION, ServingOptions, serving_policy
 
 

@@ -21,7 +21,7 @@ from batchbound.executor.serving_simulation import (
     ServingRun,
     simulate_serving,
 )
-from batchbound.heuristics.econoserve import EconoServeSettings
+from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.kv_allocation import KvLedgerError
 from batchbound.heuristics.serving_baselines import MultiRes, Sarathi, Vllm
 from batchbound.heuristics.serving_max_allocation import Orca, ShortestRemaining

@@ -16,7 +16,7 @@ from ..data.workload import Workload
 from ..executor.disaggregated import simulate_disaggregated
 from ..executor.serving_metrics import serving_metrics
 from ..executor.serving_simulation import ServingError, ServingRun, simulate_serving
-from ..heuristics.econoserve import EconoServeSettings
+from ..heuristics.econoserve_settings import EconoServeSettings
 from ..heuristics.serving_registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
 from .inputs import positive, seconds
 

@@ -1,0 +1,64 @@
+"""EconoServe's parts, each of which can be switched, and its sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EconoServeSettings:
+    """
+    EconoServe's parts and sizes.
+
+    Parameters
+    ----------
+    synced
+        Whether answers of equal predicted length are started as a group, and the queue is looked at only when
+        a group is done (``-SD``); if not, at every iteration (``-D``).
+    ordered
+        Whether both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
+    pipelined
+        Whether promised and unused memory is lent (the full EconoServe).
+    padding
+        Share by which predicted lengths are raised.
+    reserved
+        Share of the memory kept for prompts.
+    buffer
+        Share of a lent part that its guest is not predicted to fill (the paper's b, as a share).
+    forward_size
+        Tokens of an iteration to aim at (TFS).
+    shortage
+        What an answer longer than predicted does (the three solutions of section 2.3): takes free memory, the
+        reserve included, a block at a time and pauses in place if there is none (``"reserve"``); pauses in
+        place (``"pause"``); or moves to the host (``"offload"``).
+    hosted
+        Who is put into a lent part: ``"answers"`` whose prompt is computed and lies elsewhere, when their
+        host begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever a part is unused.
+    beyond_reserve
+        Whether a prompt may begin outside of the reserve as well, if no answer waits and its own will fit.
+    """
+
+    synced: bool = True
+    ordered: bool = True
+    pipelined: bool = True
+    padding: float = 0.1
+    reserved: float = 0.03
+    buffer: float = 0.15
+    forward_size: int = 512
+    shortage: Literal["reserve", "pause", "offload"] = "reserve"
+    hosted: Literal["answers", "requests"] = "requests"
+    beyond_reserve: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("padding", "reserved", "buffer"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0 and (value < 1 or name == "padding")):
+                raise ValueError(f"{name} is {value!r}; it must be a share, at least 0 and below 1")
+        if self.shortage not in ("reserve", "pause", "offload"):
+            raise ValueError(f"shortage is {self.shortage!r}; it must be 'reserve', 'pause' or 'offload'")
+        if self.hosted not in ("answers", "requests"):
+            raise ValueError(f"hosted is {self.hosted!r}; it must be 'answers' or 'requests'")
+        if self.forward_size < 1:
+            raise ValueError(f"forward_size is {self.forward_size}; it must be at least 1")
