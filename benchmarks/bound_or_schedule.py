@@ -22,6 +22,7 @@ import time
 
 import numpy as np
 
+from batchbound.data.bound import Bound
 from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
@@ -33,8 +34,8 @@ from batchbound.solvers.solve import solve
 
 MOST_CANDIDATES = 1000
 """Places tried for a stage time in one descent; beyond it a random part of all of them."""
-FEWER_STAGES = 5
-"""So many fewer stages than a schedule has are tried as well."""
+MORE_STAGES = 5
+"""So many more stages than the bound's are tried."""
 
 
 def rounded_up(differences: IntArray, lengths: IntArray) -> IntArray:
@@ -77,13 +78,14 @@ def pair_differences(times: IntArray) -> IntArray:
     return differences
 
 
-def differences_limit(problem: Problem, most_stages: int, descents: int, seed: int) -> float:
+def differences_limit(problem: Problem, bound: Bound, descents: int, seed: int) -> float:
     """Return the least cost found at which the differences of some stage times could host all requests."""
     rng = np.random.default_rng(seed)
     counts = least_counts(problem)
     lengths, numbers = np.unique(problem.rounds, return_counts=True)
     work, best = int(problem.rounds.sum()), np.inf
-    for stages in range(max(counts.stages, most_stages - FEWER_STAGES), most_stages + 1):
+    fewest = round(bound.terms["prefill stages"] / problem.cost.prefill_base)
+    for stages in range(fewest, fewest + MORE_STAGES + 1):
         for _ in range(descents):
             # Late stages are close together in good schedules: half the descents start from there.
             low = 0 if rng.random() < 0.5 else max(0, counts.rounds - 2 * int(lengths[-1]))
@@ -123,7 +125,7 @@ def main() -> None:
         proof = time.process_time() - begun
         stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
         if options.descents > 0:
-            row["differences"] = differences_limit(problem, stages, options.descents, seed)
+            row["differences"] = differences_limit(problem, bound, options.descents, seed)
         cells = []
         for name, values in columns.items():
             if name in row:
