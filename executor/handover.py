@@ -6,13 +6,22 @@ This module needs torch when it is imported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.shared_memory import SharedMemory
+from statistics import median
+from typing import Any
 
 import torch
 
 from .store import Suspended
+from .tiers import Tier
+
+_HANDED_OVER = 4
+"""Prompts handed over together when that is measured."""
+_MESSAGE_TOKENS = 4096
+"""Of a prompt in the message that is timed, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +107,51 @@ def discard(parcel: Parcel) -> None:
     block = SharedMemory(parcel.memory)
     block.close()
     block.unlink()
+
+
+def time_handover(
+    model: Any, tier: Tier, length: int, repeats: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """
+    Return the seconds in which a prompt's keys and values leave one worker, and join the other's batch.
+
+    Parameters
+    ----------
+    model, tier
+        Of both workers.
+    length
+        Tokens of the prompt.
+    repeats
+        Measurements, of which the median counts.
+    clock
+        Seconds from any origin.
+
+    Returns
+    -------
+    dict
+        ``send`` and ``receive``, with the messages between the workers.
+    """
+    slots = range(_HANDED_OVER)
+    batch = tier.batch(model, len(slots), length + 2)
+    sent: list[float] = []
+    received: list[float] = []
+    batch.prefill(slots, [[0] * length] * len(slots))
+    # Both ends are this process's: what a message costs the two workers is timed one after the other, and a
+    # longer one than the system's buffer holds would wait for its reader for ever.
+    message = [[0] * min(length, _MESSAGE_TOKENS)] * len(slots)
+    encoder, decoder = Pipe()
+    with encoder, decoder:
+        for _ in range(repeats + 1):
+            at = [clock()]
+            encoder.send(pack([batch.take(slot) for slot in slots]))
+            at.append(clock())
+            decoder.send(message)
+            decoder.poll()
+            for slot, request in zip(slots, unpack(decoder.recv()), strict=True):
+                batch.insert(slot, request)
+            at.append(clock())
+            encoder.recv()
+            at.append(clock())
+            sent.append((at[1] - at[0] + at[3] - at[2]) / len(slots))
+            received.append((at[2] - at[1]) / len(slots))
+    return {"send": median(sent[1:]), "receive": median(received[1:])}

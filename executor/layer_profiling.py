@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from multiprocessing import Pipe
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _REQUESTS_PER_SLOT = 6
 """Of the job that measures what passes between stages."""
-_HANDED_OVER = 4
-"""Prompts handed over together when that is measured."""
-_MESSAGE_TOKENS = 4096
 _NEVER = frozenset({-1})
 """An end that no answer has: the engine looks for it, and decodes to the full length."""
 _DEVIATION = 0.45
@@ -132,6 +128,7 @@ def profile_layers(
     ValueError
         If the model's layers cannot be told from its modules.
     """
+    from .handover import time_handover
     from .layer_shares import LayerShares
     from .model_source import position_limit
 
@@ -168,7 +165,7 @@ def profile_layers(
         tasks[_name(*point, "layers")] = partial(_shares, engine_for, *point, grid.rounds, shares)
     lengths = sorted({length for _, length in points})
     for length in lengths:
-        tasks[_handed(length)] = partial(_handover, model, tier, length, grid.repeats, clock)
+        tasks[_handed(length)] = partial(time_handover, model, tier, length, grid.repeats, clock)
     # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
     _point(engine_for, *points[-1], 2)
     middle = points[len(points) // 2]
@@ -366,38 +363,6 @@ def _job(engine_for: EngineFor, point: tuple[int, int], rounds: int, seed: int) 
     policy = RoundRobinAllocation(rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
     stages = execute(problem, policy, engine_for(problem)).stages
     return {"loop": median(after.start - before.end for before, after in pairwise(stages))}
-
-
-def _handover(
-    model: Any, tier: Tier, length: int, repeats: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Return the seconds in which a prompt's keys and values leave one worker, and join the other's batch."""
-    from .handover import pack, unpack
-
-    slots = range(_HANDED_OVER)
-    batch = tier.batch(model, len(slots), length + 2)
-    sent: list[float] = []
-    received: list[float] = []
-    batch.prefill(slots, [[0] * length] * len(slots))
-    # Both ends are this process's: what a message costs the two workers is timed one after the other, and a
-    # longer one than the system's buffer holds would wait for its reader for ever.
-    message = [[0] * min(length, _MESSAGE_TOKENS)] * len(slots)
-    encoder, decoder = Pipe()
-    with encoder, decoder:
-        for _ in range(repeats + 1):
-            at = [clock()]
-            encoder.send(pack([batch.take(slot) for slot in slots]))
-            at.append(clock())
-            decoder.send(message)
-            decoder.poll()
-            for slot, request in zip(slots, unpack(decoder.recv()), strict=True):
-                batch.insert(slot, request)
-            at.append(clock())
-            encoder.recv()
-            at.append(clock())
-            sent.append((at[1] - at[0] + at[3] - at[2]) / len(slots))
-            received.append((at[2] - at[1]) / len(slots))
-    return {"send": median(sent[1:]), "receive": median(received[1:])}
 
 
 def shape_of(model: Any) -> ModelShape:
