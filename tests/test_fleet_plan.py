@@ -123,6 +123,8 @@ def test_the_command_plans_for_a_fleet(
     for first in range(0, 24, 3):
         assert len(set(plan.schedule.replica_of[first : first + 3].tolist())) == spread
     assert main([*words, "--replicas", "2", "--slots", "auto", "-o", str(tmp_path / "other.json")]) == 2
+    assert main(["verify", str(output)]) == 0
+    assert "no schedule takes less" in capsys.readouterr().out
     assert main(["run", str(output), "--model", "tiny:llama", "--replicas", "3"]) == 2
     assert "for 2 replicas, not 3" in capsys.readouterr().err
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
+from ..data.fleet_plan import FleetPlan, is_fleet_plan
 from ..data.plan import Plan
 from ..models.certificates import verify_bound
+from ..models.fleet_certificates import verify_fleet_bound
 from .output import fail
 
 
@@ -18,17 +20,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the plan, which has the referee check its schedule, and re-derive its bound."""
-    plan = Plan.load(args.plan)
-    if plan.bound is None:
+    plan = FleetPlan.load(args.plan) if is_fleet_plan(args.plan) else Plan.load(args.plan)
+    bound = plan.bound
+    if bound is None:
         return fail(f"{args.plan}: the schedule breaks no rule; there is no bound to verify")
-    violation = verify_bound(plan.problem, plan.bound)
+    if isinstance(plan, FleetPlan):
+        violation = verify_fleet_bound(plan.fleet, bound)
+    else:
+        violation = verify_bound(plan.problem, bound)
     if violation is not None:
         return fail(f"{args.plan}: the bound does not hold: {violation}")
     if args.json:
-        verified = {"makespan_s": plan.makespan, "bound_s": plan.bound.seconds, "gap": plan.gap}
-        print(json.dumps({"verified": True, "bound_source": plan.bound.source, **verified}))
+        verified = {"makespan_s": plan.makespan, "bound_s": bound.seconds, "gap": plan.gap}
+        print(json.dumps({"verified": True, "bound_source": bound.source, **verified}))
     else:
         print(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
-        print(f"no schedule takes less than {plan.bound.seconds:.6f} s: {plan.bound.source}")
+        print(f"no schedule takes less than {bound.seconds:.6f} s: {bound.source}")
         print(f"gap {plan.gap:.4%}")
     return 0
