@@ -60,7 +60,7 @@ class WorkloadAwareRow:
         with np.errstate(invalid="ignore", divide="ignore"):
             rates = self._sizes / (self._length * self.micro * self._seconds)
         rates[:, 0] = 0.0
-        self._rates, self._most_rate = rates, np.maximum.accumulate(rates, axis=1)
+        self._rates, self._most_rate = rates, np.maximum.accumulate(rates[0])
         self._planned = np.interp(batches * self._length, self._sizes, self._seconds[0])
         supply = self._supply(batches, self._encode[0])
         spans = np.divide(supply, batches, out=np.zeros_like(supply), where=batches > 0)
@@ -95,7 +95,7 @@ class WorkloadAwareRow:
         least = self.timeline.within_memory(least, self._bytes(batches, 0))
         supplied = at / float(self._supply(np.array([float(at)]), self._encode[2, batches])[0])
         beyond = min(int(np.searchsorted(self._sizes, at * self._length)), len(self._sizes) - 1)
-        most = min(supplied, float(self._most_rate[0, beyond]))
+        most = min(supplied, float(self._most_rate[beyond]))
         return Probe(float(latency[0]), float(throughput[0]), float(least[0]), most)
 
     def performance(self, batch: int) -> Performance:
@@ -117,24 +117,31 @@ class WorkloadAwareRow:
         r"""
         Return the decode batch, the seconds of a decode stage, and those between encoded batches.
 
-        The decoders do not wait for the encoders: if these bring :math:`\lambda` requests a second, the batch
-        settles where it keeps up with them, :math:`B_D = \lambda S_D B_m t_D(B_D / B_m)`, if that is below
-        the paper's :math:`B_E S_D`. Encoding runs ahead of decoding: their means count, not the larger one.
+        The decoders do not wait for the encoders: if these bring :math:`\lambda` requests a second, the
+        batch settles where it keeps up, :math:`B_D = \lambda S_D B_m t_D(B_D / B_m)`, if that is below the
+        paper's :math:`B_E S_D`. Encoding runs ahead of decoding: their means count, not the larger one.
         """
         supply, planned = self._supply(batches, self._encode[0, batches]), batches * np.float64(self._length)
-        size = self._settled(np.divide(batches, supply), planned, 0)
+        size = self._settled(np.divide(batches, supply), planned)
         decode = np.interp(size, self._sizes, self._seconds[0])
         slot = np.where(size < planned, supply, np.maximum(supply, self.micro * decode))
         return size, decode, slot
 
-    def _settled(self, rate: FloatArray, planned: FloatArray, kind: int) -> FloatArray:
-        """Return the smallest decode batches that keep up with these requests a second, up to the planned."""
-        right = np.searchsorted(self._most_rate[kind], rate)
-        right = np.clip(right, 1, len(self._sizes) - 1)
-        low, high = self._rates[kind, right - 1], self._rates[kind, right]
+    def _settled(self, rate: FloatArray, planned: FloatArray, kind: int = 0) -> FloatArray:
+        """
+        Return the largest decode batches, up to the planned, that barely keep up with some requests a second.
+
+        Where seconds grow as fast as batches, several do: what runs may be any of them, and latency is that
+        of the largest. With the least seconds (``kind`` 1) none is larger, nor for higher rates or larger
+        plans smaller.
+        """
+        short = (self._rates[kind] < rate[:, None]) & (self._sizes < planned[:, None])
+        left = short.shape[1] - 1 - np.argmax(short[:, ::-1], axis=1)
+        left = np.minimum(left, len(self._sizes) - 2)
+        low, high = self._rates[kind, left], self._rates[kind, left + 1]
         way = np.clip((rate - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
-        sizes = self._sizes[right - 1] + way * (self._sizes[right] - self._sizes[right - 1])
-        return np.asarray(np.minimum(np.where(self._most_rate[kind, -1] < rate, np.inf, sizes), planned))
+        sizes = self._sizes[left] + way * (self._sizes[left + 1] - self._sizes[left])
+        return np.asarray(np.minimum(sizes, planned))
 
     def _knots(self, planned: FloatArray) -> FloatArray:
         """Return decode batches from none to the largest planned one, the smaller ones closer together."""
