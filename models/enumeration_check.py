@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import permutations
 
 Windows = list[tuple[int, int]]
 """Last and first round in which a request can start."""
@@ -85,7 +84,7 @@ def _ordered(
         idle = [rounds - sum(order) for order in chosen]
         return _served([list(order) for order in chosen], [0] * len(chosen), idle, stages)
     spare = rounds - sum(packing[slot])
-    for order in set(permutations(packing[slot])):
+    for order in _orders(packing[slot]):
         added, at = windows.copy(), 0
         for length in order[:-1]:
             at += length
@@ -93,6 +92,16 @@ def _ordered(
         if _stabs(added) < stages and _ordered(packing, slot + 1, [*chosen, order], added, stages, rounds):
             return True
     return False
+
+
+def _orders(lengths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the distinct orders of lengths."""
+    if not lengths:
+        yield ()
+    for length in set(lengths):
+        at = lengths.index(length)
+        for rest in _orders(lengths[:at] + lengths[at + 1 :]):
+            yield (length, *rest)
 
 
 def _stabs(windows: Windows) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ STEPS_PER_REQUEST = 15
 """Steps, for each request, of the search that gives the enumeration something to beat."""
 START_SHARE = 0.25
 """Most of the time limit that search may take."""
+MOST_ORDERS = 10_000
+"""Orders of one slot's requests beyond which the enumeration gives up."""
 ROWS_AT_ONCE = 100_000
 """Orders of several slots looked at together; bounds the memory."""
 SORTED_AT_ONCE = 20_000
@@ -49,7 +52,8 @@ class ExactOutcome:
     schedule
         The best schedule.
     stopped_by
-        ``PROOF`` if no schedule is better, else the limit that was reached.
+        ``PROOF`` if no schedule is better, ``GAVE_UP`` if a slot's requests have too many orders, else the
+        limit that was reached.
     steps
         Steps of the enumeration, the unit of ``Limits.work``.
     """
@@ -186,6 +190,8 @@ class _Enumeration:
         # Slots that may idle least leave the fewest ways, so they come first.
         slots = sorted(packing, key=lambda slot: (rounds - sum(slot), -len(slot)))
         idle = [rounds - sum(slot) for slot in slots]
+        if max(map(_number_of_orders, slots)) > MOST_ORDERS:
+            raise _LimitReached(StoppedBy.GAVE_UP)
         orders = [_orders(slot) for slot in slots]
         for chosen in self._stabbed(orders, idle, stages - 1):
             sequences = [orders[j][row].tolist() for j, row in enumerate(chosen)]
@@ -282,7 +288,12 @@ def _load(packing: tuple[Slot, ...]) -> int:
     return max(map(sum, packing))
 
 
-@functools.lru_cache(maxsize=4096)
+def _number_of_orders(slot: Slot) -> int:
+    same = (math.factorial(slot.count(length)) for length in set(slot))
+    return math.factorial(len(slot)) // math.prod(same)
+
+
+@functools.lru_cache(maxsize=256)
 def _orders(slot: Slot) -> IntArray:
     """Return the distinct orders of a slot's requests, shape (orders, requests)."""
 

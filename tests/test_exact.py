@@ -168,3 +168,20 @@ def test_the_search_proves_what_is_small() -> None:
     assert found.bound.source == "enumeration of packings and orders"
     capped = Problem(generate("table3", 0, 10), PAPER, 3, prefill_token_cap=200)
     assert solve(capped, limits=Limits(seconds=0.5)).schedule is not None
+
+
+def test_slots_of_many_requests_are_given_up_at_once() -> None:
+    problem = Problem(generate("table3", 0, 24), PAPER, 2)
+    start = one_by_one(problem)
+    found = best_by_enumeration(problem, Limits(work=1_000_000), start)
+    assert found.stopped_by in (StoppedBy.GAVE_UP, StoppedBy.WORK)
+    assert solve(problem, limits=Limits(seconds=1.0)).schedule is not None
+
+
+def test_equal_requests_are_ordered_once() -> None:
+    problem = problem_of([2] * 23 + [1], slots=2)
+    found = solve(problem, "exact", limits=Limits())
+    assert found.schedule is not None
+    assert found.status is Status.OPTIMAL
+    certificate = enumerated(problem, found.schedule.prefill_stages(), int(found.schedule.rounds.sum()))
+    assert verify_bound(problem, certificate) is None
