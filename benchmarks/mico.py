@@ -182,7 +182,8 @@ def study(figure: str | None) -> None:
             row = [gain(pool, 800, clouds, b, "", "QI") for b in BATCHES]
             found["by clouds"] += row
             _row(f"QI over neither, {clouds} clouds, 800 queries", row)
-            _row(f"the paper, {clouds} clouds, 800 queries (Table 1)", list(published))
+            if "1,024" in name:
+                _row(f"the paper, {clouds} clouds, 800 queries (Table 1)", list(published))
         for title, over, of in (
             ("Q with I (Figure 12a)", "I", "QI"),
             ("Q without I (Figure 12b)", "", "Q"),
