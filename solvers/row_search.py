@@ -154,7 +154,9 @@ class _Rows:
         parts = []
         excess = probe.most_throughput - self.best * self.factor
         if low < at and excess > 0:
-            step = _steps(excess, self.throughput_slope, at - low)
+            # What does not fit says nothing of how far away something does.
+            fits = math.isfinite(probe.latency)
+            step = _steps(excess, self.throughput_slope if fits else 0.0, at - low)
             rank = max(block.rank, -probe.most_throughput)
             parts.append(_Block(rank, block.number, low, at - 1, at - step))
         if at < high and probe.least_latency <= self.bound and math.isfinite(probe.least_latency):
