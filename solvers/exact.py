@@ -27,7 +27,7 @@ STEPS_PER_REQUEST = 15
 """Steps, for each request, of the search that gives the enumeration something to beat."""
 START_SHARE = 0.25
 """Most of the time limit that search may take."""
-MOST_ORDERS = 10_000
+MOST_ORDERS = 5_040
 """Orders of one slot's requests beyond which the enumeration gives up."""
 ROWS_AT_ONCE = 100_000
 """Orders of several slots looked at together; bounds the memory."""
@@ -192,7 +192,10 @@ class _Enumeration:
         idle = [rounds - sum(slot) for slot in slots]
         if max(map(_number_of_orders, slots)) > MOST_ORDERS:
             raise _LimitReached(StoppedBy.GAVE_UP)
-        orders = [_orders(slot) for slot in slots]
+        orders = []
+        for slot in slots:
+            orders.append(_orders(slot))
+            self.tick(len(orders[-1]))
         for chosen in self._stabbed(orders, idle, stages - 1):
             sequences = [orders[j][row].tolist() for j, row in enumerate(chosen)]
             self.tick()
