@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..models.row import Probe, Row
 
-_LOOKS = 3
+_LOOKS = 4
 """At each row in turn: what is left of it then waits until the best of all rows is nearly known."""
 
 
