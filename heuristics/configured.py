@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from ..data.configuration import PlannedConfiguration
-from .dynamic_batch import DynamicBatch
+from .dynamic_batch import THRESHOLD, DynamicBatch
 from .round_robin_allocation import RoundRobinAllocation
 
 
 def dynamic_batch(configuration: PlannedConfiguration) -> DynamicBatch:
     """Return the rule that keeps a configuration's encoding and decode batches near the plan."""
     return DynamicBatch(
-        configuration.encode_batch, configuration.input_tokens, configuration.decode_batch or None
+        configuration.encode_batch,
+        configuration.input_tokens,
+        configuration.decode_batch or None,
+        # Batches change by whole prompts: a threshold below one would swing between too few and too many.
+        max(THRESHOLD, 1 / configuration.encode_batch),
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ..data.cost import IntArray
 
+THRESHOLD = 0.1
+"""Deviation from the plan that is let pass if nothing else is said, as a fraction."""
+
 
 class DynamicBatch:
     """
@@ -29,7 +32,7 @@ class DynamicBatch:
         encode_batch: float,
         input_tokens: float,
         decode_batch: float | None,
-        threshold: float = 0.1,
+        threshold: float = THRESHOLD,
     ) -> None:
         self.encode_batch, self._input_tokens, self._decode_batch = encode_batch, input_tokens, decode_batch
         self._threshold = threshold

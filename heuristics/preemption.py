@@ -24,8 +24,8 @@ class PriorityPreemption:
     Serves the most urgent first, and puts running requests back when more urgent ones wait.
 
     A waiting request takes the slot of one of strictly lower priority only, so that equals never take turns.
-    An engine keeps the keys and values of who goes back, who then goes on where it stopped (BATON, "Preemptive
-    scheduling"). Where keys and values are what is short, admission evicts as it does for any policy.
+    An engine keeps the keys and values of who goes back, who then goes on where it stopped (BATON,
+    "Preemptive scheduling"). Where keys and values are what is short, admission evicts as for any policy.
 
     Parameters
     ----------

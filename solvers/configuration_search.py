@@ -165,15 +165,6 @@ def best_of(points: Sequence[tuple[Point, float, float]], latency_bound: float) 
     return SearchResult(best, latency, throughput, len(points), len(points), True, none, tuple(points))
 
 
-def frontier(points: Sequence[tuple[Point, float, float]]) -> list[tuple[Point, float, float]]:
-    """Return the configurations that no other beats in both latency and throughput, by rising latency."""
-    chosen: list[tuple[Point, float, float]] = []
-    for point in sorted(points, key=lambda point: (point[1], -point[2])):
-        if math.isfinite(point[1]) and (not chosen or point[2] > chosen[-1][2]):
-            chosen.append(point)
-    return chosen
-
-
 def black_box(
     evaluate: Evaluate, variables: Sequence[Variable], latency_bound: float, *, trials: int, seed: int
 ) -> SearchResult:

@@ -27,7 +27,6 @@ from batchbound.solvers.configuration_search import (
     Variable,
     branch_and_bound,
     exhaustive,
-    frontier,
 )
 from batchbound.solvers.execution_search import GAP, search, search_all, spaces, whole_frontier, whole_grid
 from batchbound.solvers.row_search import RowRange, best_of_rows
@@ -120,11 +119,6 @@ def test_a_fall_is_reported() -> None:
     assert (result.violations.pairs, result.violations.throughput) == (1, 1)
     result = branch_and_bound(lambda point: (1.0, float(4 - point[0])), [Variable("a", 0, 1)], 2.0)
     assert (result.violations.throughput, result.violations.worst_throughput) == (1, 0.25)
-
-
-def test_the_frontier_holds_what_nothing_beats() -> None:
-    points = [((1,), 1.0, 1.0), ((2,), 2.0, 3.0), ((3,), 3.0, 2.0), ((4,), math.inf, 9.0)]
-    assert [point[0] for point in frontier(points)] == [(1,), (2,)]
 
 
 def _timeline(devices: int, task: str = "S") -> Timeline:
