@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import Pipe
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -20,6 +21,8 @@ from .tiers import Tier
 
 _HANDED_OVER = 4
 """Prompts handed over together when that is measured."""
+_RUNNING = 60
+"""Requests in the batch that those join."""
 _MESSAGE_TOKENS = 4096
 """Of a prompt in the message that is timed, at most."""
 
@@ -109,49 +112,85 @@ def discard(parcel: Parcel) -> None:
     block.unlink()
 
 
-def time_handover(
-    model: Any, tier: Tier, length: int, repeats: int, clock: Callable[[], float]
-) -> dict[str, float]:
+class OtherWorker:
     """
-    Return the seconds in which a prompt's keys and values leave one worker, and join the other's batch.
+    A process that packs requests as the worker that encodes does, to time what it takes to receive them.
 
-    Parameters
-    ----------
-    model, tier
-        Of both workers.
-    length
-        Tokens of the prompt.
-    repeats
-        Measurements, of which the median counts.
-    clock
-        Seconds from any origin.
-
-    Returns
-    -------
-    dict
-        ``send`` and ``receive``, with the messages between the workers.
+    Shared memory that another process wrote has to be mapped, which costs more than memory of one's own.
     """
-    slots = range(_HANDED_OVER)
-    batch = tier.batch(model, len(slots), length + 2)
-    sent: list[float] = []
-    received: list[float] = []
-    batch.prefill(slots, [[0] * length] * len(slots))
-    # Both ends are this process's: what a message costs the two workers is timed one after the other, and a
-    # longer one than the system's buffer holds would wait for its reader for ever.
-    message = [[0] * min(length, _MESSAGE_TOKENS)] * len(slots)
-    encoder, decoder = Pipe()
-    with encoder, decoder:
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.send(None)
+            self._connection.close()
+            self._process.join()
+
+    def time_handover(
+        self, model: Any, tier: Tier, length: int, repeats: int, clock: Callable[[], float]
+    ) -> dict[str, float]:
+        """
+        Return the seconds in which a prompt's keys and values leave one worker, and join the other's batch.
+
+        Parameters
+        ----------
+        model, tier
+            Of both workers.
+        length
+            Tokens of the prompt.
+        repeats
+            Measurements, of which the median counts.
+        clock
+            Seconds from any origin.
+
+        Returns
+        -------
+        dict
+            ``send`` and ``receive``, with the messages between the workers.
+        """
+        slots, running = range(_HANDED_OVER), _HANDED_OVER + _RUNNING
+        batch = tier.batch(model, running, length + repeats + 3)
+        batch.prefill(range(running), [[0] * length] * running)
+        # A longer message than the system's buffer holds would wait for its reader, and be timed with it.
+        message = [[0] * min(length, _MESSAGE_TOKENS)] * len(slots)
+        connection = self._connected()
+        sent: list[float] = []
+        received: list[float] = []
         for _ in range(repeats + 1):
-            at = [clock()]
-            encoder.send(pack([batch.take(slot) for slot in slots]))
-            at.append(clock())
-            decoder.send(message)
-            decoder.poll()
-            for slot, request in zip(slots, unpack(decoder.recv()), strict=True):
+            begun = clock()
+            requests = [batch.take(slot) for slot in slots]
+            discard(pack(requests))
+            sent.append((clock() - begun) / len(slots))
+            connection.send(requests)
+            # A round comes between two receptions: nothing is where the last one left it.
+            batch.decode()
+            connection.poll(None)
+            begun = clock()
+            # The next batch's prompts go out where the last batch comes in.
+            connection.send(message)
+            connection.poll()
+            for slot, request in zip(slots, unpack(connection.recv()), strict=True):
                 batch.insert(slot, request)
-            at.append(clock())
-            encoder.recv()
-            at.append(clock())
-            sent.append((at[1] - at[0] + at[3] - at[2]) / len(slots))
-            received.append((at[2] - at[1]) / len(slots))
-    return {"send": median(sent[1:]), "receive": median(received[1:])}
+            received.append((clock() - begun) / len(slots))
+        return {"send": median(sent[1:]), "receive": median(received[1:])}
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            context = get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=_pack_what_comes, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._connection
+
+
+def _pack_what_comes(connection: Connection) -> None:
+    """Pack requests and read the message that follows them, until nothing comes."""
+    while (requests := connection.recv()) is not None:
+        connection.send(pack(requests))
+        connection.recv()

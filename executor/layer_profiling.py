@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,7 +128,7 @@ def profile_layers(
     ValueError
         If the model's layers cannot be told from its modules.
     """
-    from .handover import time_handover
+    from .handover import OtherWorker
     from .layer_shares import LayerShares
     from .model_source import position_limit
 
@@ -164,15 +164,17 @@ def profile_layers(
     for point in points:
         tasks[_name(*point, "layers")] = partial(_shares, engine_for, *point, grid.rounds, shares)
     lengths = sorted({length for _, length in points})
+    other = OtherWorker()
     for length in lengths:
-        tasks[_handed(length)] = partial(time_handover, model, tier, length, grid.repeats, clock)
+        tasks[_handed(length)] = partial(other.time_handover, model, tier, length, grid.repeats, clock)
     # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
     _point(engine_for, *points[-1], 2)
     middle = points[len(points) // 2]
     jobs = [_name(*middle, f"job {repeat}") for repeat in range(grid.repeats)]
     total = len(tasks) + len(jobs)
-    for name, measure in tasks.items():
-        _keep(measured, name, measure, total, on_point)
+    with other:
+        for name, measure in tasks.items():
+            _keep(measured, name, measure, total, on_point)
     found = measured.finished
     composed = _composed(shape_of(model), points, grid, found)
     for seed, name in enumerate(jobs):
@@ -362,7 +364,8 @@ def _job(engine_for: EngineFor, point: tuple[int, int], rounds: int, seed: int) 
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
     policy = RoundRobinAllocation(rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
     stages = execute(problem, policy, engine_for(problem)).stages
-    return {"loop": median(after.start - before.end for before, after in pairwise(stages))}
+    # The mean: a policy does much in few of its calls.
+    return {"loop": fmean(after.start - before.end for before, after in pairwise(stages))}
 
 
 def shape_of(model: Any) -> ModelShape:
