@@ -335,9 +335,6 @@ class _WorkloadAware:
         self.ready = [[0.0] * self.micro for _ in self.batches]
 
     def measure(self, requests: int) -> PhaseRun:
-        # Decoding begun before the first batch is there would empty a batch that fills up slowly again.
-        self._encode(len(self.batches[0]))
-        self.decoders.free = [self.handed] * self.decoding.count
         slot = 0
         while not self.measured.complete(self.sample.taken, self.decoders.free[0], requests):
             self._slot(slot % len(self.batches))
