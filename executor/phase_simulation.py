@@ -321,8 +321,7 @@ class _WorkloadAware:
         self.lead = row.lead(config.encode_batch)
         self.sample, self.handover = sample, timeline.handover_seconds(1.0)
         expected = timeline(config).decode_batch
-        planned = row.planned(config.encode_batch)
-        self.size = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, planned, threshold)
+        self.size = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, expected, threshold)
         self.batches = [_Decoding() for _ in range(row.batches)]
         for batch in self.batches:
             held, left = sample.decoding(round(expected))

@@ -101,12 +101,6 @@ class WorkloadAwareRow:
         batches = np.array([batch])
         return int(self._lead(self._way(0, batches), self._balance(batches).slot)[0])
 
-    def planned(self, batch: int) -> float | None:
-        """Return the decode batch to keep to; None where encoding is the slower side, and it comes as it may."""
-        batches, planned = np.array([batch]), batch * self._length
-        decode = np.interp(planned, self._sizes, self._seconds)
-        return planned if self.micro * decode >= self._supply(batches, self._encode[0, batches])[0] else None
-
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return latency and throughput for each of some encoding batches."""
         if len(batches) > _AT_ONCE:
