@@ -320,8 +320,11 @@ class _WorkloadAware:
         self.encoding, self.decoding, self.micro = row.encoding, row.decoding, row.micro
         self.lead = row.lead(config.encode_batch)
         self.sample, self.handover = sample, timeline.handover_seconds(1.0)
+        full = config.encode_batch * float(timeline.occupancy(1).queries[0])
+        # Where encoding is the slower side, the decode batch is what it is: nothing to adjust.
         expected = timeline(config).decode_batch
-        self.size = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, expected, threshold)
+        planned = full if expected >= full else None
+        self.size = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, planned, threshold)
         self.batches = [_Decoding() for _ in range(row.batches)]
         for batch in self.batches:
             held, left = sample.decoding(round(expected))
