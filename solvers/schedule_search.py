@@ -321,7 +321,8 @@ class _Search:
             else:
                 balanced = within_token_cap(split.rest, stretched, *flow)
                 if balanced is None:
-                    return False
+                    # Longer spans take more of the swaps that even out the stages.
+                    continue
                 bin_of = balanced
             return self.offer(split.schedule(self._problem, bin_of, np.diff(stretched)))
         return False

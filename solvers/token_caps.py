@@ -11,13 +11,17 @@ from .slot_flow import Spans
 TRIED = 64
 """Heaviest stages tried for a swap: one that nothing can leave now may once lighter ones are more even."""
 
+KICKS = 60
+"""Random swaps out of the heaviest stage, each once no swap makes the stages more even."""
+
 
 def within_token_cap(problem: Problem, times: IntArray, spans: Spans, used: IntArray) -> IntArray | None:
     """
     Return the stage of each request with every stage under the cap, or None if swaps do not get there.
 
     The longest requests take the longest spans; then requests that fit into each other's spans swap places
-    as long as that makes the stages' tokens more even, from the heaviest stage on.
+    as long as that makes the stages' tokens more even, from the heaviest stage on. Where none does, a random
+    swap out of the heaviest stage makes others possible.
 
     Parameters
     ----------
@@ -39,6 +43,7 @@ def within_token_cap(problem: Problem, times: IntArray, spans: Spans, used: IntA
     span[np.argsort(-rounds, kind="stable")] = offered
     room, stage = spans.rounds[span], spans.first[span]
     tokens = np.bincount(stage, weights=prompt, minlength=len(times) - 1).astype(np.int64)
+    rng, kicks = np.random.default_rng(0), 0
     for _ in range(4 * len(problem)):
         heaviest_first = np.argsort(-tokens, kind="stable")
         if tokens[heaviest_first[0]] <= cap:
@@ -55,7 +60,13 @@ def within_token_cap(problem: Problem, times: IntArray, spans: Spans, used: IntA
             if gain.flat[best] > 0:
                 break
         else:
-            return None
+            own = np.flatnonzero(stage == heaviest_first[0])
+            fits = (rounds[own][:, None] <= room) & (rounds <= room[own][:, None])
+            others = np.flatnonzero(fits & (stage != heaviest_first[0]))
+            kicks += 1
+            if kicks > KICKS or not len(others):
+                return None
+            best = int(rng.choice(others))
         i, j = int(own[best // len(problem)]), best % len(problem)
         change = int(prompt[i] - prompt[j])
         tokens[stage[i]] -= change
