@@ -286,10 +286,13 @@ class _Search:
         return StageCosts(cost.prefill_base + floor, cost.decode_base, self._problem.slots)
 
     def _starts_per_stage(self) -> float | None:
-        cap = self._problem.prefill_token_cap
+        cap, prompt = self._problem.prefill_token_cap, self._problem.prompt_tokens
         if cap is None:
             return None
-        return float(max(1, int(cap / self._problem.prompt_tokens.mean())))
+        # Room for half a standard deviation of a stage's tokens: the last stages take the shortest requests, which
+        # have nowhere else to go, whatever their prompts.
+        spread = 0.5 * float(prompt.std()) * np.sqrt(cap / prompt.mean())
+        return float(max(1, int((cap - spread) / prompt.mean())))
 
     def _rounding_seconds(self) -> float:
         """Return the seconds for one attempt at whole slots; no limit if time does not limit the search."""
