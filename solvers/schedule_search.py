@@ -289,8 +289,8 @@ class _Search:
         cap, prompt = self._problem.prefill_token_cap, self._problem.prompt_tokens
         if cap is None:
             return None
-        # Room for half a standard deviation of a stage's tokens: the last stages take the shortest requests, which
-        # have nowhere else to go, whatever their prompts.
+        # Room for half a standard deviation of a stage's tokens: the last stages take the shortest requests,
+        # which have nowhere else to go, whatever their prompts.
         spread = 0.5 * float(prompt.std()) * np.sqrt(cap / prompt.mean())
         return float(max(1, int((cap - spread) / prompt.mean())))
 
