@@ -28,7 +28,7 @@ from batchbound.heuristics.serving_registry import BLOCK_ALLOCATION, ServingOpti
 
 SYSTEMS = ("vllm", "sarathi", "multires", "sync-coupled", "econoserve-sdo", "econoserve")
 ERROR, PADDING, RESERVED, BUFFER = 0.126, 0.10, 0.02, 0.15
-"""Alpaca's, as benchmarks/econoserve.py has them."""
+"""Alpaca's, as benchmarks/econoserve has them."""
 
 
 def job(requests: int, seed: int) -> tuple[Workload, IntArray]:

@@ -1,0 +1,69 @@
+"""Every system at the paper's rates, each ratio beside the published one (Figures 1, 9, 10, 13)."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from outcome import Outcome, table
+from published import LESS, MORE, ratios
+from study import Study
+
+from batchbound.heuristics.serving_registry import SERVING_POLICIES
+
+
+def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
+    """Run every system at the paper's rates, and print each ratio beside the published one, and why not."""
+    found: dict[str, dict[str, Outcome]] = {}
+    for name in options.traces:
+        study = make(name)
+        rate = study.rate(options)
+        workload = study.workload(rate, options.minutes or study.trace.minutes)
+        memory, computing = study.demand(workload, rate)
+        print(
+            f"\n{name}: {len(workload)} requests at {rate:g}/s (* lengths known). To keep up, any system"
+            f" would need {memory:.2f} of the memory and {computing:.2f} of the computing there is"
+        )
+        # A trace is judged while it lasts, as the paper's of hours: a queue that grows ten times as fast as
+        # it is served would take days to drain, and the figures would be those of draining it.
+        until = math.inf if options.drain else float(workload.arrival.max())
+        rows: dict[str, Outcome] = {}
+        for system in [*SERVING_POLICIES, "distserve"]:
+            rows[f"{system}*"] = Outcome.of(study.run(system, workload, known=True, until=until))
+        for system in ("econoserve-d", "econoserve-sd", "econoserve-sdo", "econoserve", "oracle"):
+            rows[system] = Outcome.of(study.run(system, workload, known=False, until=until))
+        section = replace(study.sizes, hosted="answers")
+        rows["econoserve 3.2"] = Outcome.of(
+            study.run("econoserve", workload, known=False, sizes=section, until=until)
+        )
+        table(rows)
+        found[name] = rows
+    compare(found, options.model)
+    return {
+        name: {k: one.metrics.to_json() | asdict(one.binding) for k, one in rows.items()}
+        for name, rows in found.items()
+    }
+
+
+def compare(found: dict[str, dict[str, Outcome]], model: str) -> None:
+    """Print ratios beside the published ones; for each order that is another, what bound the two systems."""
+    print(f"\n{'ratio':46}{'published':>10}" + "".join(f"{name:>13}" for name in found))
+    counts, others = {name: [0, 0, 0] for name in found}, list[str]()
+    for over, under, figure, ratio in ratios(model):
+        said = {MORE: "> 1", LESS: "< 1"}.get(ratio, f"{ratio:.2f}")
+        line = f"{over + ' / ' + under + ', ' + figure:46}{said:>10}"
+        for name, rows in found.items():
+            high, low = (getattr(rows[system].metrics, figure) for system in (over, under))
+            here = high / low if low else math.inf
+            verdict = 1 if abs(here - 1) < 0.005 else 0 if (here > 1) == (ratio > 1) else 2
+            counts[name][verdict] += 1
+            line += f"{here:11.2f} {' =x'[verdict]}"
+            if verdict == 2:
+                others.append(f"{name}: {over} / {under}, {figure} {here:.2f}, published {said}")
+                others += [f"    {system:16}{rows[system].why()}" for system in (over, under)]
+        print(line)
+    marks = "".join(f"{f'{a}, {b} =, {c} x':>13}" for a, b, c in counts.values())
+    print(f"{'in the published order':56}{marks}")
+    print("\nOrders that are not the published ones:", *others, sep="\n")
