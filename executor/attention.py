@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface
@@ -17,20 +17,9 @@ from transformers.integrations import sdpa_attention
 _NAME = "batchbound_grouped_sdpa"
 
 
-def grouped_attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **arguments: Any,
-) -> tuple[torch.Tensor, None]:
+class AttentionCall(NamedTuple):
     """
-    Attend from one token per row, on the keys and values as they are cached.
-
-    The query heads that share a key head are taken for queries of one sequence, which is right as long as a
-    single token per row attends and the mask is the same for all heads. Anything else is left to
-    transformers.
+    What a layer hands to its attention function.
 
     Parameters
     ----------
@@ -40,27 +29,102 @@ def grouped_attention(
         Shape (rows, heads, tokens, head size).
     key, value
         Shape (rows, key-value heads, columns, head size).
-    attention_mask
+    mask
         Added to the scores, broadcast to (rows, heads, tokens, columns).
-    **arguments
-        What transformers passes to its own attention functions.
+    scaling
+        Multiplies the scores; one over the root of the head size if None.
+    others
+        What transformers passes to its own attention functions besides.
+    """
+
+    module: Any
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    scaling: float | None
+    others: dict[str, Any]
+
+
+def grouped_attention(call: AttentionCall) -> torch.Tensor:
+    """
+    Attend from one token per row, on the keys and values as they are cached.
+
+    The query heads that share a key head are taken for queries of one sequence, which is right as long as a
+    single token per row attends and the mask is the same for all heads. Anything else is left to
+    transformers.
+
+    Parameters
+    ----------
+    call
+        Of a layer whose keys and values are cached.
 
     Returns
     -------
-    tuple of torch.Tensor and None
-        The output, shape (rows, tokens, heads, head size), and no weights.
+    torch.Tensor
+        Shape (rows, tokens, heads, head size).
     """
-    rows, heads, tokens, size = query.shape
-    if tokens != 1 or attention_mask is None or attention_mask.shape[1] != 1:
-        return sdpa_attention.sdpa_attention_forward(module, query, key, value, attention_mask, **arguments)
+    rows, heads, tokens, size = call.query.shape
+    if tokens != 1 or call.mask is None or call.mask.shape[1] != 1:
+        output: torch.Tensor = sdpa_attention.sdpa_attention_forward(
+            *call[:5], scaling=call.scaling, **call.others
+        )[0]
+        return output
     output = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, key.shape[1], -1, size),
-        key,
-        value,
-        attn_mask=attention_mask,
-        scale=arguments.get("scaling"),
+        call.query.reshape(rows, call.key.shape[1], -1, size),
+        call.key,
+        call.value,
+        attn_mask=call.mask,
+        scale=call.scaling,
     )
-    return output.reshape(rows, 1, heads, value.shape[-1]), None
+    return output.reshape(rows, 1, heads, call.value.shape[-1])
+
+
+def attend_from_latest(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    window: int | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """
+    Attend from the latest tokens of one sequence to all of it, each to itself and what is before it.
+
+    Parameters
+    ----------
+    query
+        Shape (1, heads, tokens, head size).
+    keys, values
+        Of the whole sequence, its latest tokens at the end, shape (1, key-value heads, held, head size).
+    window
+        How many of the latest tokens each attends to; None for all.
+    scale
+        Multiplies the scores; one over the root of the head size if None.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape (1, tokens, heads, head size).
+    """
+    tokens, held = query.shape[2], keys.shape[2]
+    mask = None
+    if (window is not None and held > window) or 1 < tokens < held:
+        at = torch.arange(held - tokens, held, device=query.device)[:, None]
+        columns = torch.arange(held, device=query.device)[None, :]
+        mask = columns <= at
+        if window is not None:
+            mask &= columns > at - window
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=mask is None and tokens > 1,
+        scale=scale,
+        enable_gqa=query.shape[1] != keys.shape[1],
+    )
+    return output.transpose(1, 2)
 
 
 def repeats_keys(model: Any) -> bool:
@@ -100,7 +164,7 @@ def grouped(model: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def attending(model: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.Tensor]) -> Iterator[None]:
     """
     Let a model's layers call an attention function meanwhile, and build no masks.
 
@@ -111,14 +175,27 @@ def attending(model: Any, name: str, function: Callable[..., Any]) -> Iterator[N
     name
         Under which to register the function.
     function
-        Called as transformers' own attention functions are.
+        Returns the output of a call, shape (rows, tokens, heads, head size).
 
     Yields
     ------
     None
         While the function is in place.
     """
-    AttentionInterface.register(name, function)
+
+    def attention(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        scaling: float | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        return function(AttentionCall(module, query, key, value, attention_mask, scaling, others)), None
+
+    AttentionInterface.register(name, attention)
     before = model.config._attn_implementation
     model.config._attn_implementation = name
     try:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,48 +20,36 @@ _LOG = logging.getLogger(__name__)
 _REPEATS, _CALLS = 3, 20
 
 
-class Kernel(Protocol):
-    """Attention of one token per row to what the row holds."""
+class Held(NamedTuple):
+    """
+    What rows hold, and how it is attended to.
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        *,
-        window: int | None,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """
-        Return the output, shape (rows, heads, head size).
+    Parameters
+    ----------
+    keys, values
+        Shape (rows, key-value heads, columns, head size), views of contiguous buffers.
+    lengths
+        Columns that each row holds, its own new token's among them, int64, shape (rows,).
+    window
+        How many of the latest columns to attend to; None for all.
+    scale
+        Multiplies the scores; one over the root of the head size if None.
+    """
 
-        Parameters
-        ----------
-        query
-            Shape (rows, heads, head size).
-        keys, values
-            Shape (rows, key-value heads, columns, head size), views of contiguous buffers.
-        lengths
-            Columns that each row holds, its own new token's among them, int64, shape (rows,).
-        window
-            How many of the latest columns to attend to; None for all.
-        scale
-            Multiplies the scores; one over the root of the head size if None.
-        """
-        ...
+    keys: torch.Tensor
+    values: torch.Tensor
+    lengths: torch.Tensor
+    window: int | None
+    scale: float | None
 
 
-def masked(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    window: int | None,
-    scale: float | None,
-) -> torch.Tensor:
+Kernel = Callable[[torch.Tensor, Held], torch.Tensor]
+"""Attention of one token per row, shape (rows, heads, head size) as its output's, to what the rows hold."""
+
+
+def masked(query: torch.Tensor, held: Held) -> torch.Tensor:
     """Attend by torch's scaled dot products and a mask over all columns; runs on every device."""
+    keys, values, lengths, window, scale = held
     rows, heads, size = query.shape
     columns = torch.arange(keys.shape[2], device=query.device)[None, :]
     seen = columns < lengths[:, None]
@@ -74,21 +62,14 @@ def masked(
     return output.reshape(rows, heads, values.shape[-1])
 
 
-def varlen_flash(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    window: int | None,
-    scale: float | None,
-) -> torch.Tensor:
+def varlen_flash(query: torch.Tensor, held: Held) -> torch.Tensor:
     """
     Attend by torch's flash attention for packed sequences, in float16 or bfloat16 on CUDA.
 
     The padded slots are read as if they were packed: the sequence of row r begins at token r * heads *
     columns of a view whose tokens lie next to each other and whose heads overlap.
     """
+    keys, values, lengths, window, scale = held
     rows, key_value_heads, columns, size = keys.shape
     plane = key_value_heads * columns
     tokens = (rows - 1) * plane + columns
@@ -114,64 +95,11 @@ def varlen_flash(
     return output
 
 
-def packed_flash(
-    packed: Sequence[torch.Tensor],
-    begins: torch.Tensor,
-    longest: int,
-    *,
-    window: int | None,
-    scale: float | None,
-) -> torch.Tensor:
-    """
-    Let packed prompts attend to themselves by torch's flash attention, in float16 or bfloat16 on CUDA.
-
-    Parameters
-    ----------
-    packed
-        Queries, keys and values, each of shape (tokens, heads, head size).
-    begins
-        The token at which each prompt begins, and the number of tokens, int32, shape (prompts + 1,).
-    longest
-        Tokens of the longest prompt.
-    window
-        How many of the latest tokens to attend to; None for all.
-    scale
-        Multiplies the scores; one over the root of the head size if None.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape (tokens, heads, head size).
-    """
-    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        *packed,
-        begins,
-        begins,
-        longest,
-        longest,
-        0.0,
-        True,
-        False,
-        scale=scale,
-        window_size_left=-1 if window is None else window - 1,
-        window_size_right=0,
-    )[0]
-    return output
-
-
-def flash_decoding(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    window: int | None,
-    scale: float | None,
-) -> torch.Tensor:
+def flash_decoding(query: torch.Tensor, held: Held) -> torch.Tensor:
     """Attend by the Triton kernel of :mod:`.flash_decoding`."""
     from .flash_decoding import attend
 
-    return attend(query, keys, values, lengths, window=window, scale=scale)
+    return attend(query, *held[:3], window=held.window, scale=held.scale)
 
 
 KERNELS: Mapping[str, Kernel] = {
@@ -218,12 +146,11 @@ def fastest(
     for name, kernel in kernels.items():
 
         def call(kernel: Kernel = kernel, window: int | None = None) -> torch.Tensor:
-            return kernel(query, keys, values, lengths, window=window, scale=None)
+            return kernel(query, Held(keys, values, lengths, window, None))
 
         try:
             for window in windows:
-                expected = masked(query, keys, values, lengths, window=window, scale=None)
-                if not agree(call(window=window), expected):
+                if not agree(call(window=window), call(masked, window)):
                     raise ValueError("its output is wrong")
             seconds = min(seconds_of(call, device) for _ in range(_REPEATS))
         except Exception as error:  # whatever a kernel raises on a device or release it was not made for

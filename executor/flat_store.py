@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from .kv_regions import Span
+from .store import StoreLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,63 +40,26 @@ class Row:
     spans: tuple[Span, ...]
 
 
-class FlatLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class FlatLayer(StoreLayer["FlatStore"]):  # type: ignore[no-untyped-call]
     """
     One layer's keys and values, each of shape (key-value heads, places, head size).
 
-    Parameters
-    ----------
-    store
-        What the layers share.
-    sliding_window
-        How many of the latest tokens this layer attends to; None for all.
+    Parameters are those of :class:`~.store.StoreLayer`.
     """
 
-    is_compileable = False
-
-    def __init__(self, store: FlatStore, sliding_window: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.store = store
-        self.window = sliding_window
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the places in the shape, type and device of the first keys and values."""
-        self.keys, self.values = (
-            states.new_zeros(states.shape[1], self.store.places, states.shape[3])
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
+    def _allocated(self, states: torch.Tensor) -> torch.Tensor:
+        return states.new_zeros(states.shape[1], self.place.places, states.shape[3])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Store new keys and values, and return them; attention takes its own from the store.
-
-        Parameters
-        ----------
-        key_states, value_states
-            Of all rows' tokens, one after the other, shape (1, key-value heads, tokens, head size).
-        *args, **kwargs
-            What some models pass besides; unused.
-        """
+        """Store keys and values, (1, heads, tokens, head size), and return them; attention has its own."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.store.attending = self
+        self.place.attending = self
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer.index_copy_(1, self.store.targets, states[0])
+            buffer.index_copy_(1, self.place.targets, states[0])
         return key_states, value_states
-
-    @property
-    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The places of an initialized layer."""
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns that ``query_length`` new tokens see, and their offset."""
-        return query_length, 0
 
     def get_seq_length(self) -> int:
         """Return 0: positions are given to the model, none follow from what the store holds."""
@@ -103,7 +67,7 @@ class FlatLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_max_length(self) -> int:
         """Return the places."""
-        return self.store.places
+        return self.place.places
 
 
 class FlatStore(Cache):

@@ -12,18 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
-from .attention import attending
-from .attention_kernels import KERNELS, agree, fastest, packed_flash
+from .attention import AttentionCall, attending
+from .attention_kernels import KERNELS, Held, fastest
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
-from .decoder import Decoder
 from .families import UnsupportedModelError, check_ragged
 from .faults import RanOutError, out_of_memory
+from .packed_prompts import PackedAttention, pack
+from .row_groups import RowGroups
 from .sampling import Sampler
 from .slab import SlotBatch
 from .slots import Segment
@@ -36,12 +35,6 @@ _PREFILL_TOKENS = 4_096
 
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
 """What some layers tell their attention function that this one does not act on."""
-
-_SEARCH_CALLS = 0.25
-"""What the search for shared calls costs per row, in calls of the attention kernel, spread over rounds."""
-
-Group = tuple[int, int, int, int, torch.Tensor | None]
-"""First row and row past the last, first column and column past the last, and what hides some of them."""
 
 
 class RaggedBatch(SlotBatch):
@@ -80,10 +73,8 @@ class RaggedBatch(SlotBatch):
         self._capture = capture if type(self._sampler) is Sampler else None
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
-        self._begins: torch.Tensor | None = None
-        self._flash: dict[int | None, bool] = {}
-        self._bounds: dict[int | None, list[int]] = {}
-        self._groups: dict[int | None, list[Group]] = {}
+        self._prompts = PackedAttention(self._decoder, self._store)
+        self._groups = RowGroups(self._decoder, self._store)
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -115,7 +106,7 @@ class RaggedBatch(SlotBatch):
             wanted = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
             store.segments, store.packed = segments, True
             store.begin_rounds(packed[1], packed[2])
-            self._begins = _flash_begins(segments, self._decoder)
+            self._prompts.begin()
             try:
                 with self._decoding():
                     logits = self._decoder.forward(
@@ -193,151 +184,29 @@ class RaggedBatch(SlotBatch):
             self._captured = CapturedRounds(decoder, store, self._sampler, self._state, self._score, capture)
         return self._captured
 
-    def _attend_held(
-        self,
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        scaling: float | None = None,
-        **arguments: Any,
-    ) -> tuple[torch.Tensor, None]:
+    def _attend_held(self, call: AttentionCall) -> torch.Tensor:
         """Attend in a captured round: lengths are read from the device."""
         assert self._captured is not None
         assert self._kernel is not None
-        output = KERNELS[self._kernel](
-            query[:, :, 0],
-            key,
-            value,
-            self._captured.lengths,
-            window=self._store.attending.window,
-            scale=scaling,
-        )
-        return output[:, None], None
+        lengths, window = self._captured.lengths, self._store.attending.window
+        held = Held(call.key, call.value, lengths, window, call.scaling)
+        return KERNELS[self._kernel](call.query[:, :, 0], held)[:, None]
 
     def _arrange(self) -> None:
-        """Choose which neighbouring rows share a call: padding against calls."""
-        windows = self._decoder.sliding_windows
-        call_tokens = self._call_tokens()
-        for window in set(windows):
-            lengths = [min(tokens, window or tokens) for tokens in self._store.lengths]
-            waste = len(lengths) * max(lengths) - sum(lengths)
-            if waste * windows.count(window) < _SEARCH_CALLS * len(lengths) * call_tokens:
-                # Not worth the search: it would take longer than it saves in the rounds until the next one.
-                self._bounds[window] = [0, len(lengths)]
-            else:
-                self._bounds[window] = neighbours(lengths, call_tokens)
-
-    def _call_tokens(self) -> float:
-        """Estimate what a call of the attention kernel costs beyond its columns, in columns."""
-        if self._decoder.device.type != "cpu":
-            # One masked call for all rows: launches would outweigh any padding.
-            return float("inf")
-        layer = self._store.attending
-        if not layer.is_initialized:
-            return 256.0
-        # 15 microseconds a call, against some 10 GB/s of keys and values read.
-        size = sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in layer.buffers)
-        return 15e-6 * 10e9 / size
+        self._groups.arrange()
 
     def _mask(self) -> None:
-        """Cut the masks to the rows of each group; the model itself gets none."""
+        """Prepare the groups' masks; the model itself gets none."""
         assert self._masks is not None
-        self._groups = {}
-        for window, bounds in self._bounds.items():
-            mask, groups = self._masks.of(window), []
-            for first, last in pairwise(bounds):
-                lengths = self._store.lengths[first:last]
-                begin = 0 if window is None else max(0, min(lengths) + 1 - window)
-                end = max(lengths) + 1
-                alike = min(lengths) == max(lengths)
-                hidden = None if alike else mask[first:last, None, None, begin:end]
-                groups.append((first, last, begin, end, hidden))
-            self._groups[window] = groups
+        self._groups.cut(self._masks)
 
-    def _attend(
-        self,
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        scaling: float | None = None,
-        **arguments: Any,
-    ) -> tuple[torch.Tensor, None]:
-        layer = self._store.attending
+    def _attend(self, call: AttentionCall) -> torch.Tensor:
+        window = self._store.attending.window
         if self._store.segments:
             # Asked once for each prompt: what a layer asks for does not change from round to round.
-            self._refuse(attention_mask, layer.window, arguments)
-            return self._attend_prompts(query, key, value, layer.window, scaling), None
-        rows, heads, _, size = query.shape
-        query = query.reshape(rows, key.shape[1], -1, size)
-        attend = torch.nn.functional.scaled_dot_product_attention
-        parts = [
-            attend(
-                query[first:last],
-                key[first:last, :, begin:end],
-                value[first:last, :, begin:end],
-                attn_mask=mask,
-                scale=scaling,
-            )
-            for first, last, begin, end, mask in self._groups[layer.window]
-        ]
-        output = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return output.reshape(rows, 1, heads, value.shape[-1]), None
-
-    def _attend_prompts(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-    ) -> torch.Tensor:
-        """Let each packed prompt attend to itself, and to what earlier calls stored of it."""
-        if self._begins is None or not self._flash.get(window, True):
-            return self._attend_each_prompt(query, key, value, window, scaling)
-        longest = max(part.tokens for part in self._store.segments)
-        packed = [states[0].transpose(0, 1) for states in (query, key, value)]
-        if window not in self._flash:
-            # The first prompts are computed both ways: devices and releases differ in what they can do.
-            expected = self._attend_each_prompt(query, key, value, window, scaling)
-            try:
-                output = packed_flash(packed, self._begins, longest, window=window, scale=scaling)
-                self._flash[window] = agree(output, expected[0])
-            except RuntimeError as error:
-                _LOG.info("prompts are not packed into one call of flash attention: %s", error)
-                self._flash[window] = False
-            return expected
-        return packed_flash(packed, self._begins, longest, window=window, scale=scaling)[None]
-
-    def _attend_each_prompt(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-    ) -> torch.Tensor:
-        output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
-        keys, values = self._store.attending.buffers
-        for part in self._store.segments:
-            tokens, held = slice(part.begin, part.begin + part.tokens), part.offset + part.tokens
-            own = (key[:, :, tokens], value[:, :, tokens])
-            stored = (keys[None, part.row, :, :held], values[None, part.row, :, :held])
-            plain = part.offset == 0 and (window is None or held <= window)
-            output[:, tokens] = torch.nn.functional.scaled_dot_product_attention(
-                query[:, :, tokens],
-                *(stored if part.offset else own),
-                attn_mask=None if plain else _band(part.offset, part.tokens, window, query.device),
-                is_causal=plain,
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            ).transpose(1, 2)
-        return output
+            self._refuse(call.mask, window, call.others)
+            return self._prompts.attend(call, window)
+        return self._groups.attend(call, window)
 
     def _refuse(self, mask: torch.Tensor | None, window: int | None, arguments: dict[str, Any]) -> None:
         """Refuse to compute another attention than the layer asks for: its answers would be wrong."""
@@ -352,83 +221,3 @@ class RaggedBatch(SlotBatch):
                 f"its layers ask the ragged tier for {reason}",
                 "use --tier window",
             )
-
-
-def _flash_begins(segments: Sequence[Segment], decoder: Decoder) -> torch.Tensor | None:
-    """Return where each packed prompt begins, if flash attention takes them all in one call."""
-    if decoder.device.type != "cuda" or decoder.dtype.itemsize != 2 or any(part.offset for part in segments):
-        return None
-    begins = [part.begin for part in segments] + [segments[-1].begin + segments[-1].tokens]
-    return torch.tensor(begins, dtype=torch.int32, device=decoder.device)
-
-
-def _band(offset: int, tokens: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return which of the tokens held each of the latest ``tokens`` sees, bool, shape (tokens, held)."""
-    at = torch.arange(offset, offset + tokens, device=device)[:, None]
-    columns = torch.arange(offset + tokens, device=device)[None, :]
-    seen = columns <= at
-    return seen if window is None else seen & (columns > at - window)
-
-
-def pack(lengths: Sequence[int], most_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """
-    Pack prompts into forward calls, splitting those that do not fit.
-
-    Parameters
-    ----------
-    lengths
-        Tokens of each prompt.
-    most_tokens
-        The most tokens of a call.
-
-    Yields
-    ------
-    list of tuple of int
-        Of each call, the pieces in it: the prompt's index, the piece's offset in it, and its tokens.
-    """
-    pieces: list[tuple[int, int, int]] = []
-    room = most_tokens
-    for index, length in enumerate(lengths):
-        offset = 0
-        while offset < length:
-            if room == 0 or (pieces and offset == 0 and room < length <= most_tokens):
-                yield pieces
-                pieces, room = [], most_tokens
-            tokens = min(length - offset, room)
-            pieces.append((index, offset, tokens))
-            offset, room = offset + tokens, room - tokens
-    yield pieces
-
-
-def neighbours(lengths: Sequence[int], call_tokens: float) -> list[int]:
-    """
-    Split rows into runs of neighbours so that padding and calls together cost least.
-
-    Parameters
-    ----------
-    lengths
-        Tokens of each row; at least one row.
-    call_tokens
-        What a call costs beyond its padded tokens, in tokens.
-
-    Returns
-    -------
-    list of int
-        The rows at which runs begin, and the number of rows.
-    """
-    rows = len(lengths)
-    if call_tokens == float("inf"):
-        return [0, rows]
-    reversed_lengths = np.asarray(lengths, dtype=np.float64)[::-1]
-    # cheapest[j] is the least cost of the first j rows; the last run of them is padded to its longest row.
-    cheapest = np.zeros(rows + 1)
-    begin = np.zeros(rows + 1, dtype=np.int64)
-    for j in range(1, rows + 1):
-        longest = np.maximum.accumulate(reversed_lengths[rows - j :])
-        costs = longest * np.arange(1, j + 1) + call_tokens + cheapest[j - 1 :: -1]
-        size = int(costs.argmin()) + 1
-        cheapest[j], begin[j] = costs[size - 1], j - size
-    bounds = [rows]
-    while bounds[-1]:
-        bounds.append(int(begin[bounds[-1]]))
-    return bounds[::-1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .attention import attending
+from .attention import AttentionCall, attend_from_latest, attending
 from .decoder import Decoder
 from .flat_store import FlatStore, Row, joined
 from .kv_regions import PlacedLedger, Span
@@ -120,40 +120,18 @@ class ServingEngine:
             for request, token in zip(drawing, logits.argmax(dim=-1).tolist(), strict=True):
                 self.answers[request].append(token)
 
-    def _attend(
-        self,
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        scaling: float | None = None,
-        **arguments: Any,
-    ) -> tuple[torch.Tensor, None]:
+    def _attend(self, call: AttentionCall) -> torch.Tensor:
         """Let each row attend to what it holds."""
-        layer = self._store.attending
+        layer, query = self._store.attending, call.query
         keys, values = layer.buffers
-        output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+        output = query.new_empty(1, query.shape[2], query.shape[1], call.value.shape[-1])
         for row in self._store.rows:
             tokens = slice(row.begin, row.begin + row.tokens)
-            whole = layer.window is None or row.held <= layer.window
-            causal = whole and row.tokens == row.held
-            output[:, tokens] = torch.nn.functional.scaled_dot_product_attention(
+            output[:, tokens] = attend_from_latest(
                 query[:, :, tokens],
                 joined(keys, row.spans)[None],
                 joined(values, row.spans)[None],
-                attn_mask=None if causal or (whole and row.tokens == 1) else _seen(row, layer.window, query),
-                is_causal=causal and row.tokens > 1,
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            ).transpose(1, 2)
-        return output, None
-
-
-def _seen(row: Row, window: int | None, like: torch.Tensor) -> torch.Tensor:
-    """Return which of the tokens held each of the latest ones sees, bool, shape (tokens, held)."""
-    at = torch.arange(row.held - row.tokens, row.held, device=like.device)[:, None]
-    columns = torch.arange(row.held, device=like.device)[None, :]
-    seen = columns <= at
-    return seen if window is None else seen & (columns > at - window)
+                window=layer.window,
+                scale=call.scaling,
+            )
+        return output

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import CacheLayerMixin
 
-from .store import KeyValueStore, zeros
+from .store import KeyValueStore, StoreLayer, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,53 +41,27 @@ class Segment:
     tokens: int
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
     """
     One layer's keys and values, each of shape (slots, key-value heads, columns, head size).
 
-    Parameters
-    ----------
-    store
-        What the layers share.
-    sliding_window
-        How many of the latest tokens this layer attends to; None for all.
+    Parameters are those of :class:`~.store.StoreLayer`.
     """
 
-    is_compileable = False
-
-    def __init__(self, store: KeyValueSlots, sliding_window: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.store = store
-        self.window = sliding_window
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the buffers in the shape, type and place of the first keys and values."""
-        self.keys = zeros(key_states, self.store.slots, self.store.columns)
-        self.values = zeros(value_states, self.store.slots, self.store.columns)
-        self.is_initialized = True
+    def _allocated(self, states: torch.Tensor) -> torch.Tensor:
+        return zeros(states, self.place.slots, self.place.columns)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Store new keys and values and return those to attend to.
+        Store keys and values, (rows, heads, tokens, head size), and return those to attend to.
 
-        Parameters
-        ----------
-        key_states, value_states
-            Shape (rows, key-value heads, tokens, head size): prompts while the store has segments, one token
-            for every row otherwise.
-        *args, **kwargs
-            What some models pass besides; unused.
-
-        Returns
-        -------
-        tuple of torch.Tensor
-            Keys and values: the prompts' own while inserting, else a view of the rows in use.
+        While the store has segments these are the prompts' own, else a view of the rows in use.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        store = self.store
+        store = self.place
         store.attending = self
         keys, values = self.buffers
         if store.segments and not store.packed:
@@ -108,24 +81,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         width = store.columns if store.whole else store.width
         return keys[:rows, :, :width], values[:rows, :, :width]
 
-    @property
-    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole buffers of an initialized layer."""
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns that ``query_length`` new tokens see, and their offset."""
-        return self.get_seq_length() + query_length, 0
-
     def get_seq_length(self) -> int:
         """Return the columns held before the coming tokens."""
-        return 0 if self.store.segments else self.store.width - 1
-
-    def get_max_length(self) -> int:
-        """Return -1: the buffer grows when it has to."""
-        return -1
+        return 0 if self.place.segments else self.place.width - 1
 
 
 class KeyValueSlots(KeyValueStore):

@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +38,50 @@ class Suspended:
     def tokens(self) -> int:
         """Tokens held."""
         return int(self.keys[0].shape[1])
+
+
+class StoreLayer(CacheLayerMixin, Generic[Place]):  # type: ignore[no-untyped-call]
+    """
+    One layer's keys and values in buffers that stay in place.
+
+    Parameters
+    ----------
+    place
+        Where the rows lie; shared by the layers.
+    sliding_window
+        How many of the latest tokens this layer attends to; None for all.
+    """
+
+    is_compileable = False
+
+    def __init__(self, place: Place, sliding_window: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.place = place
+        self.window = sliding_window
+
+    @abstractmethod
+    def _allocated(self, states: torch.Tensor) -> torch.Tensor:
+        """Return a buffer for keys or values like ``states``."""
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate the buffers in the type and on the device of the first keys and values."""
+        self.keys, self.values = self._allocated(key_states), self._allocated(value_states)
+        self.is_initialized = True
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The whole buffers of an initialized layer."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of columns that ``query_length`` new tokens see, and their offset."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffer grows when it has to."""
+        return -1
 
 
 class KeyValueStore(Cache):

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import CacheLayerMixin
 
-from .store import KeyValueStore, zeros
+from .store import KeyValueStore, StoreLayer, zeros
 
 
 class Frame:
@@ -51,60 +50,38 @@ class Frame:
         self.low = min(self.starts, default=self.end)
 
 
-class WindowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
     """
     One layer's keys and values, each of shape (slots, key-value heads, columns, head size).
 
     Parameters
     ----------
-    frame
-        Where the rows lie.
+    frame, sliding_window
+        Those of :class:`~.store.StoreLayer`.
     slots
         Rows to allocate.
-    sliding_window
-        How many of the latest tokens this layer attends to; None for all.
     """
 
-    is_compileable = False
-
     def __init__(self, frame: Frame, slots: int, sliding_window: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.frame = frame
+        super().__init__(frame, sliding_window)
         self.slots = slots
-        self.window = sliding_window
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the buffers in the shape, type and place of the first keys and values."""
-        self.keys = zeros(key_states, self.slots, self.frame.columns)
-        self.values = zeros(value_states, self.slots, self.frame.columns)
-        self.is_initialized = True
+    def _allocated(self, states: torch.Tensor) -> torch.Tensor:
+        return zeros(states, self.slots, self.place.columns)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Store new keys and values and return those to attend to.
+        Store keys and values, (rows, heads, tokens, head size), and return those to attend to.
 
-        Parameters
-        ----------
-        key_states, value_states
-            Shape (rows, key-value heads, tokens, head size): whole right-padded prompts while the frame is
-            inserting, one token for every row otherwise.
-        *args, **kwargs
-            What some models pass besides; unused.
-
-        Returns
-        -------
-        tuple of torch.Tensor
-            Keys and values: the prompts' own while inserting, else a view of the window.
+        While the frame is inserting these are the right-padded prompts' own, else a view of the window.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        frame = self.frame
+        frame = self.place
         end = frame.end
-        keys, values = self.keys, self.values
-        assert keys is not None
-        assert values is not None
+        keys, values = self.buffers
         if frame.inserting:
             for index, (row, tokens) in enumerate(frame.inserting):
                 keys[row, :, end - tokens : end] = key_states[index, :, :tokens]
@@ -118,32 +95,24 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         values[:, :, -1:] = value_states
         return keys, values
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns that ``query_length`` new tokens see, and their offset."""
-        return self.get_seq_length() + query_length, 0
-
     def get_seq_length(self) -> int:
         """Return the columns held before the coming tokens."""
-        return 0 if self.frame.inserting else self.frame.width
-
-    def get_max_length(self) -> int:
-        """Return -1: the buffer grows when it has to."""
-        return -1
+        return 0 if self.place.inserting else self.place.width
 
     def move_row(self, source: int, target: int) -> None:
         """Copy the used columns of a row over those of another."""
-        used = slice(self.frame.low, self.frame.end)
+        used = slice(self.place.low, self.place.end)
         for buffer in self._buffers():
             buffer[target, :, used] = buffer[source, :, used]
 
     def wipe_row(self, row: int) -> None:
         """Set what a row holds to zero."""
         for buffer in self._buffers():
-            buffer[row, :, self.frame.starts[row] : self.frame.end] = 0
+            buffer[row, :, self.place.starts[row] : self.place.end] = 0
 
     def shift(self, rows: int, end: int) -> None:
         """Move the used columns so that they end at ``end``, within the buffers."""
-        first, last = self.frame.low, self.frame.end
+        first, last = self.place.low, self.place.end
         start = end - (last - first)
         for buffer in self._buffers():
             used = buffer[:rows, :, first:last]
@@ -155,7 +124,7 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def grown(self, rows: int, end: int, columns: int) -> list[torch.Tensor]:
         """Return wider buffers with the used columns ending at ``end``."""
-        first, last = self.frame.low, self.frame.end
+        first, last = self.place.low, self.place.end
         wider = []
         for buffer in self._buffers():
             target = zeros(buffer, self.slots, columns)

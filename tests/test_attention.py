@@ -8,7 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from batchbound.executor.attention import grouped, grouped_attention  # noqa: E402
+from batchbound.executor.attention import (  # noqa: E402
+    AttentionCall,
+    attend_from_latest,
+    grouped,
+    grouped_attention,
+)
 from batchbound.executor.batch import WindowBatch  # noqa: E402
 from batchbound.executor.model_source import load_model  # noqa: E402
 
@@ -28,7 +33,20 @@ def test_grouped_heads_attend_as_repeated_ones_do(tokens: int) -> None:
     key, value = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64).unbind()
     mask = torch.zeros(2, 1, tokens, 5, dtype=torch.float64)
     mask[0, :, :, :2] = torch.finfo(torch.float64).min
-    output, _ = grouped_attention(LAYER, query, key, value, mask, scaling=0.3)
+    output = grouped_attention(AttentionCall(LAYER, query, key, value, mask, 0.3, {}))
+    torch.testing.assert_close(output, repeated(query, key, value, mask, 0.3))
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 6])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_each_of_the_latest_tokens_sees_itself_and_what_is_before_it(tokens: int, window: int | None) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(1, 6, tokens, 8, dtype=torch.float64)
+    key, value = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64).unbind()
+    mask = torch.full((tokens, 5), -torch.inf, dtype=torch.float64)
+    for row, at in enumerate(range(5 - tokens, 5)):
+        mask[row, max(0, at + 1 - (window or 5)) : at + 1] = 0
+    output = attend_from_latest(query, key, value, window=window, scale=0.3)
     torch.testing.assert_close(output, repeated(query, key, value, mask, 0.3))
 
 

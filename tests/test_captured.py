@@ -320,10 +320,10 @@ def test_a_whole_round_traces_to_one_graph(llama: Any) -> None:
 
 
 def test_the_fastest_kernel_that_is_right_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    def wrong(*arguments: Any, **options: Any) -> Any:
-        return masked(*arguments, **options) + 1
+    def wrong(*arguments: Any) -> Any:
+        return masked(*arguments) + 1
 
-    def failing(*_: Any, **__: Any) -> Any:
+    def failing(*_: Any) -> Any:
         raise RuntimeError("no such instruction")
 
     kernels: dict[str, Any] = {"wrong": wrong, "failing": failing, "slow": masked, "quick": masked}

@@ -18,7 +18,9 @@ from batchbound.executor.batch import WindowBatch  # noqa: E402
 from batchbound.executor.families import UnsupportedModelError  # noqa: E402
 from batchbound.executor.faults import NotFiniteError  # noqa: E402
 from batchbound.executor.model_source import load_model  # noqa: E402
-from batchbound.executor.ragged import RaggedBatch, neighbours, pack  # noqa: E402
+from batchbound.executor.packed_prompts import pack  # noqa: E402
+from batchbound.executor.ragged import RaggedBatch  # noqa: E402
+from batchbound.executor.row_groups import RowGroups, neighbours  # noqa: E402
 from batchbound.executor.running import RunningBatch  # noqa: E402
 from batchbound.executor.sampling import Sampler  # noqa: E402
 from batchbound.executor.slab import SlabBatch  # noqa: E402
@@ -157,7 +159,7 @@ def test_requests_move_to_the_host_and_back_unharmed(tier: type[RunningBatch], f
 def test_answers_do_not_depend_on_how_rows_share_calls(
     llama: Any, call_tokens: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RaggedBatch, "_call_tokens", lambda _: call_tokens)
+    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: call_tokens)
     requests = draw_requests(8, seed=3)
     assert run_at_random(RaggedBatch(llama, 5, 64), requests, seed=4) == [
         generate_alone(llama, *each) for each in requests
