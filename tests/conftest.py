@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,22 @@ def _optimal_makespan(problem: Problem) -> float:
 def optimal_makespan() -> Callable[[Problem], float]:
     """Least makespan of a tiny problem, by exhaustive search that shares nothing with the solvers."""
     return _optimal_makespan
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch on a single thread meanwhile: tiny models are slower on more."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    """Return a tiny Llama in double precision, in which answers must be identical to generate's."""
+    from batchbound.executor.model_source import load_model
+
+    return load_model("tiny:llama", dtype="float64", device="cpu")

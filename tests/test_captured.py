@@ -7,8 +7,7 @@ on the same memory; Python is not run again, and an operation that would wait fo
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+from tier_cases import RAGGED, Request, draw_requests, generate_alone  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
@@ -29,27 +29,12 @@ from batchbound.executor.residence import Residence  # noqa: E402
 from batchbound.executor.running import RunningBatch  # noqa: E402
 from batchbound.executor.sampling import RecordingSampler, Sampler  # noqa: E402
 from batchbound.executor.slab import SlabBatch  # noqa: E402
-from batchbound.executor.tiny import FAMILIES  # noqa: E402
 
 # GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-
-NOT_RAGGED = {
-    "bloom",
-    "codegen",
-    "deepseek-v3",
-    "falcon",
-    "falcon-alibi",
-    "gemma2",
-    "gpt-neo",
-    "gpt-oss",
-    "gptj",
-    "mpt",
-    "stablelm",
-    "xglm",
-}
-
-Request = tuple[list[int], int]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+]
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -81,36 +66,6 @@ def taped(round_: Round) -> Round:
     return tape.replay
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return load_model("tiny:llama", dtype="float64", device="cpu")
-
-
-def draw_requests(count: int, seed: int) -> list[Request]:
-    rng = random.Random(seed)
-    return [
-        ([rng.randrange(256) for _ in range(rng.randint(1, 40))], rng.randint(1, 24)) for _ in range(count)
-    ]
-
-
-def generate_alone(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    ids = torch.tensor([list(prompt)], device=model.device)
-    model.generation_config.eos_token_id = None
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
-    )
-    answer: list[int] = out[0, len(prompt) :].tolist()
-    return answer
-
-
 def serve(
     batch: RunningBatch, requests: Sequence[Request], until: frozenset[int] = frozenset()
 ) -> list[list[int]]:
@@ -138,7 +93,7 @@ def serve(
     return answers
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - NOT_RAGGED))
+@pytest.mark.parametrize("family", RAGGED)
 def test_replayed_rounds_give_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=1)

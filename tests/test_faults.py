@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +26,18 @@ from batchbound.heuristics.registry import policy_named
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+from tier_cases import generate_alone  # noqa: E402
+
 from batchbound.executor import residence  # noqa: E402
 from batchbound.executor.decoder import Decoder  # noqa: E402
 from batchbound.executor.faults import RunStoppedError  # noqa: E402
 from batchbound.executor.huggingface import HuggingFaceEngine  # noqa: E402
 from batchbound.executor.loop import execute  # noqa: E402
-from batchbound.executor.model_source import load_model  # noqa: E402
 from batchbound.executor.tiers import choose_tier  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TIERS = ("window", "slab", "ragged")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return load_model("tiny:llama", dtype="float64", device="cpu")
 
 
 def make_job(count: int, slots: int, seed: int) -> tuple[Problem, list[list[int]]]:
@@ -68,16 +58,8 @@ def serve(model: Any, job: tuple[Problem, list[list[int]]], tier: str, **options
 
 
 def generated(model: Any, job: tuple[Problem, list[list[int]]]) -> list[list[int]]:
-    model.generation_config.eos_token_id = None
-    answers = []
-    for prompt, tokens in zip(job[1], job[0].workload.output_tokens, strict=True):
-        ids = torch.tensor([prompt])
-        mask = torch.ones_like(ids)
-        out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=int(tokens), do_sample=False, pad_token_id=0
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+    lengths = job[0].workload.output_tokens.tolist()
+    return [generate_alone(model, *each) for each in zip(job[1], lengths, strict=True)]
 
 
 def fail_at(
