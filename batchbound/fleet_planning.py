@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from .planning import PlanningError
 from .solvers.fleet import plan_fleet
 from .solvers.result import Limits
 from .solvers.solve import DEFAULT_SECONDS
+
+MOST_REPLICAS = 100_000
+"""Most replicas of a fleet; more is a mistake, or takes all memory."""
 
 _MEND = "Give a number of replicas, or a JSON file like the documentation's."
 
@@ -103,7 +107,8 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
         group = np.unique(np.array(prompts, dtype=object).astype(str), return_inverse=True)[1]
         workload = dataclasses.replace(workload, group=group.astype(np.int64))
     one = Fleet.of(problem, 1).replicas[0]
-    if spec.isdecimal() and int(spec) > 0:
+    if re.fullmatch(r"0*[1-9]\d{0,17}", spec):
+        _refuse_many(int(spec), where="replicas")
         replicas: tuple[Replica, ...] = (one,) * int(spec)
     else:
         replicas = tuple(_read_replicas(spec, one))
@@ -138,8 +143,15 @@ def _read_replicas(spec: str, one: Replica) -> list[Replica]:
             replica = dataclasses.replace(one, cost=_faster(one.cost, speed), **entry)
         except ValueError as error:
             raise InputError(str(error), file=spec, where=where, mend="Correct the value.") from None
+        _refuse_many(len(replicas) + count, file=spec, where=where)
         replicas += [replica] * count
     return replicas
+
+
+def _refuse_many(count: int, *, file: str | None = None, where: str) -> None:
+    if count > MOST_REPLICAS:
+        message = f"{count:,} replicas are more than {MOST_REPLICAS:,}"
+        raise InputError(message, file=file, where=where, mend="Correct the number.")
 
 
 def _faster(cost: CostModel, speed: float) -> CostModel:

@@ -11,6 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+"""How compressed files begin."""
+
 
 class InputError(ValueError):
     """
@@ -31,7 +40,8 @@ class InputError(ValueError):
     def __init__(
         self, message: str, *, file: str | os.PathLike[str] | None = None, where: str = "", mend: str = ""
     ) -> None:
-        place = ", ".join(part for part in (os.fspath(file) if file is not None else "", where) if part)
+        name = "" if file is None else os.fspath(file) or "''"
+        place = ", ".join(part for part in (name, where) if part)
         text = f"{place}: {message}" if place else message
         super().__init__(f"{text}. {mend}" if mend else text)
         self.file = file
@@ -46,10 +56,15 @@ def read_text(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     InputError
-        If the file is missing, unreadable or not UTF-8.
+        If the file is missing, unreadable, compressed or not UTF-8 text.
     """
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        with open(path, "rb") as stream:
+            head = stream.read(8)
+        packed = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
+        if packed is not None:
+            raise InputError(f"is compressed ({packed})", file=path, mend="Decompress it first.")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError("no such file", file=path, mend="Check the path.") from None
     except UnicodeDecodeError as error:
@@ -58,6 +73,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
         ) from None
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path, mend="Check the path.") from None
+    if "\0" in text:
+        where = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1}"
+        raise InputError("not text (a zero byte)", file=path, where=where, mend="Write it again as text.")
+    return text
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -75,6 +94,10 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
         raise InputError(
             f"not valid JSON ({error.msg})", file=path, where=f"line {error.lineno}", mend="Write it again."
         ) from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("not JSON that can be parsed", file=path, mend="Write it again.") from None
     if not isinstance(value, dict):
         raise InputError("not a JSON object", file=path, mend="Write it again.")
     return value

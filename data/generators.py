@@ -15,6 +15,9 @@ from .workload import Workload, numbered_ids
 PAPER_REQUESTS = 1319
 """Requests of the hybrid paper's Table III: the test problems of GSM8K."""
 
+MOST_REQUESTS = 10_000_000
+"""Most requests drawn at once; more is a mistake, or takes all memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generator:
@@ -56,16 +59,16 @@ def generate(name: str, seed: int, count: int | None = None) -> Workload:
     Raises
     ------
     InputError
-        If the name is unknown, the seed negative or the count below one.
+        If the name is unknown, the seed negative or the count below one or above :data:`MOST_REQUESTS`.
     """
     generator = GENERATORS.get(name)
     if generator is None:
         known = f"Known are {', '.join(GENERATORS)}."
         raise InputError(f"{name!r} is not a generator of workloads", where="workload", mend=known)
     count = generator.count if count is None else count
-    if seed < 0 or count < 1:
+    if seed < 0 or not 1 <= count <= MOST_REQUESTS:
         message = f"seed {seed} and count {count} of {name!r}"
-        mend = "Give a seed of 0 or more and a count of 1 or more."
+        mend = f"Give a seed of 0 or more and a count from 1 to {MOST_REQUESTS:,}."
         raise InputError(message, where="workload", mend=mend)
     rng = np.random.default_rng(seed)
     inputs = _distribution(generator.input_tokens).sample(rng, count)

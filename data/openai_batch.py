@@ -138,6 +138,8 @@ class _Line:
         if not isinstance(custom_id, str) or not custom_id.strip():
             message = f"{custom_id!r} is not a name" if custom_id == "" else f"{custom_id!r} is not a text"
             raise self.error("custom_id", message, "Give every request its own custom_id, in quotes.")
+        if "\0" in custom_id:
+            raise self.error("custom_id", f"{_shown(custom_id)} holds a zero character", "Leave it out.")
         if "response" in entry and "body" not in entry:
             mend = "Give the batch input file; answers are a source of lengths: --lengths answers:FILE."
             raise self.error("response", "is an answer, not a request", mend)
@@ -221,7 +223,11 @@ class _Line:
         given = body["prompt"]
         if isinstance(given, str) and given:
             return given
-        if isinstance(given, list) and given and all(type(token) is int and token >= 0 for token in given):
+        if (
+            isinstance(given, list)
+            and given
+            and all(type(one) is int and 0 <= one <= LONGEST for one in given)
+        ):
             return tuple(given)
         mend = "Give one text, or one list of token ids; several prompts need a line each."
         raise self.error("body.prompt", f"{_shown(given)} is not a prompt", mend)
@@ -253,9 +259,10 @@ class _Line:
 
     def whole(self, body: dict[str, object], name: str) -> int | None:
         value = body.get(name)
-        if value is None or type(value) is int:
+        if value is None or (type(value) is int and abs(value) < 2**63):
             return value
-        raise self.error(f"body.{name}", f"{_shown(value)} is not a whole number", "Give a whole number.")
+        what = "beyond 64 bits" if type(value) is int else "not a whole number"
+        raise self.error(f"body.{name}", f"{_shown(value)} is {what}", "Give a whole number of 64 bits.")
 
     def number_of(
         self, body: dict[str, object], name: str, what: str, holds: Callable[[float], bool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -70,7 +71,7 @@ def is_table(path: str | os.PathLike[str]) -> bool:
         return True
     try:
         first = json.loads(head)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     # Prompts may pin their answers' lengths and answers may state them, in a column of the same name.
     known = any(layout.input_tokens in first or layout.output_tokens in first for layout in FORMATS)
@@ -177,7 +178,8 @@ class _Table:
 
     def ids(self, name: str) -> pd.Series[str]:
         column = self.raw[name]
-        self.refuse(name, column.isna() | (column == ""), "a name")
+        unnamed = column.map(lambda value: isinstance(value, list | dict) or "\0" in str(value))
+        self.refuse(name, column.isna() | (column == "") | unnamed, "a name")
         return column.astype(str)
 
     def numbers(self, name: str, *, whole: bool = False, absent: float | None = None) -> pd.Series[float]:
@@ -241,12 +243,28 @@ def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
         why = str(error).removeprefix("Error tokenizing data. C error: ").strip()
         message = f"not a readable CSV table ({why})"
         raise InputError(message, file=path, mend="Correct the line.") from None
+    if not isinstance(frame.index, pd.RangeIndex):
+        # pandas takes the first values for row names, and so every value for that of the column before.
+        message = f"more values than the {len(frame.columns)} columns of the header"
+        raise InputError(message, file=path, where="line 2", mend="Name every column.")
+    header = [name.strip() for name in next(csv.reader(io.StringIO(text)))]
+    twice = next((name for name in header if header.count(name) > 1 and name in _known_columns()), None)
+    if twice is not None:
+        message = f"{header.count(twice)} columns have this name"
+        raise InputError(message, file=path, where=f"column '{twice}'", mend="Name each column once.")
     frame.columns = frame.columns.str.strip()
     # A line break inside a quoted value shifts the lines from the rows: then only the rows can be counted.
     lines = text.count("\n") + (not text.endswith("\n"))
     unit, first = ("line", 2) if lines == len(frame) + 1 else ("row", 1)
     frame = frame.set_axis(range(first, first + len(frame)))
     return _nonempty(path, frame[(frame != "").any(axis=1)]), unit
+
+
+def _known_columns() -> set[str]:
+    lengths = {
+        name for layout in FORMATS for name in (layout.input_tokens, layout.output_tokens, layout.arrival)
+    }
+    return lengths | {*_IDS, *_OPTIONAL}
 
 
 def _is_parquet(path: str | os.PathLike[str]) -> bool:
@@ -275,10 +293,7 @@ def _read_json(path: str | os.PathLike[str], text: str) -> tuple[pd.DataFrame, s
                 raise InputError(message, file=path, where=f"field '{name}'", mend="Write the file again.")
         frame = pd.DataFrame(columns, index=range(1, count + 1), dtype=object)
         return _nonempty(path, frame), "request"
-    wanted = {
-        name for layout in FORMATS for name in (layout.input_tokens, layout.output_tokens, layout.arrival)
-    }
-    wanted |= {*_IDS, *_OPTIONAL}
+    wanted = _known_columns()
     rows: dict[int, Mapping[str, object]] = dict(json_lines(path))
     seen = dict.fromkeys(name for row in rows.values() for name in row)
     kept = [name for name in seen if name in wanted]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 LONGEST = 2**31 - 1
 """Most tokens a single length may have; anything above is a mistake in the input."""
 
+LATEST = 1e12
+"""Latest arrival, seconds: beyond, a decode round is lost in the rounding of the clock."""
+
 
 class WorkloadError(ValueError):
     """
@@ -91,7 +94,7 @@ class Workload:
     ------
     WorkloadError
         If there is no request, a name appears twice, a length is below one or absurd, a time is negative,
-        or the columns differ in length.
+        an arrival beyond :data:`LATEST`, or the columns differ in length.
     """
 
     ids: npt.NDArray[np.str_]
@@ -114,6 +117,7 @@ class Workload:
             column = np.full(count, default) if given is None else np.array(given, dtype=np.float64)
             self._set(name, column, count)
             _refuse(np.isnan(column) | (column < 0), column, name, "must be seconds, not negative")
+        _refuse(self.arrival > LATEST, self.arrival, "arrival", f"is too late ({LATEST:g} seconds at most)")
         for name, default_integer in (("group", -1), ("priority", 0)):
             given = getattr(self, name)
             self._set(name, np.full(count, default_integer) if given is None else np.array(given), count)

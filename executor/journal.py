@@ -18,7 +18,7 @@ class Journal:
     A file of finished answers, one JSON line each, that survives the process being killed at any moment.
 
     Its first line says which run it belongs to. A line that the end of the process cut short is dropped: its
-    answer is made again.
+    answer is made again. As a context manager, it leaves no file in which no answer stands.
 
     Parameters
     ----------
@@ -52,7 +52,10 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self.finished:
+            self.close()
+        else:
+            self.remove()
 
     def append(self, name: str, answer: Mapping[str, object]) -> None:
         """
@@ -80,7 +83,7 @@ class Journal:
     def remove(self) -> None:
         """Close the file and delete it: its answers stand elsewhere now."""
         self.close()
-        self.path.unlink()
+        self.path.unlink(missing_ok=True)
 
     def _recover(self) -> None:
         self._stream.seek(0)
@@ -91,6 +94,11 @@ class Journal:
             self._write(self._run)
             return
         header = self._parse(lines[0], 1)
+        if header != self._run and len(lines) == 2 and "batchbound_journal" in header:
+            # Another run that was killed before its first answer: nothing is lost.
+            self._stream.truncate(0)
+            self._write(self._run)
+            return
         if header != self._run:
             changed = sorted(
                 key for key in self._run.keys() | header.keys() if self._run.get(key) != header.get(key)

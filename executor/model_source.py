@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -203,7 +204,7 @@ def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
 
 def _tiny_family(spec: str) -> tuple[str, int | None]:
     parts = spec.split(":")
-    if len(parts) not in (2, 3) or (len(parts) == 3 and not parts[2].isdecimal()):
+    if len(parts) not in (2, 3) or (len(parts) == 3 and not re.fullmatch(r"\d{1,18}", parts[2])):
         raise ModelLoadError(
             spec, "it is not tiny:FAMILY or tiny:FAMILY:SEED", "write for example tiny:llama:0"
         )
@@ -234,6 +235,8 @@ def _device(spec: str, device: str) -> str:
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
+        raise ModelLoadError(spec, f"{device!r} is no device", "use cpu, cuda, cuda:N or auto")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelLoadError(
             spec, f"device {device!r} was asked for and there is no CUDA device", "use --device cpu"

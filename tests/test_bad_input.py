@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -78,9 +79,20 @@ def cost_file(text: str) -> Callable[[Path], list[str]]:
     return write
 
 
-def binary(folder: Path) -> list[str]:
-    (folder / "prompts.jsonl").write_bytes(b'{"custom_id": "\xff"}\n')
-    return ["plan", "prompts.jsonl"]
+def binary(content: bytes) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_bytes(content)
+        return ["plan", "prompts.jsonl"]
+
+    return write
+
+
+def planned_report(*words: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        planned()(folder)
+        return ["report", "plan.json", *words]
+
+    return write
 
 
 def existing_output(folder: Path) -> list[str]:
@@ -111,7 +123,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a line that is no object": (batch(line(), "[1, 2]"), r"line 2"),
     "an empty file": (batch(""), r"prompts.jsonl.*(empty|no request)"),
     "a missing file": (options("plan", "absent.jsonl"), r"absent.jsonl.*(no such file|does not exist)"),
-    "a file that is not UTF-8": (binary, r"prompts.jsonl.*UTF-8"),
+    "a file that is not UTF-8": (binary(b'{"custom_id": "\xff"}\n'), r"prompts.jsonl.*UTF-8"),
     "a missing custom_id": (batch(json.dumps({"body": LINE["body"]})), r"line 1, field 'custom_id'"),
     "a duplicate custom_id": (batch(line(), line()), r"line 2.*custom_id.*'a'.*line 1"),
     "an empty custom_id": (batch(line(custom_id="")), r"line 1, field 'custom_id'"),
@@ -150,6 +162,36 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"line 2, column 'output_tokens'.*x",
     ),
     "an absurd length": (table("input_tokens,output_tokens\n5,1e15\n"), r"line 2, column 'output_tokens'"),
+    "a row of more values than columns": (
+        table("input_tokens,output_tokens\n5,3,7\n"),
+        r"lengths.csv, line 2: more values than the 2 columns",
+    ),
+    "two columns of one name": (
+        table("input_tokens,output_tokens,output_tokens\n5,3,4\n"),
+        r"lengths.csv, column 'output_tokens': 2 columns",
+    ),
+    "an arrival that never comes": (
+        table("input_tokens,output_tokens,arrival\n5,3,inf\n"),
+        r"line 2, column 'arrival': inf is too late",
+    ),
+    "an answer of months": (
+        table("input_tokens,output_tokens\n5,2000000000\n"),
+        r"lengths.csv, request 0: an answer of 2,000,000,000 tokens",
+    ),
+    "a job of months": (
+        table("input_tokens,output_tokens\n" + "5,90000000\n" * 4, "--slots", "2"),
+        r"lengths.csv: 2 slots need at least 180,000,000 decode rounds",
+    ),
+    "a compressed file": (binary(gzip.compress(b"{}")), r"prompts.jsonl: is compressed \(gzip\)"),
+    "zero bytes": (binary(b"{}\n\0\0\n"), r"prompts.jsonl, line 2: not text"),
+    "a zero character in a name": (batch(line(custom_id="a\0")), r"line 1, field 'custom_id'.*zero"),
+    "a name that is a list": (
+        batch('{"id": ["a"], "input_tokens": 1, "output_tokens": 2}'),
+        r"line 1, column 'id': \['a'\] is not a name",
+    ),
+    "JSON nested without end": (batch("[" * 100_000), r"prompts.jsonl, line 1: not valid JSON"),
+    "a token id beyond any model": (batch(line(body={"prompt": [10**30], "max_tokens": 3})), r"body.prompt"),
+    "a seed beyond 64 bits": (batch(body(seed=10**30)), r"line 1, field 'body.seed'.*64 bits"),
     "an unknown generator": (options("plan", "tabel3:0"), r"'tabel3'.*table3"),
     "an answer beyond the model's positions": (
         table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),
@@ -163,11 +205,62 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         table("input_tokens,output_tokens\n50,6\n", "--prefill-token-cap", "16"),
         r"prefill_token_cap = 16",
     ),
+    "more slots than memory": (
+        options("plan", "prompts.jsonl", "--slots", "9" * 20),
+        r"--slots: 9+ is more than 1000000",
+    ),
+    "slots in words": (options("plan", "prompts.jsonl", "--slots", "many"), r"'many' is not a whole number"),
+    "more replicas than memory": (
+        options("plan", "prompts.jsonl", "--replicas", "9" * 12),
+        r"replicas: 999,999,999,999 replicas are more than 100,000",
+    ),
+    "more requests than memory": (options("plan", "table3:0:999999999999"), r"count from 1 to 10,000,000"),
+    "groups of no fleet": (
+        options("plan", "prompts.jsonl", "--groups", "together"),
+        r"--groups says nothing without --replicas",
+    ),
+    "a solver that plans for one replica": (
+        options("plan", "prompts.jsonl", "--replicas", "2", "--solver", "exact"),
+        r"--solver exact plans for one replica",
+    ),
+    "a longest answer for a fleet": (
+        options("plan", "prompts.jsonl", "--replicas", "2", "--longest-answer", "9"),
+        r"--longest-answer plans for one replica",
+    ),
+    "a seed below zero": (options("plan", "prompts.jsonl", "--seed", "-1"), r"--seed: -1 is not at least 0"),
+    "a seed below zero of a comparison": (options("compare", "table3:0:5", "--seed", "-1"), r"--seed: -1 is"),
     "no slots": (options("plan", "prompts.jsonl", "--slots", "0"), r"--slots.*0 is not at least 1"),
     "a cost model that is not there": (options("plan", "prompts.jsonl", "--cost", "none.json"), r"none.json"),
     "a cost model that is none": (cost_file('{"prefill_base": 1}'), r"cost.json"),
     "a cost model cut in half": (cost_file('{"prefill_base": '), r"cost.json, line 1: .*JSON"),
     "an output that exists": (existing_output, r"plan.json: exists already.*--overwrite"),
+    "an output in place of the input": (
+        options("plan", "prompts.jsonl", "--overwrite", "-o", "prompts.jsonl"),
+        r"prompts.jsonl: is read by this command",
+    ),
+    "an output in place of a source of lengths": (
+        options(
+            "plan", "table3:0", "--lengths", "answers:prompts.jsonl", "--overwrite", "-o", "./prompts.jsonl"
+        ),
+        r"prompts.jsonl: is read by this command",
+    ),
+    "answers in place of the plan": (
+        planned(run=("-o", "plan.json", "--overwrite")),
+        r"plan.json: is read by this command",
+    ),
+    "answers in place of the prompts": (
+        planned(run=("-o", "prompts.jsonl", "--overwrite")),
+        r"prompts.jsonl: is read by this command",
+    ),
+    "answers and trace in one file": (
+        planned(run=("-o", "both.jsonl", "--trace", "both.jsonl")),
+        r"both.jsonl: is to hold two outputs",
+    ),
+    "a chart in place of the plan": (
+        planned_report("--perfetto", "plan.json"),
+        r"plan.json: is read by this command",
+    ),
+    "a chart in no folder": (planned_report("--gantt", "no/gantt.png"), r"no/gantt.png: its folder"),
     "an output in no folder": (
         options("plan", "prompts.jsonl", "-o", "no/plan.json"),
         r"no/plan.json: its folder",
@@ -208,6 +301,17 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         planned(body(temperature=0.5), line(custom_id="b")),
         r"differ in temperature.*--temperature",
     ),
+    "a device that is none": (planned(run=("--device", "gpu9")), r"'gpu9' is no device"),
+    "a random model's seed beyond 64 bits": (
+        planned(run=("--model", "tiny:llama:" + "9" * 20)),
+        r"tiny:FAMILY:SEED",
+    ),
+    "an encoding worker that the plan has not": (
+        planned(run=("--encode-device", "cpu")),
+        r"plan.json: --encode-device is for a plan",
+    ),
+    "a cluster for one replica": (planned(run=("--ray-address", "auto")), r"--ray-address is for several"),
+    "too little memory for the longest request": (planned(run=("--kv-tokens", "1")), r"--kv-tokens"),
     "a temperature below zero": (planned(run=("--temperature", "-1")), r"temperature.*-1"),
     "a trace of nothing": (
         trace_of_nothing,

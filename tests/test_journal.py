@@ -52,9 +52,24 @@ def test_a_header_cut_short_starts_over(tmp_path: Path) -> None:
 
 
 def test_a_journal_of_another_run_is_refused_by_what_differs(tmp_path: Path) -> None:
-    Journal(tmp_path / "journal", RUN).close()
+    with Journal(tmp_path / "journal", RUN) as journal:
+        journal.append("a", {"text": "kept"})
     with pytest.raises(InputError, match=r"another run \(differs in: model\)"):
         Journal(tmp_path / "journal", {**RUN, "model": "other"})
+    assert finished(tmp_path / "journal") == {"a": {"text": "kept"}}
+
+
+def test_another_run_killed_before_its_first_answer_is_in_nobodys_way(tmp_path: Path) -> None:
+    Journal(tmp_path / "journal", {**RUN, "model": "other"}).close()
+    with Journal(tmp_path / "journal", RUN) as journal:
+        journal.append("a", {"text": "first"})
+    assert finished(tmp_path / "journal") == {"a": {"text": "first"}}
+
+
+def test_no_file_is_left_in_which_no_answer_stands(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), Journal(tmp_path / "journal", RUN):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_damage_in_the_middle_names_the_line(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from batchbound.cli import main
 from batchbound.data.cost import CostModel
 from batchbound.data.plan import Plan
 from batchbound.data.trace import Trace
+from batchbound.executor.journal import Journal
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
@@ -250,6 +251,43 @@ def test_a_killed_run_loses_no_answer_and_repeats_none(kills: int, tmp_path: Pat
     assert killed == kills, "the run was over before it could be killed: give it more to do"
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == list(expected)
+    assert {line["custom_id"]: line for line in lines} == expected
+
+
+@pytest.mark.parametrize(("answered", "said"), [(3, "3 finished answers are in"), (0, "no answer was fin")])
+def test_an_interrupted_run_says_what_is_kept_and_goes_on(
+    answered: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = undisturbed(tmp_path, count=9)
+    append = Journal.append
+
+    def interrupted(journal: Journal, name: str, answer: Mapping[str, object]) -> None:
+        if len(journal.finished) == answered:
+            raise KeyboardInterrupt
+        append(journal, name, answer)
+
+    words = ["run", str(tmp_path / "plan.json"), "--model", "tiny:llama:1", "--dtype", "float64"]
+    words += [
+        "--threads",
+        "1",
+        "-o",
+        str(tmp_path / "answers.jsonl"),
+        "--trace",
+        str(tmp_path / "trace.jsonl"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", interrupted)
+        assert main(words) == 130
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "answers.jsonl.journal").exists() == bool(answered)
+    assert not (tmp_path / "answers.jsonl").exists()
+    assert main(words) == 0
+    assert (f"after {answered} from before" in capsys.readouterr().out) == bool(answered)
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert {line["custom_id"]: line for line in lines} == expected
 
 

@@ -28,6 +28,9 @@ COMMANDS = {
     "validate": "print the simulator's error against a measured run",
 }
 
+INTERRUPTED = 130
+"""Exit status of a command that was interrupted (Ctrl-C), as shells have it."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
@@ -50,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _failed(str(error), 2)
     except KeyboardInterrupt:
-        return _failed("interrupted", 130)
+        return _failed("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away, `head` say: nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

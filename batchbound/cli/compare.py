@@ -11,10 +11,13 @@ from ..comparison import Comparison
 from ..data.files import InputError
 from ..models.linear_files import read_mps
 from ..solvers.result import Limits
-from .inputs import add_problem, positive, read_inputs, refuse_existing, seconds
+from .inputs import add_problem, named_files, positive, random_seed, read_inputs, refuse_outputs, seconds
 from .output import note
 
 DEFAULT_SOLVERS = ("search", "lpt-ski", "policy:fcfs")
+
+OUTPUTS = ("csv", "markdown", "profile", "over_time")
+"""Options that name a file to write."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=seconds, default=10.0, metavar="SECONDS", help="of each (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random choices (default %(default)s)")
+    parser.add_argument("--seed", type=random_seed, default=0, help="of random choices (default %(default)s)")
     parser.add_argument("--threads", type=positive, default=1, help="of each (default %(default)s)")
     for option, what in (
         ("--csv", "the table as CSV"),
@@ -50,16 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run every solver on every instance, and print the table."""
-    for path in (args.csv, args.markdown, args.profile, args.over_time):
-        if path is not None:
-            refuse_existing(path, args.overwrite)
+    outputs = [getattr(args, name) for name in OUTPUTS if getattr(args, name) is not None]
+    refuse_outputs(outputs, args.overwrite, named_files(args, *OUTPUTS))
     for path in (args.profile, args.over_time):
         if path is not None and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InputError(
                 "is no kind of image we write", file=path, mend="Name a .png, .svg or .pdf file."
             )
-    if not 0 <= args.seed < 2**31:
-        raise InputError(f"the seed {args.seed} is out of range", mend="Give one from 0 to 2147483647.")
     solvers = list(dict.fromkeys(args.solvers.split(",")))
     unknown = next((name for name in solvers if name not in known_solvers()), None)
     if unknown is not None:

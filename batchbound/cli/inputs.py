@@ -16,11 +16,18 @@ from ..data.cost import CostModel
 from ..data.files import InputError
 from ..data.openai_batch import PromptRecord
 from ..data.plan import PromptSource
+from ..data.prediction_error import LARGEST_SD
 from ..data.problem import Problem, ProblemError
 from ..data.read import JobInput, TokenCounter, read_workload
-from ..data.workload import Workload
+from ..data.workload import LONGEST, Workload
 
 DEFAULT_SLOTS = 32
+
+MOST_SLOTS = 1_000_000
+"""Most slots that a command takes: beyond any device, and each costs memory."""
+
+MOST_ROUNDS = 100_000_000
+"""Decode rounds, of which each costs memory, that a job may need at least: months on any device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +51,7 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
     group = parser.add_argument_group("problem")
     group.add_argument(
         "--slots",
-        type=positive_or_auto if auto_slots else positive,
+        type=slot_count_or_auto if auto_slots else slot_count,
         default=DEFAULT_SLOTS,
         metavar="N|auto" if auto_slots else "N",
         help="requests in progress at a time"
@@ -121,6 +128,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
     workload = job.workload if keep_arrivals else without_arrivals(job.workload)
+    _refuse_endless(job, args.slots or len(workload))
     try:
         problem = Problem(
             workload,
@@ -132,9 +140,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
             prefill_emits_first_token=first == "prefill",
         )
     except ProblemError as error:
-        records = job.records
-        place = f"line {records[error.request].line}" if records else f"request {error.request}"
-        raise InputError(str(error), file=job.source, where=place) from None
+        raise InputError(str(error), file=job.source, where=_place(job, error.request)) from None
     return Inputs(problem, job, source, tokenizer)
 
 
@@ -173,34 +179,129 @@ def without_arrivals(workload: Workload) -> Workload:
 
 def positive(text: str) -> int:
     """Return a whole number of at least one, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return _whole(text, 1, LONGEST)
+
+
+def slot_count(text: str) -> int:
+    """Return a whole number of slots, for argparse."""
+    return _whole(text, 1, MOST_SLOTS)
+
+
+def slot_count_or_auto(text: str) -> int:
+    """Return a whole number of slots, or 0 for ``auto``, for argparse."""
+    return 0 if text == "auto" else slot_count(text)
+
+
+def random_seed(text: str) -> int:
+    """Return a seed that every source of random numbers takes, for argparse."""
+    return _whole(text, 0, 2**31 - 1)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{value} is not at least {least}")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{value} is more than {most}")
     return value
-
-
-def positive_or_auto(text: str) -> int:
-    """Return a whole number of at least one, or 0 for ``auto``, for argparse."""
-    return 0 if text == "auto" else positive(text)
 
 
 def seconds(text: str) -> float:
     """Return a positive, finite number of seconds, for argparse."""
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    value = at_least_zero(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
 
 
-def refuse_existing(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raise InputError if an output file is there already and may not be replaced, or has no folder."""
-    target = Path(path)
-    if target.is_dir():
-        raise InputError("is a folder", file=path, mend="Name a file.")
-    if target.exists() and not overwrite:
-        raise InputError("exists already", file=path, mend="Say --overwrite, or name another file.")
-    if not target.parent.is_dir():
-        raise InputError("its folder does not exist", file=path, mend="Make the folder first.")
+def at_least_zero(text: str) -> float:
+    """Return a finite number that is not negative, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def log_deviation(text: str) -> float:
+    """Return a standard deviation of the logarithm of a length, for argparse."""
+    value = at_least_zero(text)
+    if value > LARGEST_SD:
+        raise argparse.ArgumentTypeError(f"{text} is more than {LARGEST_SD:g}")
+    return value
+
+
+def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
+    """
+    Return the files that options name, other than a command's outputs.
+
+    Parameters
+    ----------
+    args
+        The parsed options; ``KIND:FILE`` names a file, too.
+    outputs
+        The options that name what the command writes.
+    """
+    given = [value for name, value in vars(args).items() if name not in outputs]
+    words = [word for value in given for word in (value if isinstance(value, list) else [value])]
+    texts = [word for word in words if isinstance(word, str)]
+    return [name for text in texts for name in {text, text.rpartition(":")[2]} if Path(name).is_file()]
+
+
+def refuse_outputs(
+    paths: Sequence[str | os.PathLike[str]], overwrite: bool, read: Sequence[str | os.PathLike[str]] = ()
+) -> None:
+    """
+    Raise InputError if an output cannot be written without a loss, or at all.
+
+    Parameters
+    ----------
+    paths
+        The files that the command writes: each on its own, in a folder that is there.
+    overwrite
+        Whether one that exists may be replaced.
+    read
+        The files that the command reads, which no output replaces in any case.
+    """
+    for number, path in enumerate(paths):
+        target = Path(path)
+        if target.is_dir():
+            raise InputError("is a folder", file=path, mend="Name a file.")
+        if any(_same_file(target, other) for other in read):
+            raise InputError("is read by this command", file=path, mend="Name another output.")
+        if any(_same_file(target, other) for other in paths[:number]):
+            raise InputError("is to hold two outputs", file=path, mend="Name another file for one.")
+        if target.exists() and not overwrite:
+            raise InputError("exists already", file=path, mend="Say --overwrite, or name another file.")
+        if not target.parent.is_dir():
+            raise InputError("its folder does not exist", file=path, mend="Make the folder first.")
+
+
+def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _place(job: JobInput, request: int) -> str:
+    """Return where a request stands in what was read."""
+    return f"line {job.records[request].line}" if job.records else f"request {request}"
+
+
+def _refuse_endless(job: JobInput, slots: int) -> None:
+    """Raise InputError if no schedule of a job is short enough to be held in memory."""
+    lengths, mend = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
+    longest = int(lengths.argmax())
+    if lengths[longest] > MOST_ROUNDS:
+        what = f"an answer of {lengths[longest]:,} tokens, beyond {MOST_ROUNDS:,} decode rounds"
+        raise InputError(what, file=job.source, where=_place(job, longest), mend=mend)
+    rounds = int(lengths.sum()) // slots
+    if rounds > MOST_ROUNDS:
+        what = f"{slots} slots need at least {rounds:,} decode rounds, beyond {MOST_ROUNDS:,}"
+        raise InputError(what, file=job.source, mend=mend)
 
 
 def _counter(tokenizer: str) -> TokenCounter:

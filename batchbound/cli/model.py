@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .inputs import positive
+from .inputs import positive, random_seed
 
 if TYPE_CHECKING:
     from ..executor.tiers import Tier
@@ -30,7 +30,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=positive, metavar="N", help="CPU threads of torch (default: torch's own)"
     )
-    group.add_argument("--seed", type=int, help="of sampling and random weights (default 0)")
+    group.add_argument("--seed", type=random_seed, help="of sampling and random weights (default 0)")
     group.add_argument(
         "--tier",
         choices=("auto", "window", "slab", "ragged"),

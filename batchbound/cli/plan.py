@@ -5,14 +5,22 @@ from __future__ import annotations
 import argparse
 import time
 
-from ..data.files import InputError
 from ..data.problem import Problem
 from ..planning import PlanningError
 from ..solvers.result import Limits
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
-from .inputs import add_problem, positive, prompt_source, read_inputs, refuse_existing, seconds
+from .inputs import (
+    add_problem,
+    named_files,
+    positive,
+    prompt_source,
+    random_seed,
+    read_inputs,
+    refuse_outputs,
+    seconds,
+)
 from .output import fail, note, plan_summary, show
-from .plan_fleet import add_fleet, run_plan_fleet
+from .plan_fleet import add_fleet, refuse_unused, run_plan_fleet
 from .uncertainty import Record, add_uncertainty, planned
 
 
@@ -33,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of the search (default %(default)s)",
     )
     group.add_argument(
-        "--seed", type=int, default=0, help="of the search's random choices (default %(default)s)"
+        "--seed", type=random_seed, default=0, help="of the search's random choices (default %(default)s)"
     )
     group.add_argument("--threads", type=positive, default=1, help="of the solver, if it has a use for them")
     parser.add_argument("-o", "--output", default="plan.json", metavar="FILE", help="default %(default)s")
@@ -44,9 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
-    refuse_existing(args.output, args.overwrite)
-    if not 0 <= args.seed < 2**31:
-        raise InputError(f"the seed {args.seed} is out of range", mend="Give one from 0 to 2147483647.")
+    refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
+    refuse_unused(args)
     inputs = read_inputs(args, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
         note("arrival times are left aside: a plan has every request at the start")

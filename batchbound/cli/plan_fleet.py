@@ -11,6 +11,7 @@ from ..data.fleet_plan import FleetPlan
 from ..data.predictor import prompt_text
 from ..fleet_planning import fleet_of, make_fleet_plan
 from ..solvers.result import Limits
+from ..solvers.solve import DEFAULT_SOLVER
 from .output import show
 
 if TYPE_CHECKING:
@@ -31,9 +32,31 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--groups",
         choices=("any", "together", "spread"),
-        default="any",
         help="answers to one prompt go to any replica, to one, or to as many as there are (default any)",
     )
+
+
+def refuse_unused(args: argparse.Namespace) -> None:
+    """
+    Raise InputError if an option of ``plan`` would be passed over: one of the other kind of plan.
+
+    Parameters
+    ----------
+    args
+        The options of ``plan``.
+    """
+    if args.replicas is None:
+        if args.groups is not None:
+            raise InputError("--groups says nothing without --replicas", mend="Give --replicas N.")
+        return
+    single = {
+        "--length-error": args.length_error is not None,
+        "--longest-answer": args.longest_answer is not None,
+        "--slots auto": not args.slots,
+        f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
+    }
+    for option in (name for name, given in single.items() if given):
+        raise InputError(f"{option} plans for one replica", mend="Leave it out, or --replicas.")
 
 
 def run_plan_fleet(
@@ -56,18 +79,15 @@ def run_plan_fleet(
     Raises
     ------
     InputError
-        If the options do not go together, or the replicas' file is wrong.
+        If the replicas' file is wrong.
     PlanningError
         If no plan came out.
     """
-    if args.length_error is not None or not args.slots:
-        what = "--length-error" if args.length_error is not None else "--slots auto"
-        raise InputError(f"{what} plans for one replica", mend="Leave it out, or --replicas.")
     records = inputs.job.records or ()
     fleet = fleet_of(inputs.problem, args.replicas, [prompt_text(entry) for entry in records])
     plan = make_fleet_plan(
         fleet,
-        groups=args.groups,
+        groups=args.groups or "any",
         limits=limits,
         lengths=record.lengths,
         cost_source=record.cost_source,

@@ -12,7 +12,7 @@ from ..data.answers import read_answer_lengths
 from ..data.files import InputError, atomic_write
 from ..data.openai_batch import read_batch
 from ..data.predictor import Examples, PredictionQuality, prompt_text
-from .inputs import refuse_existing
+from .inputs import named_files, random_seed, refuse_outputs
 from .output import note
 
 _METHODS = ("constant", "group-mean", "quantile", "encoder")
@@ -35,13 +35,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--encoder", metavar="NAME", help="hub name or folder to fine-tune (default: distilbert-base-uncased)"
     )
-    train.add_argument("--seed", type=int, default=0, help="default %(default)s")
+    train.add_argument("--seed", type=random_seed, default=0, help="default %(default)s")
     refresh = tasks.add_parser(
         "refresh", help="learn from new answers beside those a predictor has learnt from"
     )
     refresh.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote; replaced")
     _add_answers(refresh)
-    refresh.add_argument("--seed", type=int, default=0, help="that of the training (default %(default)s)")
+    refresh.add_argument(
+        "--seed", type=random_seed, default=0, help="that of the training (default %(default)s)"
+    )
     evaluate = tasks.add_parser("eval", help="measure a predictor's error on other answers")
     evaluate.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote")
     _add_answers(evaluate)
@@ -77,7 +79,7 @@ def _train(args: argparse.Namespace) -> int:
     from ..executor.predict import TrainedPredictor
 
     if Path(args.output).exists():
-        refuse_existing(Path(args.output) / "predictor.json", args.overwrite)
+        refuse_outputs([Path(args.output) / "predictor.json"], args.overwrite)
     trained = TrainedPredictor.train(args.method, _examples(args), seed=args.seed, encoder=args.encoder)
     trained.save(args.output)
     _print(trained.quality)
@@ -119,7 +121,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _apply(args: argparse.Namespace) -> int:
     from ..executor.predict import TrainedPredictor
 
-    refuse_existing(args.output, args.overwrite)
+    refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     predictor = TrainedPredictor.load(args.predictor).predictor
     records = read_batch(args.prompts)
     predicted = predictor.predict([prompt_text(record) for record in records])

@@ -17,7 +17,7 @@ from ..executor.engine import Engine
 from ..executor.profiling import grid, profile
 from ..executor.prompts import Prompts
 from ..models.layer_cost import LayerCost, Surface
-from .inputs import DEFAULT_SLOTS, positive, refuse_existing
+from .inputs import DEFAULT_SLOTS, positive, refuse_outputs, slot_count
 from .model import add_model, load, tier_of
 from .output import note
 from .progress import progress
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_model(parser)
     parser.add_argument(
-        "--slots", type=positive, default=DEFAULT_SLOTS, help="most slots to measure (default %(default)s)"
+        "--slots", type=slot_count, default=DEFAULT_SLOTS, help="most slots to measure (default %(default)s)"
     )
     parser.add_argument(
         "--prompt-tokens",
@@ -67,7 +67,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; write the cost model fitted to it, and say how well it fits, or the layer profile."""
     output = args.output or ("profile.json" if args.layers else "cost.json")
-    refuse_existing(output, args.overwrite or (args.layers and args.extend))
+    for option in ("pinned", "extend"):
+        if getattr(args, option) and not args.layers:
+            raise InputError(f"--{option} says nothing without --layers", mend="Leave it out.")
+    refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"
         raise InputError(message, mend="Give at least 2 of each: a line needs two points.")

@@ -11,6 +11,7 @@ from ..data.trace import Trace
 from ..executor.loop import execute
 from ..executor.simulator import Simulator
 from ..heuristics.replay import Replay
+from .inputs import refuse_outputs
 from .output import note
 from .reporting import print_report, report_of
 
@@ -37,9 +38,11 @@ def run(args: argparse.Namespace) -> int:
     for picture in args.gantt:
         if Path(picture).suffix not in (".png", ".svg"):
             raise InputError("a picture is .png or .svg", file=picture, mend="Name it so.")
+    path = args.trace or ("trace.jsonl" if Path("trace.jsonl").exists() else None)
+    drawn = [*args.gantt, *([] if args.perfetto is None else [args.perfetto])]
+    refuse_outputs(drawn, True, [args.plan, *([] if path is None else [path])])
     plan = Plan.load(args.plan)
     planned = simulated(plan)
-    path = args.trace or ("trace.jsonl" if Path("trace.jsonl").exists() else None)
     trace = planned if path is None else Trace.load(path)
     report = report_of(plan, trace)
     print_report(report, as_json=args.json)

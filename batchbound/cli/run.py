@@ -20,12 +20,13 @@ from ..data.openai_batch import PromptRecord, read_batch
 from ..data.plan import Plan
 from ..data.report import Report
 from ..heuristics.registry import POLICIES
-from .inputs import positive, refuse_existing
+from . import INTERRUPTED
+from .inputs import named_files, positive, refuse_outputs
 from .model import add_model, load, tier_of
 from .output import note
 from .progress import progress
 from .reporting import print_report, report_of, warn_of_other_machine
-from .run_configuration import add_workers, say_reached, serving
+from .run_configuration import add_workers, refuse_unused, say_reached, serving
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
@@ -99,19 +100,20 @@ def run(args: argparse.Namespace) -> int:
 
         return run_fleet(args)
     plan = Plan.load(args.plan)
-    for path in (args.output, args.trace):
-        refuse_existing(path, args.overwrite)
+    refuse_outputs([args.output, args.trace], args.overwrite, named_files(args, "output", "trace"))
+    refuse_unused(plan, args)
     begun = time.perf_counter()
     job = load_job(plan, args)
     journal = Journal(journal_path(args.output), run_identity(plan, job, args))
-    if journal.finished:
-        note(f"{args.output}: going on after {len(journal.finished)} finished answers")
+    resumed = len(journal.finished)
+    if resumed:
+        note(f"{args.output}: going on after {resumed} finished answers")
     try:
         with (
             journal,
             terminating(),
             Watchdog(args.stall_seconds, lambda: _abandon(journal, args.stall_seconds)) as watchdog,
-            progress(len(plan.problem) - len(journal.finished), "requests") as advance,
+            progress(len(plan.problem) - resumed, "requests") as advance,
         ):
 
             def on_stage(_: Stage, done: int) -> None:
@@ -120,8 +122,11 @@ def run(args: argparse.Namespace) -> int:
 
             outcome = serving(plan, job, args)(journal, on_stage=on_stage)
     except (RunStoppedError, TerminatedError) as error:
-        _say_stopped(str(error), journal)
+        say_stopped(str(error), journal)
         return 1
+    except KeyboardInterrupt:
+        say_stopped("interrupted", journal)
+        return INTERRUPTED
     if outcome.trace is not None:
         outcome.trace.save(args.trace)
     job.write_answers(journal, args.output)
@@ -135,19 +140,24 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_report(report, as_json=True)
         return 0
-    print(f"{args.output}: {report.requests:,} answers in {report.makespan:,.2f} s, {_gap(report)}")
+    before = f" after {resumed:,} from before" if resumed else ""
+    print(f"{args.output}: {report.requests:,} answers{before} in {report.makespan:,.2f} s, {_gap(report)}")
     print(f"{args.trace}: where the time went; `batchbound report {args.plan} {args.trace}` shows it")
     return 0
 
 
-def _say_stopped(reason: str, journal: Journal) -> None:
+def say_stopped(reason: str, journal: Journal) -> None:
+    """Say on stderr why a run ended early, and what is left of it."""
     note(f"stopped: {reason}")
-    note(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
+    if journal.finished:
+        note(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
+    else:
+        note("no answer was finished")
 
 
 def _abandon(journal: Journal, seconds: int) -> None:
     """End the process from outside the call that hangs: every finished answer is with the system already."""
-    _say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", journal)
+    say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", journal)
     os._exit(1)
 
 
@@ -238,6 +248,7 @@ def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, ob
 def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
     assert plan.prompts is not None
     path = Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / plan.prompts.path
+    refuse_outputs([args.output, args.trace], True, [path])
     mend = "Give the planned file with --prompts, or plan again."
     if not path.is_file():
         raise InputError("the plan's prompts are not there", file=path, mend=mend)

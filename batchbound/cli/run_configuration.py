@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.configuration import PlannedConfiguration
+from ..data.files import InputError
 from ..data.plan import Plan
 from ..data.trace import Trace
 from ..models.length_drift import LengthDrift
@@ -27,6 +28,23 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="of the worker that encodes, for a WAA plan of `search` (default: that of --device)",
     )
+
+
+def refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
+    """
+    Raise InputError if an option of ``run`` would be passed over by a run in one process on one replica.
+
+    Parameters
+    ----------
+    plan, args
+        The plan, and the options.
+    """
+    if args.ray_address is not None:
+        raise InputError("--ray-address is for several replicas", mend="Leave it out, or give --replicas N.")
+    handed_over = plan.configuration is not None and plan.configuration.handed_over
+    if args.encode_device is not None and not (handed_over and args.policy is None):
+        message = "--encode-device is for a plan whose prompts another worker encodes (WAA)"
+        raise InputError(message, file=args.plan, mend="Leave it out.")
 
 
 def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Outcome]:

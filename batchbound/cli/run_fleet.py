@@ -23,7 +23,8 @@ from ..fleet_planning import make_fleet_plan
 from ..models.bounds import best_bound
 from ..models.fleet_bound import fleet_bound
 from ..solvers.constructive import ski_rental_schedule
-from .inputs import refuse_existing
+from . import INTERRUPTED
+from .inputs import named_files, refuse_outputs
 from .output import note
 from .progress import progress
 
@@ -47,18 +48,21 @@ def run_fleet(args: argparse.Namespace) -> int:
     from ..executor.journal import Journal
     from ..executor.perfetto import save_perfetto
     from ..executor.ray_fleet import FleetLostError, RayFleet
-    from .run import load_job, run_identity
+    from .run import load_job, run_identity, say_stopped
 
     begun = time.perf_counter()
-    for option, given in (("--policy", args.policy), ("--kv-tokens", args.kv_tokens)):
+    for option, given in (
+        ("--policy", args.policy),
+        ("--kv-tokens", args.kv_tokens),
+        ("--encode-device", args.encode_device),
+    ):
         if given is not None:
             raise InputError(f"{option} is for one replica", mend="Leave it out, or plan for one replica.")
     plan, planned = _plans(args)
     count = len(planned.fleet.replicas)
     paths = [Path(args.trace).with_suffix(f".{k}.jsonl") for k in range(count)]
     merged = Path(args.trace).with_suffix(".perfetto.json")
-    for path in (args.output, *paths, merged):
-        refuse_existing(path, args.overwrite)
+    refuse_outputs([args.output, *paths, merged], args.overwrite, named_files(args, "output", "trace"))
     job = load_job(plan, args, _shape(args))
     names: list[str] = plan.problem.workload.ids.tolist()
     journal = Journal(journal_path(args.output), run_identity(plan, job, args))
@@ -87,9 +91,11 @@ def run_fleet(args: argparse.Namespace) -> int:
                         backoff=planned.groups == "any",
                     )
             except FleetLostError as error:
-                note(f"stopped: {error}")
-                note(f"finished answers are in {journal_path(args.output)}; the same command goes on")
+                say_stopped(str(error), journal)
                 return 1
+            except KeyboardInterrupt:
+                say_stopped("interrupted", journal)
+                return INTERRUPTED
             finally:
                 replicas.close()
     job.write_answers(journal, args.output)

@@ -28,7 +28,16 @@ from ..models.run_profile import profile_of_run
 from ..models.timeline import Timeline
 from ..models.whole_model_profile import whole_model_profile
 from ..solvers.execution_search import Found, search_all, whole_frontier
-from .inputs import Inputs, add_problem, positive, prompt_source, read_inputs, refuse_existing, seconds
+from .inputs import (
+    Inputs,
+    add_problem,
+    named_files,
+    positive,
+    prompt_source,
+    read_inputs,
+    refuse_outputs,
+    seconds,
+)
 from .output import note
 from .validate import read_profile
 
@@ -98,7 +107,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search, print the table, and write the plan."""
     if args.output is not None:
-        refuse_existing(args.output, args.overwrite)
+        refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     if not 0 <= args.latency_margin < 1:
         mend = "Give a share of the bound, as 0.1."
         raise InputError(f"{args.latency_margin} is not in [0, 1)", where="--latency-margin", mend=mend)

@@ -12,13 +12,13 @@ from ..data.cost import IntArray
 from ..data.files import InputError
 from ..data.iteration_cost import read_distserve_cost
 from ..data.read import read_workload
-from ..data.workload import Workload
+from ..data.workload import LONGEST, Workload
 from ..executor.disaggregated import simulate_disaggregated
 from ..executor.serving_metrics import serving_metrics
 from ..executor.serving_simulation import ServingError, ServingRun, simulate_serving
 from ..heuristics.econoserve_settings import EconoServeSettings
 from ..heuristics.serving_registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
-from .inputs import positive, seconds
+from .inputs import at_least_zero, log_deviation, positive, random_seed
 
 TWO_DEVICES = "distserve"
 """The policy's name that splits prompts and answers over two devices."""
@@ -46,10 +46,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--block-tokens", type=positive, default=32, metavar="N", help="of a block (default %(default)s)"
     )
     device.add_argument(
-        "--swap", type=seconds, default=0.0, metavar="SECONDS", help="per token moved to the host or back"
+        "--swap",
+        type=at_least_zero,
+        default=0.0,
+        metavar="SECONDS",
+        help="per token moved to the host or back",
     )
     device.add_argument(
-        "--transfer", type=seconds, default=0.0, metavar="SECONDS", help="per token sent to a second device"
+        "--transfer",
+        type=at_least_zero,
+        default=0.0,
+        metavar="SECONDS",
+        help="per token sent to a second device",
     )
     engine = parser.add_argument_group("device, real")
     engine.add_argument(
@@ -88,12 +96,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     sizes.add_argument(
         "--length-error",
-        type=seconds,
+        type=log_deviation,
         default=0.0,
         metavar="SD",
         help="log-deviation of the predicted lengths (default: known)",
     )
-    sizes.add_argument("--seed", type=int, default=0, help="of that error (default %(default)s)")
+    sizes.add_argument("--seed", type=random_seed, default=0, help="of that error (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -107,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         options = ServingOptions(longest, args.forward_size, settings)
         noise = np.random.default_rng(args.seed).standard_normal(len(workload))
         guess = np.rint(workload.output_tokens * np.exp(args.length_error * noise))
-        predicted = np.maximum(1, guess).astype(np.int64)
+        predicted = np.clip(guess, 1, LONGEST).astype(np.int64)
         if args.engine is not None:
             served, extra = _on_model(args, workload, options, predicted)
             figures |= extra

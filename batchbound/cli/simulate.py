@@ -16,7 +16,7 @@ from ..heuristics.follow import following
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds import best_bound
 from ..solvers.partition import solve_partition
-from .inputs import add_problem, read_inputs, refuse_existing
+from .inputs import add_problem, named_files, read_inputs, refuse_outputs
 from .reporting import print_report, report_of
 
 OF_THE_PLAN = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "cost", "first_token", "policy")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, and say what the policy reaches beside the bound."""
     begun = time.perf_counter()
     if args.trace is not None:
-        refuse_existing(args.trace, args.overwrite)
+        refuse_outputs([args.trace], args.overwrite, named_files(args, "trace"))
     trace, value = _followed(args) if args.plan is not None else _by_policy(args)
     if args.trace is not None:
         trace.save(args.trace)
