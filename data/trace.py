@@ -95,6 +95,14 @@ class Trace:
     evictions: int = 0
     engine: Mapping[str, object] = field(default_factory=dict)
 
+    @classmethod
+    def empty(cls, slots: int) -> Trace:
+        """Return the trace of an engine that had nothing to do."""
+        columns: dict[str, npt.NDArray[Any]] = {
+            name: np.array([], dtype=dtype) for name, dtype in _REQUEST_COLUMNS.items()
+        }
+        return cls(ids=(), slots=slots, stages=(), evictions=0, engine={}, **columns)
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -293,6 +293,7 @@ class _Serving:
 
     def _lose(self, k: int, why: str) -> None:
         self._lost[k] = why
+        self._logs[k].engine = {**self._logs[k].engine, "lost": why}
         self._orphans |= self._held[k]
         self._held[k] = set()
         _LOG.warning("replica %d died (%s); %d of its requests go elsewhere", k, why, len(self._orphans))

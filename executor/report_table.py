@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,10 +72,14 @@ def report_text(report: Report) -> str:
 
 def report_table(report: Report) -> Table:
     """Return a report as a table of rich, a section per group."""
+    return rows_table(report_rows(report))
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """Return lines as a table of rich, a section per group."""
     from rich.table import Table
     from rich.text import Text
 
-    rows = report_rows(report)
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column()
@@ -96,23 +101,23 @@ def _makespan_rows(report: Report) -> list[Row]:
         note = "model seconds"
         if report.plan_error is not None and measured:
             note = f"model seconds; {_signed(report.plan_error)} against the run"
-        rows.append(Row(group, "planned", _seconds(report.planned_makespan), note))
+        rows.append(Row(group, "planned", duration(report.planned_makespan), note))
     if report.expected is not None:
         rows.append(_expected_row(report.expected, group))
-    rows.append(Row(group, "run", _seconds(report.makespan), "measured" if measured else "simulated"))
+    rows.append(Row(group, "run", duration(report.makespan), "measured" if measured else "simulated"))
     if measured:
         note = f"what the cost model gives its stages: {_signed(report.model_error)}"
-        rows.append(Row(group, "run, in model seconds", _seconds(report.model_makespan), note))
+        rows.append(Row(group, "run, in model seconds", duration(report.model_makespan), note))
     if report.bound is None:
         rows.append(Row(group, "bound", "-", "nothing is proven"))
     else:
-        rows.append(Row(group, "bound", _seconds(report.bound), f"proven: {report.bound_source}"))
+        rows.append(Row(group, "bound", duration(report.bound), f"proven: {report.bound_source}"))
     if report.run_bound is not None and report.run_bound != report.bound:
         note = "proven, for the requests served and the lengths that came out"
-        rows.append(Row(group, "bound of the run", _seconds(report.run_bound), note))
+        rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
     if report.plan_gap is not None:
         rows.append(
-            Row(group, "gap of the plan", _percent(report.plan_gap, 2), "planned against bound, exact")
+            Row(group, "gap of the plan", percent(report.plan_gap, 2), "planned against bound, exact")
         )
     rows.append(_run_gap_row(report, group))
     if report.fit is not None:
@@ -121,7 +126,7 @@ def _makespan_rows(report: Report) -> list[Row]:
             Row(
                 group,
                 "error of the fit",
-                f"{_percent(report.fit.prefill_mape)} / {_percent(report.fit.decode_mape)}",
+                f"{percent(report.fit.prefill_mape)} / {percent(report.fit.decode_mape)}",
                 f"mean, {note}",
             )
         )
@@ -129,12 +134,12 @@ def _makespan_rows(report: Report) -> list[Row]:
 
 
 def _expected_row(expected: Expectation, group: str) -> Row:
-    low, high = _seconds(expected.low), _seconds(expected.high)
+    low, high = duration(expected.low), duration(expected.high)
     note = (
-        f"{low} to {high} with {_percent(expected.coverage, 0)}, over lengths that may come out;"
+        f"{low} to {high} with {percent(expected.coverage, 0)}, over lengths that may come out;"
         f" follows {expected.what()}"
     )
-    return Row(group, "expected", _seconds(expected.mean), note)
+    return Row(group, "expected", duration(expected.mean), note)
 
 
 def _run_gap_row(report: Report, group: str) -> Row:
@@ -143,7 +148,7 @@ def _run_gap_row(report: Report, group: str) -> Row:
         note = "model seconds, padding included" if report.clock == "measured" else "run against bound"
         if report.clock == "measured":
             note += f"; the model is {_signed(report.model_error)} here"
-        return Row(group, name, _percent(report.run_gap, 2), note)
+        return Row(group, name, percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")
     if report.resumed:
@@ -157,7 +162,7 @@ def _slot_rows(report: Report) -> list[Row]:
         Row(
             group,
             "utilization",
-            _percent(report.utilization),
+            percent(report.utilization),
             "full decode rounds' seconds / makespan",
         )
     ]
@@ -173,7 +178,7 @@ def _slot_rows(report: Report) -> list[Row]:
     for cause in (*BUSY, *BUBBLES):
         if cause in BUSY or report.slot_seconds[cause]:
             note = f"{_number(report.slot_seconds[cause])} slot-s " + notes[cause]
-            rows.append(Row(group, cause, _percent(report.share(cause)), note))
+            rows.append(Row(group, cause, percent(report.share(cause)), note))
     return rows
 
 
@@ -196,8 +201,8 @@ def _throughput_rows(report: Report) -> list[Row]:
         ),
     ]
     if report.padding:
-        note = f"of the keys and values read: {_seconds(report.padding_seconds)}, model seconds"
-        rows.append(Row(group, "padding", _percent(report.padding), note))
+        note = f"of the keys and values read: {duration(report.padding_seconds)}, model seconds"
+        rows.append(Row(group, "padding", percent(report.padding), note))
     if report.evictions:
         rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests put back and prefilled again"))
     if report.lengths.wrong:
@@ -225,7 +230,8 @@ def _three(value: Percentiles) -> str:
     return " / ".join(parts) + f" {unit}"
 
 
-def _seconds(value: float) -> str:
+def duration(value: float) -> str:
+    """Return seconds as a person reads them, in s or ms."""
     return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
 
 
@@ -235,7 +241,8 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def _percent(value: float, digits: int = 1) -> str:
+def percent(value: float, digits: int = 1) -> str:
+    """Return a fraction as a percentage with so many decimals."""
     return f"{100 * value:.{digits}f} %"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..data.calibration import CalibratedCost
 from ..data.files import InputError
@@ -15,6 +17,9 @@ from ..data.trace import Trace
 from ..executor.report import report
 from ..models.bounds import best_bound
 from .output import note
+
+if TYPE_CHECKING:
+    from ..executor.report_table import Row
 
 FILE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
@@ -82,11 +87,18 @@ def print_report(value: Report, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(value.to_json()))
         return
+    from ..executor.report_table import report_rows
+
+    print_rows(report_rows(value))
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print the lines of a report on stdout, as a table."""
     from rich.console import Console
 
-    from ..executor.report_table import report_table
+    from ..executor.report_table import rows_table
 
-    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(report_table(value))
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(rows))
 
 
 def _served(problem: Problem, trace: Trace) -> Problem:

@@ -248,7 +248,8 @@ def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, ob
 def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
     assert plan.prompts is not None
     path = Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / plan.prompts.path
-    refuse_outputs([args.output, args.trace], True, [path])
+    for output in (args.output, args.trace):
+        refuse_outputs([output], True, [path])
     mend = "Give the planned file with --prompts, or plan again."
     if not path.is_file():
         raise InputError("the plan's prompts are not there", file=path, mend=mend)

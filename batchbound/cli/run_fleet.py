@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.cost import CostModel, IntArray
+from ..data.cost import IntArray
 from ..data.files import InputError
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.fleet_plan import FleetPlan, is_fleet_plan
 from ..data.plan import Plan
 from ..data.schedule import Schedule
-from ..data.trace import Trace
 from ..executor.simulate import remaining_schedule
 from ..fleet_planning import make_fleet_plan
-from ..models.bounds import best_bound
-from ..models.fleet_bound import fleet_bound
 from ..solvers.constructive import ski_rental_schedule
 from . import INTERRUPTED
 from .inputs import named_files, refuse_outputs
 from .output import note
 from .progress import progress
+from .report_fleet import print_fleet_report, trace_paths
 
 if TYPE_CHECKING:
     from ..executor.job import Job
-    from ..executor.ray_fleet import EngineSpec, FleetOutcome
+    from ..executor.ray_fleet import EngineSpec
 
 
 def run_fleet(args: argparse.Namespace) -> int:
@@ -44,6 +42,7 @@ def run_fleet(args: argparse.Namespace) -> int:
     args
         The options of ``run``.
     """
+    from ..executor.fleet_report import fleet_report
     from ..executor.job import journal_path
     from ..executor.journal import Journal
     from ..executor.perfetto import save_perfetto
@@ -60,7 +59,7 @@ def run_fleet(args: argparse.Namespace) -> int:
             raise InputError(f"{option} is for one replica", mend="Leave it out, or plan for one replica.")
     plan, planned = _plans(args)
     count = len(planned.fleet.replicas)
-    paths = [Path(args.trace).with_suffix(f".{k}.jsonl") for k in range(count)]
+    paths = trace_paths(args.trace, count)
     merged = Path(args.trace).with_suffix(".perfetto.json")
     refuse_outputs([args.output, *paths, merged], args.overwrite, named_files(args, "output", "trace"))
     job = load_job(plan, args, _shape(args))
@@ -105,22 +104,17 @@ def run_fleet(args: argparse.Namespace) -> int:
     for path, trace in zip(paths, outcome.traces, strict=True):
         trace.save(path)
     save_perfetto(merged, outcome.traces)
-    facts = fleet_report(fleet, outcome) | {"planned_s": planned.makespan, "planned_gap": planned.gap}
-    facts["seconds"] = time.perf_counter() - begun
+    report = fleet_report(planned, outcome.traces)
     if args.json:
-        print(json.dumps(facts))
+        print(json.dumps(report.to_json() | {"seconds": time.perf_counter() - begun}))
         return 0
+    gap = "no bound" if report.run_gap is None else f"{report.run_gap:.2%} above the fleet's proven bound"
+    before = f" after {resumed:,} from before" if resumed else ""
     print(
-        f"{args.output}: {len(left):,} answers from {count} replicas in {facts['makespan_s']:,.2f} s,"
-        f" {facts['gap']:.2%} above the fleet's proven bound, in the cost model's seconds"
-        f" (planned: {planned.gap:.2%})"
+        f"{args.output}: {len(left):,} answers{before} from {count} replicas in {report.makespan:,.2f} s,"
+        f" {gap}, in the cost model's seconds"
     )
-    for k, replica in enumerate(facts["replicas"]):  # type: ignore[arg-type,var-annotated]
-        fate = (
-            f", died ({outcome.lost[k]}): its unfinished requests ran elsewhere" if k in outcome.lost else ""
-        )
-        gap = "nothing served" if replica["gap"] is None else f"gap {replica['gap']:.2%}"
-        print(f"  replica {k}: {replica['requests']:,} answers, {replica['model_s']:,.2f} s, {gap}{fate}")
+    print_fleet_report(report, as_json=False)
     print(f"{merged}: all replicas, for ui.perfetto.dev")
     return 0
 
@@ -165,62 +159,6 @@ def left_of(plan: FleetPlan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
             schedules.append(remaining_schedule(plan.fleet.problem_of(k, members), schedule, kept)[1])
     fleet = dataclasses.replace(plan.fleet, workload=plan.fleet.workload.select(left))
     return fleet, FleetSchedule(replica_of, tuple(schedules))
-
-
-def fleet_report(fleet: Fleet, outcome: FleetOutcome) -> dict[str, object]:
-    """
-    Return the fleet's gap and each replica's, to bounds of the lengths that came out.
-
-    Parameters
-    ----------
-    fleet
-        What was to be served, and by what.
-    outcome
-        What the replicas did.
-    """
-    row_of = {name: row for row, name in enumerate(fleet.workload.ids.tolist())}
-    free = [
-        dataclasses.replace(one, kv_capacity=None, prefill_token_cap=None, max_position=None)
-        for one in fleet.replicas
-    ]
-    served = dataclasses.replace(fleet, replicas=tuple(free))
-    tokens = fleet.workload.output_tokens.copy()
-    rows = [[row_of[name] for name in trace.ids] for trace in outcome.traces]
-    for mine, trace in zip(rows, outcome.traces, strict=True):
-        tokens[mine] = trace.tokens
-    served = served.with_output_tokens(tokens)
-    replicas: list[dict[str, object]] = []
-    ends: list[float] = []
-    for k, (mine, trace) in enumerate(zip(rows, outcome.traces, strict=True)):
-        model, gap = model_seconds(fleet.replicas[k].cost, trace), None
-        if mine:
-            bound = best_bound(served.problem_of(k, mine))
-            gap = bound.gap(model) if bound.seconds > 0 else None
-        ends.append(fleet.replicas[k].busy + model)
-        replicas.append({"requests": len(mine), "model_s": model, "gap": gap, "seconds": trace.makespan})
-    whole = fleet_bound(served)
-    return {
-        "requests": len(fleet),
-        "makespan_s": max(trace.makespan for trace in outcome.traces),
-        "model_s": max(ends),
-        "bound_s": whole.seconds,
-        "gap": whole.gap(max(ends)),
-        "moved": outcome.moved,
-        "lost": {str(k): why for k, why in outcome.lost.items()},
-        "replicas": replicas,
-    }
-
-
-def model_seconds(cost: CostModel, trace: Trace) -> float:
-    """Return what a trace's stages take by a cost model."""
-    total = 0.0
-    for stage in trace.stages:
-        if stage.kind == "prefill":
-            total += cost.prefill_seconds(stage.tokens)
-        else:
-            rounds = stage.rounds * cost.decode_seconds(stage.active)
-            total += rounds + cost.decode_per_kv_token * stage.kv_tokens
-    return total
 
 
 def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:

@@ -1,0 +1,115 @@
+"""``batchbound report`` of a plan for several replicas: one gap for the fleet, and what each replica did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from ..data.files import InputError
+from ..data.fleet_plan import FleetPlan
+from ..data.trace import Trace
+from ..executor.fleet_report import FleetReport, fleet_report, simulated_fleet
+from .inputs import refuse_outputs
+from .output import note
+from .reporting import print_rows
+
+MOST_PANELS = 32
+"""Replicas that fit into one picture."""
+
+
+def trace_paths(trace: str, replicas: int) -> list[Path]:
+    """
+    Return where the replicas' traces stand.
+
+    Parameters
+    ----------
+    trace
+        What ``run --trace`` names: ``trace.jsonl`` for ``trace.0.jsonl``, ``trace.1.jsonl`` and on.
+    replicas
+        How many.
+    """
+    return [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
+
+
+def run_report_fleet(args: argparse.Namespace) -> int:
+    """
+    Print the report of a fleet's plan, or of its run, and draw what was asked for.
+
+    Parameters
+    ----------
+    args
+        The options of ``report``.
+    """
+    from ..executor.perfetto import save_perfetto
+
+    plan = FleetPlan.load(args.plan)
+    count = len(plan.fleet.replicas)
+    if args.gantt and count > MOST_PANELS:
+        message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
+        raise InputError(message, file=args.plan, mend="Use --perfetto.")
+    paths = _paths(args.trace, count)
+    drawn = [*args.gantt, *([] if args.perfetto is None else [args.perfetto])]
+    refuse_outputs(drawn, True, [args.plan, *(paths or [])])
+    traces = simulated_fleet(plan) if paths is None else tuple(Trace.load(path) for path in paths)
+    report = report_of_fleet(plan, traces)
+    print_fleet_report(report, as_json=args.json)
+    for picture in args.gantt:
+        _draw(picture, traces, report)
+        note(f"drew {picture}")
+    if args.perfetto is not None:
+        save_perfetto(args.perfetto, traces)
+        note(f"wrote {args.perfetto}: open it in ui.perfetto.dev")
+    return 0
+
+
+def report_of_fleet(plan: FleetPlan, traces: tuple[Trace, ...]) -> FleetReport:
+    """
+    Return the report of a fleet's run.
+
+    Parameters
+    ----------
+    plan, traces
+        What was run, and what each replica did.
+
+    Raises
+    ------
+    InputError
+        If the traces are of another plan.
+    """
+    try:
+        return fleet_report(plan, traces)
+    except ValueError as error:
+        raise InputError(str(error), mend="Give the plan that was run.") from None
+
+
+def print_fleet_report(report: FleetReport, *, as_json: bool) -> None:
+    """Print a fleet's report on stdout: as one JSON object, or as a table."""
+    if as_json:
+        print(json.dumps(report.to_json()))
+        return
+    from ..executor.fleet_report_table import fleet_rows
+
+    print_rows(fleet_rows(report))
+
+
+def _paths(trace: str | None, count: int) -> list[Path] | None:
+    """Return the traces that the user names, those of a run with the default name, or None."""
+    if trace is None:
+        found = trace_paths("trace.jsonl", count)
+        return found if found[0].exists() else None
+    # One replica's trace stands for all of them.
+    whole = re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
+    return trace_paths(whole if Path(trace).exists() else trace, count)
+
+
+def _draw(picture: str, traces: tuple[Trace, ...], report: FleetReport) -> None:
+    from ..executor.gantt import Panel, save_gantt
+
+    panels = [
+        Panel(f"Replica {k}", trace, each)
+        for k, (trace, each) in enumerate(zip(traces, report.replicas, strict=True))
+        if each is not None
+    ]
+    save_gantt(picture, *panels)
