@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +69,19 @@ def llama() -> Any:
     from batchbound.executor.model_source import load_model
 
     return load_model("tiny:llama", dtype="float64", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def public_data() -> Path:
+    """
+    Folder of the published measurements and traces, which the repository does not carry.
+
+    Without it a test is skipped; a folder that ``BATCHBOUND_DATA`` names, or that lacks a file, is a failure.
+    """
+    named = os.environ.get("BATCHBOUND_DATA")
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data" if named is None else Path(named)
+    if not folder.is_dir():
+        if named is not None:
+            pytest.fail(f"BATCHBOUND_DATA names {named}, which is no folder")
+        pytest.skip("the public data is not here; set BATCHBOUND_DATA to its folder")
+    return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,6 @@ from batchbound.solvers.configuration_search import (
 from batchbound.solvers.execution_search import GAP, search, search_all, spaces, whole_frontier, whole_grid
 from batchbound.solvers.row_search import RowRange, best_of_rows
 
-DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
 LLAMA = ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
 
 
@@ -224,10 +222,8 @@ def test_the_whole_frontier_holds_what_every_search_finds() -> None:
 
 @pytest.mark.parametrize("task", ["S", "C1"])
 @pytest.mark.parametrize("strategy", list(Strategy))
-def test_the_search_is_exact_on_measured_profiles(task: str, strategy: Strategy) -> None:
-    folders = [DATA / "layer_profiles" / f"RTXPRO6000-Llama-3.1-8B-tp{degree}" for degree in (1, 2)]
-    if not folders[0].exists():
-        pytest.skip("the measured layer profiles are not here (BATCHBOUND_DATA)")
+def test_the_search_is_exact_on_measured_profiles(task: str, strategy: Strategy, public_data: Path) -> None:
+    folders = [public_data / "layer_profiles" / f"RTXPRO6000-Llama-3.1-8B-tp{degree}" for degree in (1, 2)]
     generator = GENERATORS[f"exegpt-{task}"]
     pair = LengthPair(generator.input_tokens(), generator.output_tokens())
     costs = {degree: LayerCost(read_layer_profiles(folders[degree - 1])) for degree in (1, 2)}

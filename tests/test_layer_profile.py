@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from batchbound.data.trace import Stage
 from batchbound.executor.calibrate import fit_cost, fit_error
 from batchbound.models.layer_cost import Curve, LayerCost, Surface
 
-DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
 SHAPE = ModelShape("m", 2, 8, 2, 2, 4, 16, 32)
 
 
@@ -153,11 +151,8 @@ def test_a_folder_that_names_no_device_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("degree", [1, 2])
-def test_the_measured_layer_profiles_make_plausible_iterations(degree: int) -> None:
-    folder = DATA / "layer_profiles" / f"RTXPRO6000-Llama-3.1-8B-tp{degree}"
-    if not folder.exists():
-        pytest.skip("the measured layer profiles are not here (BATCHBOUND_DATA)")
-    profile = read_layer_profiles(folder)
+def test_the_measured_layer_profiles_make_plausible_iterations(degree: int, public_data: Path) -> None:
+    profile = read_layer_profiles(public_data / "layer_profiles" / f"RTXPRO6000-Llama-3.1-8B-tp{degree}")
     assert profile.shape.layers == 32
     seconds = LayerCost(profile).iteration(1, 100, [])
     # Reading 16 GB of weights takes most of it.
@@ -165,11 +160,8 @@ def test_the_measured_layer_profiles_make_plausible_iterations(degree: int) -> N
     assert bool(profile.warnings) == (degree > 1)
 
 
-def test_cost_models_fit_the_published_times() -> None:
-    folder = DATA / "splitwise"
-    if not folder.exists():
-        pytest.skip("Splitwise's measurements are not here (BATCHBOUND_DATA)")
-    found = read_splitwise(folder / "perf_model.csv")
+def test_cost_models_fit_the_published_times(public_data: Path) -> None:
+    found = read_splitwise(public_data / "splitwise" / "perf_model.csv")
     assert sum("left out" in trap for each in found for trap in each.traps) == 3
     assert {each.device for each in found if any("not a meas" in trap for trap in each.traps)} == {
         "h100-80gb-pcap"

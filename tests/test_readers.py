@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -557,12 +556,8 @@ def test_a_bad_file_of_answers_is_refused(write: Write, kind: str) -> None:
         ("vllm_runs/RTX4090-Llama-3.1-8B/requests.jsonl", 300, 652.51),
     ],
 )
-def test_a_published_trace_is_read(name: str, rows: int, mean_output: float) -> None:
-    root = Path(__file__).resolve().parent.parent
-    path = Path(os.environ.get("BATCHBOUND_DATA", root / "../shared/data")) / name
-    if not path.exists():
-        pytest.skip(f"{name} is not here; set BATCHBOUND_DATA to the folder of public data")
-    workload: Workload = read_workload(path).workload
+def test_a_published_trace_is_read(name: str, rows: int, mean_output: float, public_data: Path) -> None:
+    workload: Workload = read_workload(public_data / name).workload
     assert len(workload) == rows
     assert workload.output_tokens.mean() == pytest.approx(mean_output, abs=0.01)
     assert workload.arrival[0] == 0

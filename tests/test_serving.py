@@ -1,7 +1,6 @@
 """Serving requests as they arrive, in the simulator, by every policy."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -218,11 +217,8 @@ def test_an_unknown_policy_is_named() -> None:
         serving_policy("nobody")
 
 
-def test_opt_13b_on_an_a100_takes_what_distserve_fitted() -> None:
-    data = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-    file = data / "distserve" / "profiler-a100-80g.distserve.json"
-    if not file.exists():
-        pytest.skip(f"public data absent: {file.name}")
+def test_opt_13b_on_an_a100_takes_what_distserve_fitted(public_data: Path) -> None:
+    file = public_data / "distserve" / "profiler-a100-80g.distserve.json"
     cost = read_distserve_cost(file, "facebook/opt-13b", 1)
     # 18.1 ms + 0.1019 ms a token + 7.1e-6 ms a pair; 19.9 ms + 0.0385 ms a request + 0.00063 ms a token held.
     assert cost.seconds(0, 0, 512, 512**2) == pytest.approx(0.0722, abs=1e-4)

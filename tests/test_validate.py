@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,8 +26,6 @@ from batchbound.heuristics.mixed_policy import ChunkedPrefill, Iteration, MixedS
 from batchbound.heuristics.registry import policy_named
 from batchbound.models.kv_blocks import BlockPool
 from batchbound.models.layer_cost import LayerCost
-
-DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
 
 
 def _one_second(contexts: Sequence[int], chunks: Sequence[tuple[int, int]], drawn: int) -> float:
@@ -220,11 +217,9 @@ def test_a_vllm_run_without_a_profile_is_refused(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("device", ["RTX4090", "RTXPRO6000"])
-def test_the_simulation_is_within_five_percent_of_a_measured_vllm_run(device: str) -> None:
-    folder = DATA / "vllm_runs" / f"{device}-Llama-3.1-8B"
-    if not folder.exists():
-        pytest.skip("the measured vLLM runs are not here (BATCHBOUND_DATA)")
-    profile = read_layer_profiles(DATA / "layer_profiles" / f"{device}-Llama-3.1-8B-tp1")
+def test_the_simulation_is_within_five_percent_of_a_measured_vllm_run(device: str, public_data: Path) -> None:
+    folder = public_data / "vllm_runs" / f"{device}-Llama-3.1-8B"
+    profile = read_layer_profiles(public_data / "layer_profiles" / f"{device}-Llama-3.1-8B-tp1")
     validation = validate_run(read_vllm_run(folder), LayerCost(profile))
     assert abs(validation.metrics["makespan_s"].error) < 0.05
     assert abs(validation.metrics["tokens_per_s"].error) < 0.05
