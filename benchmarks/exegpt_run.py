@@ -19,6 +19,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,10 @@ from batchbound.executor.configuration_run import steady_state
 from batchbound.executor.encode_worker import EncodeWorker
 from batchbound.executor.huggingface import HuggingFaceEngine, vocabulary_of
 from batchbound.executor.journal import Journal
-from batchbound.executor.layer_profiling import Grid, profile_layers
+from batchbound.executor.layer_profiling import profile_layers
 from batchbound.executor.loop import execute
 from batchbound.executor.model_source import load_model
+from batchbound.executor.profile_grid import Grid
 from batchbound.executor.profiling import grid
 from batchbound.executor.prompts import Prompts
 from batchbound.executor.ray_fleet import EngineSpec
@@ -77,17 +79,18 @@ def main() -> None:
     tier = choose_tier(model)
     problem = _problem(args)
     prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
+    spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
     strategies = [Strategy.RRA, Strategy.WAA_C]
     chosen: dict[Strategy, tuple[ExecConfig, float]] = {}
     for repeat in range(args.repeats):
-        profile = _profile(model, tier, clock, problem)
+        profile = _profile(model, tier, spec, clock, problem)
         for strategy in strategies:
             timeline = _timeline(profile, problem, strategy)
             if strategy not in chosen:
                 chosen[strategy] = _choose(timeline, strategy, args.margin)
             config, bound = chosen[strategy]
             planned = planned_configuration(timeline, config, bound)
-            answers, trace = _run(planned, problem, model, tier, prompts, args, clock)
+            answers, trace = _run(planned, problem, model, tier, spec, prompts, args, clock)
             _print(repeat, planned, trace)
             if repeat == 0:
                 print(
@@ -105,14 +108,16 @@ def _problem(args: argparse.Namespace) -> Problem:
     return Problem(workload, CostModel.paper(), args.requests, prefill_emits_first_token=True)
 
 
-def _profile(model: Any, tier: Tier, clock: Callable[[], float], problem: Problem) -> LayerProfile:
+def _profile(
+    model: Any, tier: Tier, spec: EngineSpec, clock: Callable[[], float], problem: Problem
+) -> LayerProfile:
     longest = int((problem.prompt_tokens + problem.rounds).max())
     measured = Grid(tuple(grid(128, points=6)), tuple(grid(longest, least=8, points=4)))
     with (
         tempfile.TemporaryDirectory() as folder,
         Journal(Path(folder) / "points", {"clock": str(clock)}) as journal,
     ):
-        return profile_layers(model, tier, measured, journal, pinned=True, clock=clock)
+        return profile_layers(model, tier, measured, journal, pinned=True, worker=spec, clock=clock)
 
 
 def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Timeline:
@@ -141,6 +146,7 @@ def _run(
     problem: Problem,
     model: Any,
     tier: Tier,
+    spec: EngineSpec,
     prompts: Prompts,
     args: argparse.Namespace,
     clock: Callable[[], float],
@@ -151,9 +157,8 @@ def _run(
     if not planned.handed_over:
         single = HuggingFaceEngine(problem, model, prompts.tokens, most, tier=tier, clock=clock)
         return single.answers, execute(problem, rra_policy(planned), single)
-    spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
     batch = dynamic_batch(planned)
-    with EncodeWorker(spec, batch.most, int(problem.prompt_tokens.max())) as worker:
+    with closing(EncodeWorker(spec, batch.most, int(problem.prompt_tokens.max()))) as worker:
         engine = DecodeEngine(
             worker, problem, model, prompts.tokens, most_tokens=most, tier=tier, clock=clock
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def run_configuration(
     if worker is None:
         raise ValueError(f"{configuration.strategy} needs a worker that encodes")
     batch = dynamic_batch(configuration)
-    with EncodeWorker(worker, batch.most, int(problem.prompt_tokens.max())) as encoder:
+    with closing(EncodeWorker(worker, batch.most, int(problem.prompt_tokens.max()))) as encoder:
         engine = DecodeEngine(encoder, problem, job.model, prompts, **options)
         trace = serve(engine, WorkloadAwareAllocation(engine, batch, configuration.lead))
     return Outcome(replace(trace, prefilled=engine.encode_began), resumed)

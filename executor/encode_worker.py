@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Self
+from selectors import EVENT_READ, DefaultSelector
+from typing import TYPE_CHECKING, Any
 
 from .faults import RunStoppedError
 from .ray_fleet import EngineSpec
 
 if TYPE_CHECKING:
-    from .handover import Parcel
+    import torch
+
+    from .handover import Layout
+    from .store import Suspended
 
 _PATIENCE = 5.0
 """Seconds that a worker is given to end by itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """
     A batch that was encoded.
@@ -28,19 +34,22 @@ class Encoded:
     ----------
     requests
         Their positions in the workload.
-    parcel
-        Their keys, values and first tokens.
+    suspended
+        What each goes on with: views of shared memory, good until the batch is given back.
     begun, ended
-        When its encoding began, and when its parcel was ready, on the system's monotonic clock, seconds.
+        When its encoding began, and when it was packed, on the system's monotonic clock, seconds.
     cpu_seconds
         Of the worker's process, on it.
+    block
+        Where in shared memory it lies.
     """
 
     requests: tuple[int, ...]
-    parcel: Parcel
+    suspended: tuple[Suspended, ...]
     begun: float
     ended: float
     cpu_seconds: float
+    block: int
 
 
 class EncodeWorker:
@@ -73,24 +82,27 @@ class EncodeWorker:
         )
         self._process.start()
         theirs.close()
-        self._underway = 0
-        try:
-            self._receive()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        # Kept for good: the connection's own `poll` makes one a call.
+        self._selector = DefaultSelector()
+        self._selector.register(self._connection, EVENT_READ)
+        self._under_way: deque[tuple[int, ...]] = deque()
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._given_back: list[int] = []
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._layout: Layout = self._receive()
+            undo.pop_all()
 
     @property
     def process_id(self) -> int:
         """Of the worker."""
         assert self._process.pid is not None
         return self._process.pid
+
+    @property
+    def under_way(self) -> int:
+        """Batches sent and not received."""
+        return len(self._under_way)
 
     def send(self, requests: Sequence[int], names: Sequence[str], prompts: Sequence[Sequence[int]]) -> None:
         """
@@ -111,10 +123,11 @@ class EncodeWorker:
             If the worker is gone.
         """
         try:
-            self._connection.send((tuple(requests), tuple(names), tuple(map(tuple, prompts))))
+            self._connection.send((names, prompts, self._given_back))
         except OSError as error:
             raise self._gone() from error
-        self._underway += 1
+        self._given_back = []
+        self._under_way.append(tuple(requests))
 
     def receive(self, *, wait: bool) -> list[Encoded]:
         """
@@ -125,44 +138,43 @@ class EncodeWorker:
         RunStoppedError
             If the worker is gone, or could not encode a batch.
         """
+        from .handover import unpack
+
         ready: list[Encoded] = []
-        while self._underway and ((wait and not ready) or self._poll()):
-            ready.append(self._receive())
-            self._underway -= 1
+        while self._under_way and ((wait and not ready) or self._selector.select(0)):
+            number, block, tokens, states, begun, ended, cpu_seconds = self._receive()
+            if block is not None:
+                self._blocks[number] = block
+            suspended = tuple(unpack(self._layout, tokens, states, self._blocks[number]))
+            requests = self._under_way.popleft()
+            ready.append(Encoded(requests, suspended, begun, ended, cpu_seconds, number))
         return ready
 
-    def close(self) -> None:
-        """End the worker, and give back what it has sent and nobody has taken."""
-        from .handover import discard
+    def give_back(self, batch: Encoded) -> None:
+        """Let the worker use a batch's memory again: nobody looks at it any more."""
+        self._given_back.append(batch.block)
 
+    def close(self) -> None:
+        """End the worker."""
         try:
             self._connection.send(None)
-            while self._underway and self._connection.poll(_PATIENCE):
-                discard(self._receive().parcel)
-                self._underway -= 1
-        except (OSError, RunStoppedError):
-            # It is gone already: nothing is left to be told, or to come.
-            self._underway = 0
+        except OSError:
+            # It is gone already: nothing is left to be told.
+            self._under_way.clear()
+        self._selector.close()
         self._connection.close()
         self._process.join(_PATIENCE)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
 
-    def _poll(self) -> bool:
-        try:
-            return self._connection.poll()
-        except OSError as error:
-            raise self._gone() from error
-
-    def _receive(self) -> Encoded:
+    def _receive(self) -> Any:
         try:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._gone() from error
         if isinstance(answer, str):
             raise RunStoppedError(f"the encoding worker failed: {answer}")
-        assert isinstance(answer, Encoded)
         return answer
 
     def _gone(self) -> RunStoppedError:
@@ -174,12 +186,11 @@ def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tok
     """Encode what comes until nothing does; the worker's whole life."""
     import torch
 
-    from .handover import Parcel, discard, pack
+    from .handover import Blocks, Layout
     from .model_source import load_model
     from .sampling import Sampler
     from .tiers import choose_tier
 
-    parcel = None
     try:
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
@@ -192,22 +203,23 @@ def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tok
         )
         sampler = Sampler(**spec.sampling)  # type: ignore[arg-type]
         batch = choose_tier(model, spec.tier).batch(model, most_prompts, most_tokens, sampler=sampler)
+        blocks = Blocks()
         # The first call allocates, and chooses kernels.
-        batch.prefill([0], [[0] * most_tokens])
-        batch.release(0)
-        connection.send(Encoded((), Parcel("", (), (), (), ""), 0.0, 0.0, 0.0))
+        batch.prefill([0], [[0] * most_tokens], request_ids=[""])
+        connection.send(Layout.of(batch.take(0)))
         while (asked := connection.recv()) is not None:
-            requests, names, prompts = asked
+            names, prompts, given_back = asked
             begun, cpu = time.perf_counter(), time.process_time()
-            slots = range(len(requests))
+            blocks.free(given_back)
+            slots = range(len(prompts))
             batch.prefill(slots, prompts, request_ids=names)
-            parcel = pack([batch.take(slot) for slot in slots])
+            requests = [batch.take(slot) for slot in slots]
+            tokens, states = [each.tokens for each in requests], [each.state.tolist() for each in requests]
+            number, block = blocks.pack(requests)
             spent = time.process_time() - cpu
-            connection.send(Encoded(requests, parcel, begun, time.perf_counter(), spent))
-            parcel = None
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        # The process that decodes is gone: nobody would take what is encoded.
-        if parcel is not None:
-            discard(parcel)
+            connection.send((number, block, tokens, states, begun, time.perf_counter(), spent))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        # The process that decodes is gone, or no longer listens: nobody would take what is encoded.
+        connection.close()
     except Exception as error:
         connection.send(f"{type(error).__name__}: {error}")

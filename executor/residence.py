@@ -8,7 +8,8 @@ to the host and take turns with the others: slower, never wrong, and nothing is 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -205,6 +206,16 @@ class Residence:
     def receive(self, request: int, suspended: Suspended) -> None:
         """Take a request that was prefilled elsewhere, to go on as one that was put back."""
         self._put_back[request] = suspended
+
+    def keep(self, requests: Iterable[int]) -> None:
+        """Copy what requests still have on the host: where it came from, it is overwritten from now on."""
+        for request in requests:
+            suspended = self._parked.get(request)
+            if suspended is not None:
+                keys, values = (
+                    tuple(part.clone() for part in parts) for parts in (suspended.keys, suspended.values)
+                )
+                self._parked[request] = replace(suspended, keys=keys, values=values)
 
     def go_on(self, request: int) -> bool:
         """Let a request that was put back join again; return whether its keys and values were there still."""

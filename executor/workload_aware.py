@@ -9,7 +9,8 @@ import numpy as np
 
 from ..data.cost import FloatArray
 from ..data.problem import Problem
-from .encode_worker import EncodeWorker
+from ..data.trace import Stage
+from .encode_worker import Encoded, EncodeWorker
 from .huggingface import HuggingFaceEngine
 
 
@@ -38,10 +39,13 @@ class DecodeEngine(HuggingFaceEngine):
         super().__init__(problem, model, prompts, **options)
         self._worker = worker
         self._names = [str(name) for name in problem.workload.ids]
+        self._arrived: dict[int, tuple[Encoded, int]] = {}
         self.encode_began: FloatArray = np.full(len(prompts), np.nan)
         """When each request's encoding began, seconds after the job's start, shape (requests,)."""
-        self.encode_cpu_seconds = 0.0
-        """Of the other worker's process."""
+        self.encode_seconds: list[tuple[float, float]] = []
+        """Of each batch encoded: seconds by the clock, and of the other worker's process on its CPU."""
+        self.waits: list[float] = []
+        """Seconds of each time that there was nothing to decode, the start included."""
 
     def encode(self, requests: Sequence[int]) -> None:
         """Have requests encoded by the other worker."""
@@ -49,15 +53,30 @@ class DecodeEngine(HuggingFaceEngine):
         self._worker.send(requests, names, [self._prompts[request] for request in requests])
 
     def encoded(self, *, wait: bool) -> list[list[int]]:
-        """Return the batches encoded since the last call; their keys and values are on this side now."""
-        from .handover import unpack
-
-        batches = []
-        for batch in self._worker.receive(wait=wait):
-            for request, suspended in zip(batch.requests, unpack(batch.parcel), strict=True):
-                self._residence.receive(request, suspended)
-                self.answers[request] = [int(suspended.state[0])]
-                self.encode_began[request] = batch.begun - self._origin
-            self.encode_cpu_seconds += batch.cpu_seconds
-            batches.append(list(batch.requests))
+        """Return the batches encoded since the last call; prefilling takes them up from shared memory."""
+        batches, begun = [], self.time
+        ready = self._worker.receive(wait=wait)
+        if wait:
+            self.waits.append(self.time - begun)
+        for batch in ready:
+            requests = list(batch.requests)
+            self._arrived.update((request, (batch, place)) for place, request in enumerate(requests))
+            self.encode_began[requests] = batch.begun - self._origin
+            self.encode_seconds.append((batch.ended - batch.begun, batch.cpu_seconds))
+            batches.append(requests)
         return batches
+
+    def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
+        """Let requests join with what the other worker has encoded; prefill or resume the others here."""
+        joining = {request: self._arrived.pop(request) for request in requests if request in self._arrived}
+        for request, (batch, place) in joining.items():
+            suspended = batch.suspended[place]
+            self.answers[request] = [int(suspended.state[0])]
+            self._residence.receive(request, suspended)
+        done = super().prefill(requests, slots)
+        self._residence.keep(joining)
+        still_there = {id(batch) for batch, _ in self._arrived.values()}
+        for batch in {id(batch): batch for batch, _ in joining.values()}.values():
+            if id(batch) not in still_there:
+                self._worker.give_back(batch)
+        return done

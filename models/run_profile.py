@@ -7,23 +7,26 @@ from dataclasses import replace
 import numpy as np
 
 from ..data.layer_profile import LayerProfile, Operation
-from .layer_cost import Curve
+from .layer_cost import LayerCost, Surface
 
-_REQUESTS = np.array([[0.0], [1e6]])
+_OF_TWO_WORKERS = frozenset({"send", "join", "crowding"})
 
 
 def profile_of_run(
     profile: LayerProfile, iterations: float, *, handed_over: bool = False, input_tokens: float = 0.0
 ) -> LayerProfile:
-    """
+    r"""
     Return a profile whose encode and decode operations include those of phase ``run``.
 
     Each stage pays what passes in the loop around it (``loop``), and a request what its leaving costs
-    (``leave``): where it is encoded, or under WAA by the worker that decodes, with ``receive``; the one that
-    encodes pays ``send``. What a change of the decode batch costs (``change``) is paid in the share of decode
-    iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D` iterations on
-    average, none completes with a chance of about :math:`e^{-B / S_D}`. Under WAA every iteration takes
-    requests up: each pays it, and is two stages.
+    (``leave``) where it is encoded. What a change of the decode batch costs (``change``) is paid in the share
+    of decode iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D`
+    iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`.
+
+    Under WAA every iteration takes requests up, :math:`B / S_D` of them: it pays the change, their leaving,
+    and what passes between two iterations where so many join (``join``). The worker that encodes pays what it
+    takes longer beside one that decodes (``send``, with sending). Each second it is at work costs the other
+    one some part of a second (``crowding``): workers of one host share caches, memory and cores.
 
     Parameters
     ----------
@@ -39,38 +42,64 @@ def profile_of_run(
     Raises
     ------
     ValueError
-        If the profile lacks what handing over costs.
+        If the profile lacks what two workers cost each other.
     """
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     if not own:
         return profile
-    missing = {"send", "receive"} - own.keys() if handed_over else set()
-    if missing:
-        raise ValueError(f"the profile does not say what it costs to {' and to '.join(sorted(missing))}")
-    leave, loop = (Curve(*_line(own[name]))(1.0) for name in ("leave", "loop"))
-    change = own["change"]
+    loop = float(own["loop"].seconds[0])
     if handed_over:
-        sent, received = (Curve(*_line(own[name]))(input_tokens) for name in ("send", "receive"))
-        added = [
-            _per_request("send", "encode", 0.0, sent),
-            _per_request("receive", "decode", 2 * loop, (leave + received) / iterations),
-            replace(change, phase="decode", per_layer=False),
-        ]
+        missing = _OF_TWO_WORKERS - own.keys()
+        if missing:
+            raise ValueError(f"the profile does not say what two workers cost: {', '.join(sorted(missing))}")
+        added = _handed_over(profile, own, iterations, input_tokens)
     else:
+        change = own["change"]
         completing = 1 - np.exp(-change.points[:, 0] / iterations)
         seconds = (change.seconds + loop) * completing
         added = [
-            _per_request("leave", "encode", loop, leave),
+            replace(own["leave"], phase="encode", per_layer=False, seconds=loop + own["leave"].seconds),
             replace(change, phase="decode", per_layer=False, seconds=seconds),
         ]
     kept = tuple(operation for operation in profile.operations if operation.phase != "run")
     return replace(profile, operations=(*kept, *added))
 
 
-def _per_request(name: str, phase: str, once: float, each: float) -> Operation:
-    seconds = once + each * _REQUESTS[:, 0]
-    return Operation(name, phase, ("sequences",), _REQUESTS, seconds, per_layer=False)
+def can_hand_over(profile: LayerProfile) -> bool:
+    """Tell whether a profile says what two workers cost each other, or nothing of what a run costs."""
+    own = {operation.name for operation in profile.operations if operation.phase == "run"}
+    return not own or own >= _OF_TWO_WORKERS
 
 
-def _line(operation: Operation) -> tuple[list[float], list[float]]:
-    return operation.points[:, 0].tolist(), operation.seconds.tolist()
+def _handed_over(
+    profile: LayerProfile, own: dict[str, Operation], iterations: float, input_tokens: float
+) -> list[Operation]:
+    cost, layers = LayerCost(profile), profile.shape.layers
+    change, crowding, send = own["change"], own["crowding"], own["send"]
+    batches, contexts = change.points.T
+    joining = batches / iterations
+    sending = Surface(send.points, send.seconds)
+    # Less than a prompt in each iteration is one now and then.
+    whole, share = np.maximum(1.0, joining), np.minimum(1.0, joining)
+
+    encode = np.array([layers * a + b for a, b in (cost.encode(prompts, input_tokens) for prompts in whole)])
+    encode = share * (encode + [sending(prompts, input_tokens) for prompts in whole])
+    loop, join = float(own["loop"].seconds[0]), Surface(own["join"].points, own["join"].seconds)
+    joined = np.array([join(prompts, input_tokens) for prompts in whole])
+    between = loop + share * (joined - loop)
+    lost = np.interp(batches, crowding.points[:, 0], crowding.seconds)
+    per_layer, once = cost.decode_many(batches, contexts)
+    decode = layers * per_layer + once + change.seconds
+    # At most, the other worker is at work all the time.
+    crowded = np.minimum(lost * encode, decode * lost / (1 - lost))
+    seconds = change.seconds + joining * _each(own["leave"]) + between + crowded
+    return [
+        replace(send, phase="encode", per_layer=False),
+        replace(change, phase="decode", per_layer=False, seconds=seconds),
+    ]
+
+
+def _each(operation: Operation) -> float:
+    """Return what one more costs, of an operation that is a line."""
+    rise, run = np.diff(operation.seconds), np.diff(operation.points[:, 0])
+    return float(rise[0] / run[0])

@@ -138,6 +138,18 @@ def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
     assert (trace.prefilled < joined).all()
 
 
+def test_what_was_encoded_is_kept_where_the_device_has_no_room_for_it(
+    job: Job, alone: dict[str, dict[str, object]], tmp_path: Path
+) -> None:
+    # Room for three of the longest requests; the others take turns with the host, and blocks are used again.
+    few = replace(job, kv_tokens=3 * int((job.plan.problem.prompt_tokens + 16).max()))
+    with Journal(tmp_path / "journal", {}) as journal:
+        outcome = run_configuration(few, replace(WAA, encode_batch=3), journal, worker=WORKER)
+        assert journal.finished == alone
+    assert outcome.trace is not None
+    assert "moved to the host" in str(outcome.trace.engine["memory"])
+
+
 def test_what_a_worker_cannot_load_is_said(job: Job, tmp_path: Path) -> None:
     lost = replace(WORKER, model=str(tmp_path / "no-model"))
     with (

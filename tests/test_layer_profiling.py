@@ -17,15 +17,18 @@ from batchbound.data.layer_profile import LayerProfile
 from batchbound.data.plan import Plan
 from batchbound.executor.calibrate import calibrate_to_profile
 from batchbound.executor.journal import Journal
-from batchbound.executor.layer_profiling import Grid, profile_layers
+from batchbound.executor.layer_profiling import profile_layers
+from batchbound.executor.profile_grid import Grid
+from batchbound.executor.ray_fleet import EngineSpec
 from batchbound.models.layer_cost import LayerCost
-from batchbound.models.run_profile import profile_of_run
+from batchbound.models.run_profile import can_hand_over
 from batchbound.models.whole_model_profile import whole_model_profile
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 GRID = Grid((1, 4), (8, 40), rounds=3, repeats=2)
+WORKER = EngineSpec("tiny:llama", dtype="float64", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +51,16 @@ def measured(model: Any, path: Path, **options: Any) -> tuple[LayerProfile, dict
 
 @pytest.fixture(scope="module")
 def profiled(model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[LayerProfile, dict[str, Any]]:
-    return measured(model, tmp_path_factory.mktemp("profile") / "points")
+    profile, found = measured(model, tmp_path_factory.mktemp("profile") / "points", worker=WORKER)
+    assert len(found) == GRID.measurements(paired=True)
+    return profile, found
 
 
 def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -> None:
     seen: list[int] = []
 
     def stop(done: int, total: int) -> None:
-        assert total == GRID.measurements
+        assert total == GRID.measurements(paired=False)
         if done == 5:
             raise KeyboardInterrupt
 
@@ -65,9 +70,11 @@ def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -
     assert len(kept) == 1 + 5
     profile, found = measured(model, tmp_path / "points", on_point=lambda done, _: seen.append(done))
     assert seen[0] == 5
-    assert seen[-1] == GRID.measurements == len(found)
+    assert seen[-1] == GRID.measurements(paired=False) == len(found)
     assert (tmp_path / "points").read_text().splitlines()[: len(kept)] == kept
     assert profile.operation("layer") is not None
+    # There was no second worker.
+    assert not can_hand_over(profile)
 
 
 def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile, dict[str, Any]]) -> None:
@@ -97,26 +104,15 @@ def test_a_measured_profile_survives_its_file(
     assert (loaded.shape.layers, loaded.shape.bytes_per_value, loaded.measured) == (2, 8, True)
 
 
-def test_a_run_pays_for_joining_and_for_changes(profiled: tuple[LayerProfile, dict[str, Any]]) -> None:
-    profile = profiled[0]
-    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
-    plain = LayerCost(profile)
-    change = own["change"].seconds[(own["change"].points == [4, 10]).all(axis=1)][0]
-    leave, loop = own["leave"].seconds[1] / 1e6, own["loop"].seconds[0]
-    alone = LayerCost(profile_of_run(profile, 20.0))
-    assert alone.encode(3, 8)[1] - plain.encode(3, 8)[1] == pytest.approx(loop + 3 * leave)
-    # Of four requests that stay for 20 rounds, one is done in a round with a chance of 1 - exp(-4 / 20).
-    changing = (change + loop) * (1 - np.exp(-0.2))
-    assert alone.decode(4, 10)[1] - plain.decode(4, 10)[1] == pytest.approx(changing)
-    aware = LayerCost(profile_of_run(profile, 20.0, handed_over=True, input_tokens=8.0))
-    assert aware.encode(3, 8)[1] - plain.encode(3, 8)[1] == pytest.approx(3 * own["send"].seconds[0])
-    joining = 2 * loop + 4 * (leave + own["receive"].seconds[0]) / 20
-    assert aware.decode(4, 10)[1] - plain.decode(4, 10)[1] == pytest.approx(change + joining)
-
-
-def test_a_profile_without_such_operations_is_run_as_it_is() -> None:
-    profile = whole_model_profile(CostModel.paper(), "test")
-    assert profile_of_run(profile, 20.0, handed_over=True) is profile
+def test_what_two_workers_cost_each_other_is_measured(
+    profiled: tuple[LayerProfile, dict[str, Any]],
+) -> None:
+    own = {operation.name: operation for operation in profiled[0].operations if operation.phase == "run"}
+    assert own["join"].points.tolist() == [[1, 8], [1, 40], [4, 8], [4, 40]]
+    assert (own["join"].seconds > own["loop"].seconds[0]).all()
+    assert (own["send"].points == own["join"].points).all()
+    assert own["crowding"].points.ravel().tolist() == list(GRID.batches)
+    assert (own["crowding"].seconds < 1).all()
 
 
 def test_a_cost_model_is_drawn_through_a_profile() -> None:

@@ -24,7 +24,8 @@ from .progress import progress
 
 if TYPE_CHECKING:
     from ..data.layer_profile import LayerProfile
-    from ..executor.layer_profiling import Grid
+    from ..executor.profile_grid import Grid
+    from ..executor.ray_fleet import EngineSpec
     from ..executor.tiers import Tier
 
 
@@ -54,6 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--pinned", action="store_true", help="with --layers: measure as `run --pinned` runs the model"
     )
     parser.add_argument(
+        "--encode-device",
+        metavar="DEVICE",
+        help="with --layers: of a second worker, which encodes beside one that decodes (WAA), or none"
+        " (default: the CPU beside the CPU, the next GPU beside a GPU)",
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FILE", help="default cost.json, with --layers profile.json"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -67,9 +74,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; write the cost model fitted to it, and say how well it fits, or the layer profile."""
     output = args.output or ("profile.json" if args.layers else "cost.json")
-    for option in ("pinned", "extend"):
+    for option in ("pinned", "extend", "encode_device"):
         if getattr(args, option) and not args.layers:
-            raise InputError(f"--{option} says nothing without --layers", mend="Leave it out.")
+            named = option.replace("_", "-")
+            raise InputError(f"--{named} says nothing without --layers", mend="Leave it out.")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"
@@ -103,10 +111,12 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     import torch
 
     from ..executor.journal import Journal
-    from ..executor.layer_profiling import Grid, profile_layers
+    from ..executor.layer_profiling import profile_layers
     from ..executor.model_source import position_limit
+    from ..executor.profile_grid import Grid
 
     tier = tier_of(model, args)
+    worker = _worker(model, tier, args)
     limit = position_limit(model.config)
     # The lengths of a batch spread around their mean, the longest to some 2.3 times it.
     longest = args.prompt_tokens if limit is None else min(args.prompt_tokens, int((limit - 32) / 2.3))
@@ -127,13 +137,21 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
         "tier": tier.name,
         "pinned": args.pinned,
         "rounds": measured.rounds,
+        "encode_device": worker and worker.device,
     }
     with Journal(points_path, identity) as journal:
         if journal.finished:
             note(f"{points_path}: going on after {len(journal.finished)} measurements")
-        with progress(measured.measurements, "measurements") as advance:
+        total = measured.measurements(paired=worker is not None)
+        with progress(total, "measurements") as advance:
             profile = profile_layers(
-                model, tier, measured, journal, pinned=args.pinned, on_point=lambda done, _: advance(done)
+                model,
+                tier,
+                measured,
+                journal,
+                pinned=args.pinned,
+                worker=worker,
+                on_point=lambda done, _: advance(done),
             )
     profile.save(output)
     print(f"{output}: {profile.shape.name} on {profile.device}, {profile.versions['tier']} tier")
@@ -142,6 +160,31 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     )
     print(_layer_table(profile, measured))
     return 0
+
+
+def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | None:
+    """Return what a second worker loads; None if there is none."""
+    import torch
+
+    from ..executor.ray_fleet import EngineSpec
+
+    device = args.encode_device
+    if device is None and model.device.type == "cuda":
+        others = [index for index in range(torch.cuda.device_count()) if index != model.device.index]
+        device = f"cuda:{others[0]}" if others else "none"
+        if not others:
+            note("there is no other GPU: what two workers cost each other (WAA) is not measured")
+    if device == "none":
+        return None
+    return EngineSpec(
+        model=args.model,
+        load_format=args.load_format,
+        dtype=args.dtype,
+        device=device or str(model.device),
+        seed=args.seed or 0,
+        tier=tier.name,
+        threads=args.threads or 1,
+    )
 
 
 def _layer_table(profile: LayerProfile, measured: Grid) -> str:

@@ -24,7 +24,7 @@ from ..models.bounds import best_bound
 from ..models.exec_config import Cluster, ExecConfig, Strategy
 from ..models.layer_cost import LayerCost
 from ..models.roofline import ROOFLINE_DEVICES, roofline_profile
-from ..models.run_profile import profile_of_run
+from ..models.run_profile import can_hand_over, profile_of_run
 from ..models.timeline import Timeline
 from ..models.whole_model_profile import whole_model_profile
 from ..solvers.execution_search import Found, search_all, whole_frontier
@@ -124,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
         slots=inputs.problem.slots if whole else 0,
         kv_capacity=inputs.problem.kv_capacity,
     )
+    if args.devices > len(timelines) == 1:
+        note("WAA is left out: the profile does not say what two workers cost each other")
     bound = math.inf if args.latency_bound is None else args.latency_bound
     found = [
         each
@@ -267,7 +269,7 @@ def timelines_of(
     kv_capacity: int | None = None,
 ) -> dict[bool, Timeline]:
     """
-    Return the timeline of RRA (False), and on two devices or more that of WAA (True).
+    Return the timeline of RRA (False), and on two devices or more that of WAA (True), if it was measured.
 
     Parameters
     ----------
@@ -292,7 +294,8 @@ def timelines_of(
         kv_tokens=min((tokens for tokens in (kv_capacity, first.kv_tokens) if tokens), default=0),
     )
     timelines = {}
-    for handed_over in (False, True) if devices > 1 else (False,):
+    two_workers = devices > 1 and all(map(can_hand_over, profiles))
+    for handed_over in (False, True) if two_workers else (False,):
         costs = {
             profile.tensor_parallel: LayerCost(
                 profile_of_run(

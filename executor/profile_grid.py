@@ -1,0 +1,76 @@
+"""The points at which a model is profiled layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+_DEVIATION = 0.45
+"""Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
+_MOST_JOINING = 8
+_MORE_ROUNDS = 6
+"""Than those timed that a point may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """
+    What to measure.
+
+    Parameters
+    ----------
+    batches
+        Prompts encoded, and requests decoding, at a time.
+    lengths
+        Mean tokens of a prompt, and tokens held where decoding begins.
+    rounds
+        Decode rounds timed at a point.
+    repeats
+        Measurements of a point, of which the median counts.
+    """
+
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    rounds: int = 16
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if min(len(set(self.batches)), len(set(self.lengths))) < 2:
+            raise ValueError("a grid needs two batches and two lengths at least")
+        if min(*self.batches, *self.lengths, self.rounds, self.repeats) < 1:
+            raise ValueError("a grid's numbers must be at least 1")
+
+    @property
+    def points(self) -> list[tuple[int, int]]:
+        """Batch and length of each point, the largest last."""
+        return [
+            (batch, length) for batch in sorted(set(self.batches)) for length in sorted(set(self.lengths))
+        ]
+
+    @property
+    def joining(self) -> list[tuple[int, int]]:
+        """Prompts that join a decode batch at a time, of each length: one, and several."""
+        several = min(_MOST_JOINING, max(self.batches))
+        return [(prompts, length) for prompts in (1, several) for length in sorted(set(self.lengths))]
+
+    def within(self, point: tuple[int, int], limit: int) -> bool:
+        """Tell whether a model with so many positions can run a point."""
+        batch, length = point
+        return max(spread(length, batch)) + self.rounds + _MORE_ROUNDS <= limit
+
+    def measurements(self, *, paired: bool) -> int:
+        """Return how many there are, with (``paired``) or without a worker that encodes."""
+        pairs = len(self.points) + self.repeats * len(self.joining)
+        return len(self.points) * (self.repeats + 1) + self.repeats + paired * pairs
+
+
+def spread(length: int, batch: int) -> list[int]:
+    """Return prompt lengths as of a running batch: a normal distribution's quantiles, in random order."""
+    if batch == 1:
+        return [length]
+    # In order, rows of like lengths would be neighbours, and an engine that groups rows pads less.
+    order = np.random.default_rng(batch).permutation(batch)
+    at = [_DEVIATION * NormalDist().inv_cdf((k + 0.5) / batch) for k in order.tolist()]
+    return [max(1, round(length * max(0.1, 1 + each))) for each in at]
