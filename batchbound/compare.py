@@ -15,11 +15,11 @@ from .data.problem import Problem
 from .executor.loop import schedule_of
 from .executor.simulate import simulate
 from .heuristics.registry import POLICIES, policy_named
-from .models.bounds import best_bound
 from .models.full_model import UnsupportedProblemError
 from .models.linear_model import LinearModel
 from .solvers.backend import BACKENDS
 from .solvers.linear import BackendError, LinearResult, solve_linear
+from .solvers.proven_bound import proven_bound
 from .solvers.result import Limits, Result, Status, StoppedBy
 from .solvers.schedule_search import search_schedule
 from .solvers.solve import DEFAULT_SECONDS, OPTIMAL_WITHIN, SOLVERS, solve
@@ -168,7 +168,7 @@ def _search(name: str, problem: Problem, label: str, limits: Limits) -> Measurem
     begun = time.perf_counter()
     unlimited = limits.seconds is None and limits.work is None
     seconds = DEFAULT_SECONDS if unlimited else limits.seconds
-    bound = best_bound(problem)
+    bound = proven_bound(problem)
     outcome = search_schedule(
         problem, seconds=seconds, iterations=limits.work, seed=limits.seed, enough=bound.seconds
     )

@@ -14,7 +14,7 @@ from .data.schedule import Schedule
 from .executor.loop import schedule_of
 from .executor.simulate import simulate
 from .heuristics.registry import policy_named
-from .models.bounds import best_bound
+from .solvers.proven_bound import proven_bound
 from .solvers.result import Limits, Result
 from .solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
 from .solvers.timetable import search_timetable
@@ -84,7 +84,7 @@ def make_plan(
     bound = result.bound
     if bound is None or bound.certificate.get("kind") == "solver":
         # A plan's bound is one that `verify` can derive again without the solver.
-        bound = best_bound(problem)
+        bound = proven_bound(problem)
     return Plan(
         problem=problem,
         schedule=result.schedule,

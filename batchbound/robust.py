@@ -15,9 +15,9 @@ from .data.problem import Problem
 from .data.schedule import Schedule
 from .executor.evaluate import replayed_makespans
 from .heuristics.follow import following, queue_order
-from .models.bounds import best_bound
 from .planning import make_plan
 from .solvers.constructive import ski_rental_schedule
+from .solvers.proven_bound import proven_bound
 from .solvers.result import Limits, Status
 from .solvers.solve import DEFAULT_SOLVER
 
@@ -246,7 +246,7 @@ def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:
         problem=chosen.problem,
         schedule=schedule,
         makespan=schedule.makespan(chosen.problem),
-        bound=best_bound(chosen.problem) if other else plan.bound,
+        bound=proven_bound(chosen.problem) if other else plan.bound,
         maker=replace(plan.maker, solver=f"{chosen.follow} queue", status=str(Status.FEASIBLE)),
         expected=expected,
     )

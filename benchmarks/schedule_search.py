@@ -20,7 +20,7 @@ import numpy as np
 from batchbound.data.cost import CostModel
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
-from batchbound.models.bounds import best_bound
+from batchbound.solvers.proven_bound import proven_bound
 from batchbound.solvers.schedule_search import search_schedule
 
 
@@ -54,7 +54,7 @@ def measure(problem: Problem, seconds: float | None, steps: int | None, seed: in
     wall, cpu = time.monotonic() - begun, time.process_time() - cpu
     violation = found.schedule.check(problem)
     assert violation is None, violation
-    bound = best_bound(problem)
+    bound = proven_bound(problem)
     gap = 100 * bound.gap(found.makespan)
     times = 100 * bound.gap(found.fractional)
     line = (

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ..data.bound import Bound
 from ..data.problem import Problem
 from .difference_bound import difference_set_bound
-from .least_counts import cost_terms, least_counts
+from .least_counts import Counts, cost_terms, least_counts
 
 
-def trivial_bound(problem: Problem) -> Bound:
+def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     """
     Return the bound of the fewest prefill stages and the fewest decode rounds, each on its own.
 
@@ -18,13 +18,16 @@ def trivial_bound(problem: Problem) -> Bound:
     ----------
     problem
         The problem bounded. Arrival times are left out, which only lowers the bound.
+    counts
+        The least stages and rounds, if more is known than
+        :func:`~batchbound.models.least_counts.least_counts` finds.
 
     Returns
     -------
     Bound
         Valid for the problem's cost model, floor, caps and first-token option.
     """
-    counts = least_counts(problem)
+    counts = least_counts(problem) if counts is None else counts
     terms = cost_terms(problem, counts.stages, counts.rounds)
     certificate = {"kind": "trivial", "slots": counts.slots, **counts.claims}
     return Bound(sum(terms.values()), "fewest stages and rounds", terms, certificate)
@@ -82,18 +85,25 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
     return Bound(sum(terms.values()), "hybrid paper (31)-(32) as printed", terms, certificate, valid=False)
 
 
-def best_bound(problem: Problem) -> Bound:
+def best_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     """
-    Return the strongest valid bound.
+    Return the strongest valid bound that takes no search.
+
+    :func:`~batchbound.solvers.proven_bound.proven_bound` searches for a stronger one.
 
     Parameters
     ----------
     problem
         The problem bounded.
+    counts
+        The least stages and rounds, if more is known than
+        :func:`~batchbound.models.least_counts.least_counts` finds.
 
     Returns
     -------
     Bound
         The larger of the trivial and the difference-set bound, with its certificate.
     """
-    return max(trivial_bound(problem), difference_set_bound(problem), key=lambda bound: bound.seconds)
+    counts = least_counts(problem) if counts is None else counts
+    bounds = trivial_bound(problem, counts), difference_set_bound(problem, counts)
+    return max(bounds, key=lambda bound: bound.seconds)

@@ -215,18 +215,18 @@ def _difference_seconds(problem: Problem, slots: int, stages: int, rounds: int, 
         return _least_seconds(problem, stages, rounds)
     relaxed = {charge: _relaxed_waste(have, charge) for charge in charges}
     longest, work = have[-1][0], sum(length * count for length, count in have)
-    layers = rounds // longest
     best = math.inf
     for number in range(stages, len(problem) + 1):
         if _least_seconds(problem, number, rounds) >= best:
             break
-        # Points in layers that are neither the same nor neighbours differ by more than the longest request:
-        # each of the layers + 1 layers holds a point, and every other point is that far from all layers but
-        # three. The first point differs by at least the longest request from the one in layer 1.
-        near = (number + 1) * number // 2 - (layers >= 1)
-        for layer in range(2, layers + 1):
-            near -= layer - 1
-        near -= max(0, number - layers) * max(0, layers - 2)
+        # Step from the first point as far as less than the longest request reaches, and on, to the end.
+        # Points of this chain two steps apart are too far apart to matter; any other point is too far from
+        # all of the chain but the point before it and the two after.
+        near, reached, chain = (number + 1) * number // 2, 0, 0
+        while reached <= rounds:
+            near -= chain
+            reached, chain = reached + longest, chain + 1
+        near -= max(0, number - chain) * max(0, chain - 2)
         near = max(0, near)
         waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
         needed = max(rounds, -(-(work + waste) // slots))

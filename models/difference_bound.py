@@ -9,7 +9,7 @@ import numpy as np
 from ..data.bound import Bound
 from ..data.cost import IntArray
 from ..data.problem import Problem
-from .least_counts import cost_terms, least_counts
+from .least_counts import Counts, cost_terms, least_counts
 
 
 def useful_differences(stages: int, longest: int, rounds: int) -> int:
@@ -18,11 +18,14 @@ def useful_differences(stages: int, longest: int, rounds: int) -> int:
 
     Let M be the longest request's rounds and :math:`x_0 < \dots < x_D` the distinct start times and the
     end, D <= S. No gap between neighbours need exceed M: when it does, everything has finished M rounds
-    after the earlier one, and the rest moves forward. So each layer [l M, (l + 1) M) with (l + 1) M <= R
-    holds a point, and so does layer q = R // M, the end. Two points two or more layers apart differ by more
-    than M. With at least one point in each of the q + 1 layers and D - q more anywhere, the pairs that far
-    apart are at least C(q, 2) + (D - q) (q - 2), of C(D + 1, 2). One more pair is the first point and one
-    of layer 1.
+    after the earlier one, and the rest moves forward. So there is a chain of points from :math:`r_0 = x_0`
+    to the end: :math:`r_{j + 1}` is the last point less than M after :math:`r_j`, or the next one, M after
+    it, if there is none. What comes after :math:`r_{j + 1}` is at least M after :math:`r_j`. Hence chain
+    points two or more steps apart, C(m, 2) pairs for m steps, differ by M at least, and so does any other
+    point, between :math:`r_j` and :math:`r_{j + 1}` say, from all of the chain but :math:`r_j`,
+    :math:`r_{j + 1}` and :math:`r_{j + 2}`: from m - 2 points or more. There are m > R / M steps, or each
+    of them is M and nothing lies between. The pairs left of C(D + 1, 2) are most with D = S and m as small
+    as can be.
 
     Parameters
     ----------
@@ -38,10 +41,9 @@ def useful_differences(stages: int, longest: int, rounds: int) -> int:
     int
         The number of pairs that can differ by less than M.
     """
-    pairs = stages * (stages + 1) // 2
-    layers = rounds // longest
-    far = layers * (layers - 1) // 2 + max(0, stages - layers) * max(0, layers - 2) + (layers >= 1)
-    return max(0, pairs - far)
+    steps = rounds // longest + 1
+    far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
+    return max(0, stages * (stages + 1) // 2 - far)
 
 
 @dataclass(slots=True)
@@ -152,7 +154,7 @@ class RoundUp:
         return max([0, *(self.relaxed(charge)[0] - charge * values for charge in charges)])
 
 
-def difference_set_bound(problem: Problem) -> Bound:
+def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     r"""
     Return the bound that the number of differences between start times puts on slot time.
 
@@ -174,6 +176,9 @@ def difference_set_bound(problem: Problem) -> Bound:
     ----------
     problem
         The problem bounded. Arrival times are left out, which only lowers the bound.
+    counts
+        The least stages and rounds to start from, if more is known than
+        :func:`~batchbound.models.least_counts.least_counts` finds.
 
     Returns
     -------
@@ -181,7 +186,7 @@ def difference_set_bound(problem: Problem) -> Bound:
         Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
         shortest paths.
     """
-    counts = least_counts(problem)
+    counts = least_counts(problem) if counts is None else counts
     work = problem.rounds[problem.rounds > 0]
     lengths, numbers = np.unique(work, return_counts=True)
     round_up = RoundUp(lengths, numbers)

@@ -11,7 +11,6 @@ import numpy as np
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.bounds import best_bound
 from ..models.full_model import literal_model, read_schedule, repaired_model, write_schedule
 from ..models.linear_model import TOLERANCE
 from ..models.slot_free import (
@@ -24,6 +23,7 @@ from ..models.slot_free import (
 )
 from .backend import BACKENDS
 from .linear import LinearResult, find_backend, solve_linear
+from .proven_bound import proven_bound
 from .result import Limits, Result, Status, StoppedBy
 from .worker import run_in_worker
 
@@ -110,7 +110,7 @@ def _status(makespan: float, proven: Bound) -> Status:
 
 def _stronger(problem: Problem, seconds: float | None, solver: str, version: str) -> Bound:
     """Return the solver's bound, or our own where that is as good: it has a certificate."""
-    ours = best_bound(problem)
+    ours = proven_bound(problem)
     if seconds is None or seconds <= ours.seconds:
         return ours
     return Bound(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..models.partition_bounds import dual_feasible_bound, lifted_bound
+from ..models.partition_bounds import PartitionBound, dual_feasible_bound, lifted_bound
 from ..models.partition_heuristics import (
     IntArray,
     checked_weights,
@@ -24,6 +24,8 @@ FIRST_RESPLIT = 1.0
 """CPU seconds that re-splits get before anything slower: they close nearly every instance of many items."""
 LARGEST_KNAPSACK = 20_000_000
 """Items times capacity up to which column generation is tried."""
+SHARE_TO_MEET = 0.3
+"""The share of a bound's time that goes to assignments, which show that nothing more can be proven."""
 SMALL_KNAPSACK = 400_000
 """Items times capacity up to which integer programming over patterns beats re-splits."""
 
@@ -126,6 +128,36 @@ def solve_partition(
     return PartitionResult(
         search.best, search.makespan, bound.value, bound.source, search.spent(), bound.witness
     )
+
+
+def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int = 0) -> PartitionBound:
+    """
+    Return the best lower bound proven within a time limit.
+
+    As :func:`solve_partition`, with no more search for assignments than what shows that the bound is met.
+
+    Parameters
+    ----------
+    weights
+        Weight of each item (rounds of each request), shape (n,), not negative.
+    machines
+        Number of machines (slots), at least 1.
+    seconds
+        CPU seconds after which it stops with what is proven.
+    seed
+        Seed of the local search.
+
+    Raises
+    ------
+    ValueError
+        If a weight is negative or not whole, or there is no machine.
+    """
+    search = _Search(checked_weights(weights, machines), machines, seconds, seed)
+    search.construct()
+    search.resplit(search.bound.value, SHARE_TO_MEET * seconds)
+    if search.master(search.bound.value).work <= LARGEST_KNAPSACK:
+        search.price_out()
+    return search.bound
 
 
 class _Search:

@@ -16,6 +16,7 @@ from .backend import BACKENDS
 from .constructive import ski_rental_schedule
 from .exact import ExactOutcome, best_by_enumeration, can_enumerate
 from .full import CP_SAT, Formulation, solve_full
+from .proven_bound import proven_bound
 from .result import Limits, Result, Status, StoppedBy
 from .schedule_search import search_schedule
 
@@ -25,6 +26,8 @@ DEFAULT_SECONDS = 1.2
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
 FEW = 24
 """Requests up to which a search that is limited by time alone ends with an enumeration."""
+BOUND_SHARE = 0.15
+"""The share of its time that a search gives to its bound at most."""
 PROOF_SHARE = 0.4
 """The share of its time that the enumeration gets."""
 REPEATABLE_STEPS = 2_500_000
@@ -68,11 +71,12 @@ def solve(
 def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
-    bound = best_bound(problem)
+    bound = proven_bound(problem) if seconds is None else proven_bound(problem, BOUND_SHARE * seconds)
+    left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
     found = search_schedule(
         problem,
-        seconds=seconds if seconds is None or not few else seconds * (1 - PROOF_SHARE),
+        seconds=left if left is None or not few else left * (1 - PROOF_SHARE),
         iterations=limits.work,
         seed=limits.seed,
         start=start,
@@ -103,7 +107,7 @@ def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
 
 def _bound_after(problem: Problem, found: ExactOutcome) -> Bound:
     """Return the optimum that an enumeration has proven, with what repeats it, or our own bound."""
-    bound = best_bound(problem)
+    bound = proven_bound(problem)
     if found.stopped_by is not StoppedBy.PROOF or bound.seconds >= found.schedule.makespan(problem):
         return bound
     stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())

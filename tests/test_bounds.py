@@ -19,6 +19,7 @@ from batchbound.models.bounds import best_bound, paper_bound, trivial_bound
 from batchbound.models.certificates import verify_bound
 from batchbound.models.difference_bound import difference_set_bound, useful_differences
 from batchbound.models.least_counts import least_counts
+from batchbound.solvers.proven_bound import proven_bound
 
 Optimum = Callable[[Problem], float]
 
@@ -65,6 +66,14 @@ def test_no_valid_bound_exceeds_the_optimum_of_a_tiny_problem(batch: int, optima
             assert verify_bound(problem, bound) is None, (seed, bound.source)
 
 
+def test_no_searched_bound_exceeds_the_optimum_of_a_tiny_problem(optimal_makespan: Optimum) -> None:
+    for seed in range(60):
+        problem = tiny_problem(seed)
+        bound = proven_bound(problem, seconds=0.2)
+        assert best_bound(problem).seconds <= bound.seconds <= optimal_makespan(problem) + 1e-9, seed
+        assert verify_bound(problem, bound) is None, seed
+
+
 def test_bounds_are_often_tight_on_tiny_problems(optimal_makespan: Optimum) -> None:
     tight = 0
     for seed in range(100):
@@ -106,12 +115,29 @@ def test_the_kv_read_over_the_job_needs_rounds_of_the_capacity() -> None:
     assert least_counts(problem).claims["rounds"]["kind"] == "KV tokens over capacity"
 
 
+def test_prices_of_lengths_prove_rounds_that_no_average_shows() -> None:
+    # Whatever fits into 35 rounds is worth 6 at most with 2 for a ten and 1 for a six, and all together are
+    # worth 13; the average load is 34.
+    problem = problem_of([1] * 8, [10] * 5 + [6] * 3, slots=2)
+    assert least_counts(problem).rounds == 35
+    bound = proven_bound(problem)
+    assert bound.terms["decode rounds"] == pytest.approx(36 * 0.029)
+    assert verify_bound(problem, bound) is None
+    assert best_bound(problem).seconds < bound.seconds
+    forged = raised(bound, 0.029)
+    claim = {**bound.certificate["rounds"], "at_least": 37, "capacity": 36}  # type: ignore[dict-item]
+    assert verify_bound(problem, replace(forged, certificate={**bound.certificate, "rounds": claim}))
+
+
 def test_few_stages_leave_few_differences() -> None:
     # The first point and the end are always as far apart as the longest request.
     assert useful_differences(1, longest=10, rounds=10) == 0
     assert useful_differences(4, longest=10, rounds=19) == 9
-    # Layers 0, 1, 2 each hold a point: the first and the last differ by more than the longest request.
-    assert useful_differences(4, longest=10, rounds=20) == 8
+    # Three steps of less than 10 at least lead over 20 rounds: three pairs of the chain's four points are two
+    # steps apart, and the fifth point is too far from one of them.
+    assert useful_differences(4, longest=10, rounds=20) == 6
+    # Two steps of 10 and nothing between.
+    assert useful_differences(2, longest=10, rounds=20) == 0
 
 
 def test_lengths_that_few_points_cannot_measure_waste_slot_time(optimal_makespan: Optimum) -> None:
@@ -209,3 +235,18 @@ def test_the_papers_bound_exceeds_a_schedule_with_idle_slots() -> None:
 def test_a_bound_without_levels_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one prefill level"):
         paper_bound(problem_of([1], [1], slots=1), levels=[], rounds=1)
+
+
+def test_no_points_have_more_useful_differences_than_counted() -> None:
+    rng = np.random.default_rng(0)
+    most_met = 0
+    for _ in range(3000):
+        longest = int(rng.integers(2, 9))
+        gaps = rng.integers(1, longest + 1, int(rng.integers(1, 9)))
+        points = np.concatenate(([0], np.cumsum(gaps)))
+        first, last = np.triu_indices(len(points), 1)
+        useful = int((points[last] - points[first] < longest).sum())
+        counted = useful_differences(len(gaps), longest, int(points[-1]))
+        assert useful <= counted, (longest, points)
+        most_met += useful == counted
+    assert most_met > 300, "the count is often met, so it cannot be much too large"

@@ -1,0 +1,37 @@
+"""The strongest bound that some seconds of proof give, whatever solver makes the schedule."""
+
+from __future__ import annotations
+
+from ..data.bound import Bound
+from ..data.problem import Problem
+from ..models.bounds import best_bound
+from ..models.least_counts import least_counts
+from .partition import partition_bound
+
+DEFAULT_SECONDS = 2.0
+"""CPU seconds for what takes a search; most bounds need less than a tenth of it."""
+
+
+def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
+    """
+    Return the strongest valid bound found within a time limit.
+
+    Beyond :func:`~batchbound.models.bounds.best_bound`, the rounds are at least the makespan of any packing
+    of the requests over the slots, the hybrid paper's (26)-(30), which column generation bounds from below
+    (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a slot, there is
+    nothing to add and it ends at once.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded. Arrival times are left out, which only lowers the bound.
+    seconds
+        CPU seconds for the packing's bound.
+
+    Returns
+    -------
+    Bound
+        Its certificate holds all a checker needs: prices in place of the search.
+    """
+    counts = least_counts(problem)
+    return best_bound(problem, counts.with_packing(partition_bound(problem.rounds, counts.slots, seconds)))
