@@ -46,14 +46,20 @@ class Job:
 Way = Callable[[Any, Sequence[Job], int], list[list[int]]]
 
 
+def left_padded(prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the prompts end-aligned, and 1 where they are, each of shape (prompts, longest)."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    return ids, torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+
+
 def static_generate(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
     """Run ``generate`` on one full batch after the other: each lasts as long as its longest answer."""
     answers = []
     for begin in range(0, len(jobs), slots):
         batch = jobs[begin : begin + slots]
-        width = max(len(job.prompt) for job in batch)
-        ids = torch.tensor([[0] * (width - len(job.prompt)) + job.prompt for job in batch])
-        mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in batch])
+        ids, mask = left_padded([job.prompt for job in batch])
+        width = ids.shape[1]
         longest = max(job.tokens for job in batch)
         out = model.generate(
             ids,
@@ -79,9 +85,8 @@ class ConcatenatingBatch:
 
     def join(self, prompts: Sequence[list[int]]) -> list[int]:
         """Prefill prompts, left-padded together, and concatenate them to the running batch."""
-        width = max(len(prompt) for prompt in prompts)
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        ids, mask = left_padded(prompts)
+        width = ids.shape[1]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         new: Any = DynamicCache()
         logits = self.model(
@@ -266,7 +271,7 @@ def make_jobs(count: int, longest: int, vocabulary: int, seed: int) -> list[Job]
     ]
 
 
-def make_model(small: bool = False) -> Any:
+def make_model(small: bool = False, positions: int = 1024) -> Any:
     """Build a random Llama of about 7 million weights, or of 0.2 million."""
     config = AutoConfig.for_model(
         "llama",
@@ -276,7 +281,7 @@ def make_model(small: bool = False) -> Any:
         num_hidden_layers=2 if small else 7,
         num_attention_heads=4 if small else 8,
         num_key_value_heads=2 if small else 4,
-        max_position_embeddings=1024,
+        max_position_embeddings=positions,
         eos_token_id=None,
     )
     return build_random(config, seed=0).eval()
