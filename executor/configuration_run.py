@@ -11,8 +11,9 @@ import numpy as np
 
 from ..data.configuration import PlannedConfiguration
 from ..data.trace import Stage, Trace
+from ..heuristics.adaptive_configuration import AdaptiveConfiguration, Replanning
 from ..heuristics.configured import dynamic_batch, rra_policy
-from ..heuristics.policy import Policy
+from ..heuristics.round_robin_allocation import RoundRobinAllocation
 from ..heuristics.workload_aware_allocation import WorkloadAwareAllocation
 from .encode_worker import EncodeWorker
 from .faults import device_failures
@@ -24,6 +25,9 @@ from .workload_aware import DecodeEngine
 
 if TYPE_CHECKING:
     from .ray_fleet import EngineSpec
+
+MOST_GROWTH = 2
+"""Of the encoding batch within a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ def run_configuration(
     journal: Journal,
     *,
     worker: EngineSpec | None = None,
+    replanning: Replanning | None = None,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
     """
@@ -67,6 +72,9 @@ def run_configuration(
         Takes each answer as it finishes.
     worker
         What WAA's process that encodes loads: the job's model and sampling, maybe on another device.
+    replanning
+        Finds another configuration when answers drift from the lengths planned for; its encoding batch is
+        at most :data:`MOST_GROWTH` times the first one's. Without it the configuration stays.
     on_stage
         Called after each stage with its record and the number of requests finished in this run.
 
@@ -98,13 +106,15 @@ def run_configuration(
         "kv_tokens": job.kv_tokens,
     }
 
-    def serve(engine: HuggingFaceEngine, policy: Policy) -> Trace:
+    def serve(engine: HuggingFaceEngine, policy: RoundRobinAllocation | WorkloadAwareAllocation) -> Trace:
+        adapting = None if replanning is None else AdaptiveConfiguration(policy, configuration, replanning)
+
         def keep(request: int) -> None:
             index = int(left[request])
             journal.append(names[index], job.answer(index, engine.answers[request]))
 
         with device_failures():
-            return execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
+            return execute(problem, adapting or policy, engine, on_finish=keep, on_stage=on_stage)
 
     resumed = len(names) - len(left)
     if not configuration.handed_over:
@@ -113,7 +123,8 @@ def run_configuration(
     if worker is None:
         raise ValueError(f"{configuration.strategy} needs a worker that encodes")
     batch = dynamic_batch(configuration)
-    with closing(EncodeWorker(worker, batch.most, int(problem.prompt_tokens.max()))) as encoder:
+    most = batch.most if replanning is None else MOST_GROWTH * batch.most
+    with closing(EncodeWorker(worker, most, int(problem.prompt_tokens.max()))) as encoder:
         engine = DecodeEngine(encoder, problem, job.model, prompts, **options)
         trace = serve(engine, WorkloadAwareAllocation(engine, batch, configuration.lead))
     return Outcome(replace(trace, prefilled=engine.encode_began), resumed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..data.configuration import PlannedConfiguration
 from .dynamic_batch import DynamicBatch
 from .policy import UNTIL_CHANGE, State, Step
 
@@ -26,6 +27,10 @@ class RoundRobinAllocation:
     def __init__(self, decode_rounds: int, batch: DynamicBatch) -> None:
         self._rounds, self._batch = decode_rounds, batch
         self._next = 0
+
+    def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
+        """Go on with another configuration after the rounds under way."""
+        self._rounds, self._batch = configuration.decode_rounds, batch
 
     def __call__(self, state: State) -> Step:
         """Return the next encoding with its rounds, or the rest of them."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..data.configuration import PlannedConfiguration
 from .dynamic_batch import DynamicBatch
 from .policy import UNTIL_CHANGE, State, Step
 
@@ -46,6 +47,10 @@ class WorkloadAwareAllocation:
         self._ahead = 0
         self._ready: deque[list[int]] = deque()
         self._sent = np.zeros(0, dtype=np.bool_)
+
+    def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
+        """Go on with another configuration after the batches under way."""
+        self._lead, self._batch = max(1, configuration.lead), batch
 
     def __call__(self, state: State) -> Step:
         """Return the next iteration, with the batch that joins before it."""

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.cli import main
 from batchbound.cli.run_configuration import say_reached
 from batchbound.data.configuration import PlannedConfiguration
 from batchbound.data.cost import CostModel
+from batchbound.data.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.plan import Maker, Plan
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage, Trace
@@ -33,7 +35,8 @@ from batchbound.executor.ray_fleet import EngineSpec
 from batchbound.executor.simulate import simulate
 from batchbound.executor.simulator import Simulator
 from batchbound.executor.tokenizers import load_tokenizer
-from batchbound.heuristics.configured import rra_policy
+from batchbound.heuristics.adaptive_configuration import AdaptiveConfiguration
+from batchbound.heuristics.configured import dynamic_batch, rra_policy
 from batchbound.heuristics.dynamic_batch import DynamicBatch
 from batchbound.heuristics.workload_aware_allocation import WorkloadAwareAllocation
 from batchbound.models.length_drift import LengthDrift
@@ -226,6 +229,39 @@ def test_encoding_runs_ahead_of_decoding() -> None:
         ("decode", 4),
         ("decode", 2),
     ]
+
+
+def test_a_change_leaves_what_is_being_encoded_as_it_is() -> None:
+    problem = Problem(
+        Workload.from_lengths([5] * 24, [9] * 24), CostModel.paper(), 24, prefill_emits_first_token=True
+    )
+    # Answers of eight iterations, not four: the batch is halved once the first two are done.
+    planned = replace(WAA, input_tokens=5.0, iterations=4.0, iterations_deviation=0.0)
+
+    def halved(running: PlannedConfiguration, *_: object) -> PlannedConfiguration:
+        return replace(running, encode_batch=1, iterations=8.0)
+
+    policy = WorkloadAwareAllocation(Slow(1), dynamic_batch(planned), planned.lead)
+    trace = execute(problem, AdaptiveConfiguration(policy, planned, halved, cohort=2), Simulator(problem))
+    assert schedule_of(trace).check(problem) is None
+    # One batch joins a round: eight until then, one more that was being encoded, and then six single prompts.
+    joined = [stage.active for stage in trace.stages if stage.kind == "prefill"]
+    assert joined == [2] * 9 + [1] * 6
+
+
+def test_waa_needs_a_profile_of_two_workers_to_be_replanned(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, profile = str(tmp_path / "plan.json"), tmp_path / "profile.json"
+    replace(job.plan, configuration=WAA).save(plan)
+    own = Operation("loop", "run", ("sequences",), np.array([[0.0], [1.0]]), np.zeros(2))
+    layer = Operation("layer", "both", ("tokens",), np.array([[0.0], [1.0]]), np.ones(2))
+    LayerProfile(ModelShape("tiny", 2, 8, 1, 1, 8, 8, 8), "here", 1e9, 1, (layer, own), "made up").save(
+        profile
+    )
+    words = ["run", plan, "--model", "tiny:llama", "--pinned", "-o", str(tmp_path / "answers.jsonl")]
+    assert main([*words, "--trace", str(tmp_path / "trace.jsonl"), "--replan", str(profile)]) == 2
+    assert "two workers" in capsys.readouterr().err
 
 
 @pytest.fixture

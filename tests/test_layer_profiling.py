@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_from_profile_to_search_to_run(
     profiled: tuple[LayerProfile, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
-    rows = [f"r{i},{rng.integers(2, 30)},{rng.integers(2, 12)}" for i in range(60)]
+    rows = [f"r{i},{rng.integers(2, 30)},{rng.integers(2, 12)}" for i in range(160)]
     (tmp_path / "jobs.csv").write_text("\n".join(["id,input_tokens,output_tokens", *rows]))
     profiled[0].save(tmp_path / "profile.json")
     plan, answers, trace = (str(tmp_path / name) for name in ("plan.json", "answers.jsonl", "trace.jsonl"))
@@ -176,7 +177,17 @@ def test_from_profile_to_search_to_run(
     assert "requests/s in the steady state" in said
     assert "another machine" not in said
     assert "not measured" not in said
-    assert len(Path(answers).read_text().splitlines()) == 60
+    first = Path(answers).read_text().splitlines()
+    assert len(first) == 160
+
+    # The same answers, which turn out twice as long as a plan has it.
+    short = replace(configuration, iterations=configuration.iterations / 2)
+    replace(Plan.load(plan), configuration=short).save(plan)
+    again = ["run", plan, *model, "--pinned", "-o", str(tmp_path / "again.jsonl"), "--trace", trace]
+    assert main([*again, "--overwrite", "--replan", str(tmp_path / "profile.json")]) == 0
+    said = capsys.readouterr().err
+    assert f"from B_E {short.encode_batch}, N_D {short.decode_rounds}" in said
+    assert (tmp_path / "again.jsonl").read_text().splitlines() == first
 
 
 def test_a_layer_profile_is_measured_from_the_command_line(

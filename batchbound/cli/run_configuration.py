@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,13 +13,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.configuration import PlannedConfiguration
+from ..data.cost import IntArray
 from ..data.files import InputError
+from ..data.length_pair import LengthPair
 from ..data.plan import Plan
+from ..data.problem import Problem
 from ..data.trace import Trace
+from ..data.workload import Workload
+from ..models.exec_config import ExecConfig, Strategy
 from ..models.length_drift import LengthDrift
+from ..models.run_profile import can_hand_over
+from ..solvers.replan import replan
 from .output import note
+from .search import planned_configuration, timelines_of
+from .validate import read_profile
 
 if TYPE_CHECKING:
+    from ..data.layer_profile import LayerProfile
     from ..executor.job import Job, Outcome
 
 
@@ -27,6 +39,12 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--encode-device",
         metavar="DEVICE",
         help="of the worker that encodes, for a WAA plan of `search` (default: that of --device)",
+    )
+    parser.add_argument(
+        "--replan",
+        metavar="PROFILE",
+        help="change the configuration of a plan of `search` when answers drift from the lengths planned for:"
+        " search again with this layer profile, the one it was planned with",
     )
 
 
@@ -45,6 +63,9 @@ def refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
     if args.encode_device is not None and not (handed_over and args.policy is None):
         message = "--encode-device is for a plan whose prompts another worker encodes (WAA)"
         raise InputError(message, file=args.plan, mend="Leave it out.")
+    if args.replan is not None and (plan.configuration is None or args.policy is not None):
+        message = "--replan is for a plan of `batchbound search`, carried out without a --policy"
+        raise InputError(message, file=args.plan, mend="Leave it out.")
 
 
 def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Outcome]:
@@ -56,7 +77,50 @@ def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Out
 
     spec = engine_spec(args, job)
     worker = replace(spec, device=args.encode_device or spec.device)
-    return partial(run_configuration, job, plan.configuration, worker=worker)
+    replanning = None
+    if args.replan is not None:
+        profile = read_profile(args.replan)
+        if plan.configuration.handed_over and not can_hand_over(profile):
+            message = "the profile does not say what two workers cost each other (WAA)"
+            raise InputError(message, file=args.replan, mend="Profile again, with an --encode-device.")
+        replanning = partial(_changed, profile, plan.problem)
+    return partial(run_configuration, job, plan.configuration, worker=worker, replanning=replanning)
+
+
+def _changed(
+    profile: LayerProfile,
+    problem: Problem,
+    running: PlannedConfiguration,
+    tokens: IntArray,
+    iterations: IntArray,
+) -> PlannedConfiguration | None:
+    """Return the configuration for the lengths observed, and say so; None to keep the running one."""
+    from ..executor.configuration_run import MOST_GROWTH
+
+    begun = time.perf_counter()
+    drift = LengthDrift.of(running, iterations)
+    timeline = timelines_of(
+        [profile],
+        LengthPair.observed(Workload.from_lengths(tokens, iterations)),
+        1 + running.handed_over,
+        slots=problem.slots,
+        kv_capacity=problem.kv_capacity,
+    )[running.handed_over]
+    config = ExecConfig(Strategy(running.strategy), running.encode_batch, running.decode_rounds)
+    bound = math.inf if running.latency_bound is None else running.latency_bound
+    batches = (1, MOST_GROWTH * running.encode_batch)
+    found = replan(timeline, timeline, config, bound, encode_batches=batches)
+    took = f"{time.perf_counter() - begun + found.reload_seconds:.2f} s to change"
+    if found.config is None or found.performance is None:
+        note(f"{drift}; nothing within reach meets the bound: the configuration stays ({took})")
+        return None
+    changed, old = planned_configuration(timeline, found.config, running.latency_bound), found.unchanged
+    note(
+        f"{drift}; from B_E {running.encode_batch}, N_D {running.decode_rounds}, expected to reach"
+        f" {old.throughput:.2f} requests/s in {old.latency:.3f} s, to B_E {changed.encode_batch}, N_D"
+        f" {changed.decode_rounds}: {changed.throughput:.2f} requests/s in {changed.latency:.3f} s ({took})"
+    )
+    return changed
 
 
 def say_reached(configuration: PlannedConfiguration, trace: Trace) -> None:
