@@ -23,7 +23,7 @@ import numpy as np
 
 from batchbound.data.predictor import Examples, PredictionQuality
 from batchbound.executor.encoder_predictor import EncoderPredictor, save_small_distilbert
-from batchbound.executor.predict import GroupMeanPredictor, LengthPredictor, learn
+from batchbound.executor.predictors import GroupMeanPredictor, LengthPredictor, learn
 from batchbound.executor.tokenizers import load_tokenizer
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

@@ -13,7 +13,8 @@ from batchbound.data.cost import IntArray
 from batchbound.data.files import InputError
 from batchbound.data.predictor import Examples, Predicted, PredictionQuality, bucket_of
 from batchbound.executor.encoder_predictor import EncoderPredictor, save_small_distilbert
-from batchbound.executor.predict import METHODS, TrainedPredictor, learn
+from batchbound.executor.predict import TrainedPredictor
+from batchbound.executor.predictors import METHODS, learn
 
 
 def texts(count: int, seed: int = 0) -> Examples:

@@ -1,0 +1,36 @@
+"""What a process of its own loads to serve a job's requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """
+    What each replica loads.
+
+    Parameters
+    ----------
+    model, load_format, dtype, device, seed
+        As :func:`~batchbound.executor.model_source.load_model` takes them; ``seed`` is of sampling, too.
+    tier
+        Layout of keys and values.
+    eos_ids
+        Tokens that end an answer.
+    sampling
+        Fields of :class:`~batchbound.executor.sampling.Sampler`.
+    threads
+        CPU threads of torch in each replica, or None for torch's own.
+    """
+
+    model: str
+    load_format: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    tier: str = "auto"
+    eos_ids: tuple[int, ...] = ()
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    threads: int | None = 1
