@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from .cost import CostModel
 from .files import InputError, read_json_object, write_json
+from .json_fields import JsonFields
 
 CALIBRATION_VERSION = 1
 _MEND = "Measure again with `batchbound profile`."
@@ -48,21 +49,13 @@ class FitError:
         InputError
             If one is missing or not a number.
         """
-        if not isinstance(value, dict):
-            raise InputError("is not an object", file=file, where="field 'error'", mend=_MEND)
-        found: dict[str, float | int] = {}
-        for field in fields(cls):
-            number = value.get(field.name)
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                where = f"field 'error.{field.name}'"
-                raise InputError(f"{number!r} is not a number", file=file, where=where, mend=_MEND)
-            found[field.name] = number
+        read = JsonFields(value, file, "error", _MEND)
         return cls(
-            prefill_mape=float(found["prefill_mape"]),
-            decode_mape=float(found["decode_mape"]),
-            makespan=float(found["makespan"]),
-            prefill_stages=int(found["prefill_stages"]),
-            decode_rounds=int(found["decode_rounds"]),
+            prefill_mape=read.number("prefill_mape"),
+            decode_mape=read.number("decode_mape"),
+            makespan=read.number("makespan"),
+            prefill_stages=int(read.number("prefill_stages")),
+            decode_rounds=int(read.number("decode_rounds")),
         )
 
 
@@ -152,26 +145,12 @@ class CalibratedCost:
                 "not a batchbound calibration" if version is None else f"a calibration of version {version!r}"
             )
             raise InputError(what, file=file, where="field 'batchbound_cost'", mend=_MEND)
-        cost, engine, date = value.get("cost"), value.get("engine"), value.get("date")
-        if not isinstance(cost, dict):
-            raise InputError("is not an object", file=file, where="field 'cost'", mend=_MEND)
-        if not isinstance(engine, dict):
-            raise InputError("is not an object", file=file, where="field 'engine'", mend=_MEND)
-        if not isinstance(date, str):
-            raise InputError(f"{date!r} is not a date", file=file, where="field 'date'", mend=_MEND)
+        read = JsonFields(value, file, mend=_MEND)
         return cls(
-            cost=CostModel.from_json(cost, file=file),
-            error=FitError.from_json(value.get("error"), file=file),
-            engine=engine,
-            date=date,
-            slots_grid=_grid(value, "slots_grid", file),
-            prompt_grid=_grid(value, "prompt_grid", file),
+            cost=CostModel.from_json(read.mapping("cost"), file=file),
+            error=FitError.from_json(read.mapping("error"), file=file),
+            engine=read.mapping("engine"),
+            date=read.text("date"),
+            slots_grid=read.integers("slots_grid"),
+            prompt_grid=read.integers("prompt_grid"),
         )
-
-
-def _grid(value: Mapping[str, object], name: str, file: str | None) -> tuple[int, ...]:
-    entries = value.get(name)
-    if not isinstance(entries, list) or not all(type(entry) is int for entry in entries):
-        where = f"field '{name}'"
-        raise InputError("is not a list of whole numbers", file=file, where=where, mend=_MEND)
-    return tuple(entries)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
-from .files import InputError
+from .json_fields import JsonFields
 
 STRATEGIES = ("RRA", "WAA-C", "WAA-M")
 
@@ -72,22 +70,21 @@ class PlannedConfiguration:
         InputError
             If a field is missing or of another kind.
         """
-        entries: Mapping[str, object] = value if isinstance(value, dict) else {}
-        strategy = entries.get("strategy")
+        read = JsonFields(value, file, "configuration", "Search again.")
+        strategy = read.get("strategy")
         if strategy not in STRATEGIES:
-            message = f"{strategy!r} is none of {', '.join(STRATEGIES)}"
-            raise InputError(message, file=file, where="field 'configuration.strategy'", mend="Search again.")
-        numbers: dict[str, float | None] = {}
-        for field in fields(cls)[1:]:
-            number = entries.get(field.name)
-            optional = field.name == "latency_bound" and number is None
-            wrong = (
-                isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number)
-            )
-            if wrong and not optional:
-                where = f"field 'configuration.{field.name}'"
-                raise InputError(f"{number!r} is not a number", file=file, where=where, mend="Search again.")
-            whole = field.name in ("encode_batch", "decode_rounds", "lead")
-            assert number is None or isinstance(number, int | float)
-            numbers[field.name] = int(number) if whole and number is not None else number
-        return cls(str(strategy), **numbers)  # type: ignore[arg-type]
+            raise read.error("strategy", f"{strategy!r} is none of {', '.join(STRATEGIES)}")
+        return cls(
+            strategy=str(strategy),
+            encode_batch=int(read.number("encode_batch")),
+            decode_rounds=int(read.number("decode_rounds")),
+            decode_batch=read.number("decode_batch"),
+            lead=int(read.number("lead")),
+            input_tokens=read.number("input_tokens"),
+            input_deviation=read.number("input_deviation"),
+            iterations=read.number("iterations"),
+            iterations_deviation=read.number("iterations_deviation"),
+            latency_bound=read.optional_number("latency_bound"),
+            latency=read.number("latency"),
+            throughput=read.number("throughput"),
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from .files import InputError
+from .json_fields import JsonFields
 
 Follow = Literal["schedule", "longest-first", "as-given"]
 """What a run follows: the schedule, or an online queue in one of two orders."""
@@ -73,27 +73,20 @@ class Expectation:
         InputError
             If a field is missing or of another kind.
         """
-        entries: Mapping[str, object] = value if isinstance(value, dict) else {}
-        numbers: dict[str, float] = {}
-        for name in ("mean", "low", "high", "coverage", "samples", "patience", "held_back"):
-            number = entries.get(name)
-            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-                where = f"field 'expected.{name}'"
-                raise InputError(f"{number!r} is not a number", file=file, where=where, mend="Plan again.")
-            numbers[name] = float(number)
-        follow, error, compared = entries.get("follow"), entries.get("error"), entries.get("compared")
+        read = JsonFields(value, file, "expected", "Plan again.")
+        follow, error, compared = read.get("follow"), read.get("error"), read.get("compared")
         if follow not in FOLLOWS or not isinstance(error, dict) or not isinstance(compared, dict):
             message = "does not say what is followed, or why"
             raise InputError(message, file=file, where="field 'expected'", mend="Plan again.")
         return cls(
-            numbers["mean"],
-            numbers["low"],
-            numbers["high"],
-            numbers["coverage"],
-            int(numbers["samples"]),
+            read.number("mean"),
+            read.number("low"),
+            read.number("high"),
+            read.number("coverage"),
+            int(read.number("samples")),
             follow,
-            numbers["patience"],
-            int(numbers["held_back"]),
+            read.number("patience"),
+            int(read.number("held_back")),
             error,
             compared,
         )

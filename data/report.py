@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Final
 from .calibration import FitError
 from .expectation import Expectation
 from .files import InputError, read_json_object, write_json
+from .json_fields import JsonFields
 
 REPORT_VERSION = 1
 _MEND = "Write it again with `batchbound report`."
@@ -257,8 +257,8 @@ class Report:
         if value.get("batchbound_report") != REPORT_VERSION:
             what = f"not a batchbound report of version {REPORT_VERSION}"
             raise InputError(what, file=file, where="field 'batchbound_report'", mend=_MEND)
-        read = _Reader(value, file)
-        causes = read.mapping("slot_seconds")
+        read = JsonFields(value, file, mend=_MEND)
+        causes = read.inside("slot_seconds")
         return cls(
             clock=read.text("clock"),
             makespan=read.number("makespan_s"),
@@ -276,10 +276,10 @@ class Report:
             prompt_tokens=read.integer("prompt_tokens"),
             output_tokens=read.integer("output_tokens"),
             utilization=read.number("utilization"),
-            slot_seconds={name: read.checked(causes[name], f"slot_seconds.{name}") for name in causes},
-            finish=read.percentiles("finish_s"),
-            first_token=read.percentiles("ttft_s"),
-            per_token=read.percentiles("tpot_s"),
+            slot_seconds={name: causes.number(name) for name in read.mapping("slot_seconds")},
+            finish=_percentiles(read, "finish_s"),
+            first_token=_percentiles(read, "ttft_s"),
+            per_token=_percentiles(read, "tpot_s"),
             lengths=LengthError(
                 read.number("length_mean_absolute_error"),
                 read.number("length_bias"),
@@ -308,50 +308,11 @@ _COUNTS = (
 )
 
 
-class _Reader:
-    """Takes fields of a JSON object, each of its kind or an :class:`InputError` that names it."""
-
-    def __init__(self, value: Mapping[str, object], file: str | None) -> None:
-        self.value, self.file = value, file
-
-    def number(self, name: str) -> float:
-        return self.checked(self.value.get(name), name)
-
-    def optional_number(self, name: str) -> float | None:
-        return None if self.value.get(name) is None else self.number(name)
-
-    def integer(self, name: str) -> int:
-        entry = self.value.get(name)
-        if isinstance(entry, bool) or not isinstance(entry, int):
-            raise self.error(name, f"{entry!r} is not a whole number")
-        return entry
-
-    def text(self, name: str) -> str:
-        entry = self.value.get(name)
-        if not isinstance(entry, str):
-            raise self.error(name, f"{entry!r} is not a text")
-        return entry
-
-    def mapping(self, name: str) -> dict[str, object]:
-        entry = self.value.get(name)
-        if not isinstance(entry, dict):
-            raise self.error(name, "is not an object")
-        return entry
-
-    def percentiles(self, name: str) -> Percentiles | None:
-        if self.value.get(name) is None:
-            return None
-        entry = self.mapping(name)
-        p50, p90, p99 = (self.checked(entry.get(p), f"{name}.{p}") for p in ("p50", "p90", "p99"))
-        return Percentiles(p50, p90, p99)
-
-    def checked(self, entry: object, name: str) -> float:
-        if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
-            raise self.error(name, f"{entry!r} is not a number")
-        return float(entry)
-
-    def error(self, name: str, what: str) -> InputError:
-        return InputError(what, file=self.file, where=f"field '{name}'", mend=_MEND)
+def _percentiles(read: JsonFields, name: str) -> Percentiles | None:
+    if read.get(name) is None:
+        return None
+    given = read.inside(name)
+    return Percentiles(given.number("p50"), given.number("p90"), given.number("p99"))
 
 
 def _percentiles_json(value: Percentiles | None) -> dict[str, float] | None:

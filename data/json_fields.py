@@ -1,0 +1,85 @@
+"""Fields of a JSON object, each of the kind it must have, or an error that names it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .files import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFields:
+    """
+    Takes the fields of one JSON object.
+
+    Parameters
+    ----------
+    value
+        The object; one that is none, or not an object, has no fields.
+    file
+        Where it stands, if anywhere.
+    within
+        The field it stands in itself, for the errors; empty for a whole file.
+    mend
+        What to do about a field that is wrong.
+    """
+
+    value: object
+    file: str | None = None
+    within: str = ""
+    mend: str = "Write it again."
+
+    def get(self, name: str) -> object:
+        """Return a field as it is, None if it is missing."""
+        return self.value.get(name) if isinstance(self.value, Mapping) else None
+
+    def number(self, name: str) -> float:
+        """Return a finite number; raise InputError if it is none."""
+        entry = self.get(name)
+        if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
+            raise self.error(name, f"{entry!r} is not a number")
+        return float(entry)
+
+    def optional_number(self, name: str) -> float | None:
+        """Return a finite number, or None if it is missing; raise InputError if it is something else."""
+        return None if self.get(name) is None else self.number(name)
+
+    def integer(self, name: str) -> int:
+        """Return a whole number; raise InputError if it is none."""
+        entry = self.get(name)
+        if isinstance(entry, bool) or not isinstance(entry, int):
+            raise self.error(name, f"{entry!r} is not a whole number")
+        return entry
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return a list of whole numbers; raise InputError if it is none."""
+        entries = self.get(name)
+        if not isinstance(entries, list) or not all(type(entry) is int for entry in entries):
+            raise self.error(name, "is not a list of whole numbers")
+        return tuple(entries)
+
+    def text(self, name: str) -> str:
+        """Return a text; raise InputError if it is none."""
+        entry = self.get(name)
+        if not isinstance(entry, str):
+            raise self.error(name, f"{entry!r} is not a text")
+        return entry
+
+    def mapping(self, name: str) -> dict[str, object]:
+        """Return an object; raise InputError if it is none."""
+        entry = self.get(name)
+        if not isinstance(entry, dict):
+            raise self.error(name, "is not an object")
+        return entry
+
+    def inside(self, name: str) -> JsonFields:
+        """Return the fields of an object in a field; raise InputError if it is none."""
+        within = f"{self.within}.{name}" if self.within else name
+        return JsonFields(self.mapping(name), self.file, within, self.mend)
+
+    def error(self, name: str, what: str) -> InputError:
+        """Return the error that something is wrong with a field."""
+        where = f"field '{self.within}.{name}'" if self.within else f"field '{name}'"
+        return InputError(what, file=self.file, where=where, mend=self.mend)
