@@ -22,6 +22,8 @@ from .schedule_search import search_schedule
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
+LEAST_SECONDS = 1e-6
+"""What the bound leaves to the search at least, which then ends with the first schedules it makes."""
 DEFAULT_SECONDS = 1.2
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
 FEW = 24
@@ -72,7 +74,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     bound = proven_bound(problem) if seconds is None else proven_bound(problem, BOUND_SHARE * seconds)
-    left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
+    left = None if seconds is None else max(LEAST_SECONDS, seconds - (time.perf_counter() - begun))
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
     found = search_schedule(
         problem,
