@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from tier_cases import NOT_RAGGED, NOT_SLAB, RAGGED, SLAB, draw_requests, generate_alone, run_at_random  # noqa: E402
+from tier_cases import (  # noqa: E402
+    NOT_RAGGED,
+    NOT_SLAB,
+    RAGGED,
+    SLAB,
+    cut_short,
+    draw_requests,
+    generate_alone,
+    run_at_random,
+)
 
 from batchbound.executor.batch import WindowBatch  # noqa: E402
 from batchbound.executor.families import UnsupportedModelError  # noqa: E402
@@ -41,8 +50,8 @@ TIERS: tuple[type[RunningBatch], ...] = (WindowBatch, SlabBatch, RaggedBatch)
 def test_the_slab_gives_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(7, seed=1)
-    batch = SlabBatch(model, slots=3, capacity=1)
-    assert run_at_random(batch, requests, seed=2) == [generate_alone(model, *each) for each in requests]
+    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
+    assert run_at_random(SlabBatch(model, slots=3, capacity=1), requests, seed=2, until=ends) == expected
 
 
 @pytest.mark.parametrize("family", RAGGED)
@@ -51,7 +60,8 @@ def test_the_ragged_tier_gives_the_answers_of_generate_alone(family: str) -> Non
     requests = draw_requests(7, seed=1)
     # So few tokens a call that most prompts are prefilled in chunks.
     batch = RaggedBatch(model, slots=3, capacity=1, prefill_tokens=13)
-    assert run_at_random(batch, requests, seed=2) == [generate_alone(model, *each) for each in requests]
+    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
+    assert run_at_random(batch, requests, seed=2, until=ends) == expected
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -51,16 +51,53 @@ def generate_alone(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     return answer
 
 
-def run_at_random(batch: RunningBatch, requests: Sequence[Request], seed: int) -> list[list[int]]:
-    """Serve requests on a schedule drawn at random; some are evicted, some move to the host and back."""
+def cut_short(answers: Sequence[list[int]]) -> tuple[frozenset[int], list[list[int]]]:
+    """Return tokens that end two of the answers in the middle at the latest, and what all are up to them."""
+    ends = frozenset(answer[len(answer) // 2] for answer in sorted(answers, key=len)[-2:])
+    return ends, [
+        answer[: next((at + 1 for at, token in enumerate(answer) if token in ends), None)]
+        for answer in answers
+    ]
+
+
+def run_at_random(
+    batch: RunningBatch, requests: Sequence[Request], seed: int, until: frozenset[int] = frozenset()
+) -> list[list[int]]:
+    """
+    Serve requests on a schedule drawn at random.
+
+    Some are evicted, some move to the host and back; now and then fewer rows may be in use, and more again.
+    """
     rng = random.Random(seed)
     answers: list[list[int]] = [[] for _ in requests]
     waiting, free, running = list(range(len(requests))), list(range(batch.slots)), dict[int, int]()
     suspended: dict[int, Any] = {}
+    room = batch.slots
+
+    def left(i: int) -> int:
+        ended = answers[i] and answers[i][-1] in until
+        return 0 if ended else requests[i][1] - len(answers[i])
+
+    def leave(slot: int, keep: bool) -> None:
+        i = running.pop(slot)
+        free.append(slot)
+        if keep:
+            suspended[i] = batch.take(slot)
+        else:
+            batch.release(slot)
+        if left(i):
+            waiting.append(i)
+
     while waiting or running:
+        if rng.random() < 0.2:
+            room = rng.randint(1, batch.slots)
+        for slot in rng.sample(sorted(running), max(0, len(running) - room)):
+            leave(slot, keep=True)
         joining = [
             waiting.pop(0)
-            for _ in range(min(len(waiting), len(free), rng.randint(0 if running else 1, batch.slots)))
+            for _ in range(
+                min(len(waiting), room - len(running), rng.randint(0 if running else 1, batch.slots))
+            )
         ]
         rng.shuffle(free)
         for i in [i for i in joining if i in suspended]:
@@ -78,18 +115,11 @@ def run_at_random(batch: RunningBatch, requests: Sequence[Request], seed: int) -
         for slot, i, token in zip(slots, joining, first, strict=True):
             running[slot] = i
             answers[i].append(token)
-        left = [requests[i][1] - len(answers[i]) for i in running.values()]
-        tokens = batch.decode(rng.randint(0, min(left)))
+        tokens = batch.decode(rng.randint(0, min(left(i) for i in running.values())), until=until)
         for slot, i in list(running.items()):
             answers[i] += tokens[:, slot].tolist()
-            done = len(answers[i]) == requests[i][1]
-            if done or rng.random() < 0.2:
-                if not done and rng.random() < 0.6:
-                    suspended[i] = batch.take(slot)
-                else:
-                    batch.release(slot)
-                free.append(slot)
-                del running[slot]
-                if not done:
-                    waiting.append(i)
+            if not left(i):
+                leave(slot, keep=False)
+            elif rng.random() < 0.2:
+                leave(slot, keep=rng.random() < 0.6)
     return answers
