@@ -173,8 +173,9 @@ def main() -> None:
     print(
         f"""If rounds take equal time in both ways: at batch 2 the longer answers of the 15 pairs take
 {static} s one after the other, and all 30 at most 2 x {refilled} s. So the 15 shorter ones come to
-{share:.1%} of the longer ones at most: {share * longest:.0f} words beside {longest}. With answers of {shortest} to
-{longest} words no order gives more than {most:.2f}x; published are {static / refilled:.2f}x."""
+{share:.1%} of the longer ones at most: {share * longest:.0f} words beside {longest}.
+With answers of {shortest} to {longest} words no order gives more than {most:.2f}x;
+published are {static / refilled:.2f}x."""
     )
     for name in RANGES:
         for seed in range(arguments.seeds):
