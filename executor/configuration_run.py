@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from .huggingface import NO_EOS, HuggingFaceEngine
 from .job import Job, Outcome
 from .journal import Journal
 from .loop import execute
+from .tensor_parallel import share_layers
+from .tensor_peers import TensorPeers
 from .workload_aware import DecodeEngine
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def run_configuration(
     *,
     worker: EngineSpec | None = None,
     replanning: Replanning | None = None,
+    tensor_parallel: int = 1,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
     """
@@ -71,10 +74,13 @@ def run_configuration(
     journal
         Takes each answer as it finishes.
     worker
-        What WAA's process that encodes loads: the job's model and sampling, maybe on another device.
+        What other processes load: the job's model and sampling, under WAA maybe on another device.
     replanning
         Finds another configuration when answers drift from the lengths planned for; its encoding batch is
         at most :data:`MOST_GROWTH` times the first one's. Without it the configuration stays.
+    tensor_parallel
+        Processes that share each of the model's layers, under RRA: this one, whose model holds its share from
+        then on, and others.
     on_stage
         Called after each stage with its record and the number of requests finished in this run.
 
@@ -87,9 +93,10 @@ def run_configuration(
     Raises
     ------
     RunStoppedError
-        If the engine cannot go on, or the process that encodes is gone.
+        If the engine cannot go on, or another process is gone.
     ValueError
-        If the strategy is WAA and no worker is given.
+        If the strategy is WAA or layers are shared, and no worker is given; if layers are to be shared under
+        WAA or with re-planning, where processes would not stay in step.
     """
     whole = job.plan.problem
     names = whole.workload.ids.tolist()
@@ -117,11 +124,23 @@ def run_configuration(
             return execute(problem, adapting or policy, engine, on_finish=keep, on_stage=on_stage)
 
     resumed = len(names) - len(left)
+    alone = tensor_parallel == 1
+    if worker is None and (configuration.handed_over or not alone):
+        raise ValueError(f"{configuration.strategy} needs a worker for what other processes load")
+    if not alone and (configuration.handed_over or replanning is not None):
+        raise ValueError("layers are shared under RRA alone, without re-planning")
     if not configuration.handed_over:
-        single = HuggingFaceEngine(problem, job.model, prompts, **options)
-        return Outcome(serve(single, rra_policy(configuration)), resumed)
-    if worker is None:
-        raise ValueError(f"{configuration.strategy} needs a worker that encodes")
+        with ExitStack() as peers:
+            model = job.model
+            if worker is not None and not alone:
+                own = {name: value for name, value in options.items() if name != "sampler"}
+                peers.enter_context(
+                    TensorPeers(worker, tensor_parallel, problem, configuration, prompts, own)
+                )
+                model = share_layers(model, tensor_parallel)
+            single = HuggingFaceEngine(problem, model, prompts, **options)
+            return Outcome(serve(single, rra_policy(configuration)), resumed)
+    assert worker is not None
     batch = dynamic_batch(configuration)
     most = batch.most if replanning is None else MOST_GROWTH * batch.most
     with closing(EncodeWorker(worker, most, int(problem.prompt_tokens.max()))) as encoder:

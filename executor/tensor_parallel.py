@@ -33,16 +33,28 @@ def share_layers(model: Any, degree: int) -> Any:
     """
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    config = model.config.get_text_config()
-    if not getattr(config, "base_model_tp_plan", None):
-        raise UnsupportedModelError(
-            model.config.model_type, "transformers has no plan for sharing its layers", "run it on one device"
-        )
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, name, None) or config.num_attention_heads
-        if heads % degree:
-            raise ValueError(f"{name} is {heads}, which {degree} processes cannot share evenly")
+    check_shared(model.config, degree)
     shared = DistributedConfig(tp_size=degree, tp_plan="auto")
     kind = type(model)
     settled, _, mesh = kind.prepare_distribute_model(shared)
     return kind.maybe_distribute_model(model, settled, mesh).eval()
+
+
+def check_shared(config: Any, degree: int) -> None:
+    """
+    Raise an error if so many processes cannot share the layers of a model with this configuration.
+
+    Raises
+    ------
+    UnsupportedModelError, ValueError
+        As :func:`share_layers` does.
+    """
+    text = config.get_text_config()
+    if not getattr(text, "base_model_tp_plan", None):
+        raise UnsupportedModelError(
+            config.model_type, "transformers has no plan for sharing its layers", "run it on one device"
+        )
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, name, None) or text.num_attention_heads
+        if heads % degree:
+            raise ValueError(f"{name} is {heads}, which {degree} processes cannot share evenly")

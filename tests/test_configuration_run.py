@@ -7,6 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,55 @@ def test_a_change_leaves_what_is_being_encoded_as_it_is() -> None:
     # One batch joins a round: eight until then, one more that was being encoded, and then six single prompts.
     joined = [stage.active for stage in trace.stages if stage.kind == "prefill"]
     assert joined == [2] * 9 + [1] * 6
+
+
+def test_processes_that_share_layers_give_the_answers_of_the_model_alone(
+    job: Job, alone: dict[str, dict[str, object]], tmp_path: Path
+) -> None:
+    plan, answers = str(tmp_path / "plan.json"), tmp_path / "answers.jsonl"
+    job.plan.save(plan)
+    words = ["run", plan, "--model", "tiny:llama", "--dtype", "float64", "--device", "cpu", "--threads", "1"]
+    words += ["--pinned", "-o", str(answers), "--trace", str(tmp_path / "trace.jsonl"), "--seed", "1"]
+    assert main([*words, "--tensor-parallel", "2"]) == 0
+    assert "RANK" not in os.environ
+    single = tmp_path / "single.jsonl"
+    words[words.index(str(answers))] = str(single)
+    assert main([*words, "--overwrite"]) == 0
+    assert answers.read_text() == single.read_text()
+
+
+def test_what_cannot_be_shared_is_refused_before_anything_runs(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    job.plan.save(plan)
+    words = ["run", plan, "--model", "tiny:llama", "-o", str(tmp_path / "answers.jsonl"), "--trace"]
+    words += [str(tmp_path / "trace.jsonl"), "--tensor-parallel"]
+    assert main([*words, "3"]) == 2
+    assert "3 processes cannot share evenly" in capsys.readouterr().err
+    assert main([*words, "2", "--replan", "profile.json"]) == 2
+    assert "out of step" in capsys.readouterr().err
+    replace(job.plan, configuration=WAA).save(plan)
+    assert main([*words, "2"]) == 2
+    assert "for an RRA plan" in capsys.readouterr().err
+
+
+def test_a_process_that_shares_layers_and_dies_stops_the_run(job: Job, tmp_path: Path) -> None:
+    children = {process.pid for process in active_children()}
+
+    def kill(_: Stage, done: int) -> None:
+        for process in active_children():
+            if process.pid not in children and process.name.startswith("batchbound-peer"):
+                process.kill()
+
+    from batchbound.executor.model_source import load_model
+
+    own = replace(job, model=load_model("tiny:llama", dtype="float64", device="cpu"))
+    with (
+        Journal(tmp_path / "journal", {}) as journal,
+        pytest.raises(RunStoppedError, match=r"shares the model's layers is gone \(exit status -9\)"),
+    ):
+        run_configuration(own, RRA, journal, worker=WORKER, tensor_parallel=2, on_stage=kill)
 
 
 def test_waa_needs_a_profile_of_two_workers_to_be_replanned(

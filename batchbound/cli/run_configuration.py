@@ -24,6 +24,7 @@ from ..models.exec_config import ExecConfig, Strategy
 from ..models.length_drift import LengthDrift
 from ..models.run_profile import can_hand_over
 from ..solvers.replan import replan
+from .inputs import positive
 from .output import note
 from .search import planned_configuration, timelines_of
 from .validate import read_profile
@@ -46,6 +47,13 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="change the configuration of a plan of `search` when answers drift from the lengths planned for:"
         " search again with this layer profile, the one it was planned with",
     )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes that share each of the model's layers, for an RRA plan of `search` (default: 1)",
+    )
 
 
 def refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
@@ -66,6 +74,14 @@ def refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
     if args.replan is not None and (plan.configuration is None or args.policy is not None):
         message = "--replan is for a plan of `batchbound search`, carried out without a --policy"
         raise InputError(message, file=args.plan, mend="Leave it out.")
+    if args.tensor_parallel > 1 and (plan.configuration is None or handed_over or args.policy is not None):
+        message = (
+            "--tensor-parallel is for an RRA plan of `batchbound search`, carried out without a --policy"
+        )
+        raise InputError(message, file=args.plan, mend="Leave it out.")
+    if args.tensor_parallel > 1 and args.replan is not None:
+        message = "--replan would let the processes that share layers fall out of step"
+        raise InputError(message, mend="Leave it or --tensor-parallel out.")
 
 
 def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Outcome]:
@@ -73,6 +89,7 @@ def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Out
     if plan.configuration is None or args.policy is not None:
         return job.run
     from ..executor.configuration_run import run_configuration
+    from ..executor.tensor_parallel import check_shared
     from .run_fleet import engine_spec
 
     spec = engine_spec(args, job)
@@ -84,7 +101,19 @@ def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Out
             message = "the profile does not say what two workers cost each other (WAA)"
             raise InputError(message, file=args.replan, mend="Profile again, with an --encode-device.")
         replanning = partial(_changed, profile, plan.problem)
-    return partial(run_configuration, job, plan.configuration, worker=worker, replanning=replanning)
+    if args.tensor_parallel > 1:
+        try:
+            check_shared(job.model.config, args.tensor_parallel)
+        except ValueError as error:
+            raise InputError(str(error), where="--tensor-parallel", mend="Give another number.") from error
+    return partial(
+        run_configuration,
+        job,
+        plan.configuration,
+        worker=worker,
+        replanning=replanning,
+        tensor_parallel=args.tensor_parallel,
+    )
 
 
 def _changed(

@@ -54,6 +54,8 @@ def run_fleet(args: argparse.Namespace) -> int:
         ("--policy", args.policy),
         ("--kv-tokens", args.kv_tokens),
         ("--encode-device", args.encode_device),
+        ("--replan", args.replan),
+        ("--tensor-parallel", None if args.tensor_parallel == 1 else args.tensor_parallel),
     ):
         if given is not None:
             raise InputError(f"{option} is for one replica", mend="Leave it out, or plan for one replica.")
