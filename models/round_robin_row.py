@@ -69,7 +69,9 @@ class RoundRobinRow:
         encoding = self._encoding
         encode, slowest = encoding.bounded(low, at)
         share, active, own = self._batch(np.array(float(at)))
-        seconds = self.stages.table.bounded(np.stack((active, own)), self._place).transpose(2, 0, 1)
+        seconds = self.stages.table.bounded(np.stack((active, own)), self._place)
+        # Sums round as they do over a whole row only if iterations lie side by side.
+        seconds = np.ascontiguousarray(seconds.transpose(2, 0, 1))
         decode, tail = share * seconds[:, 0], seconds[:2, 1]
         # Per prompt, a smaller batch decodes no fewer sequences than on average, nor, where it decodes at
         # all, fewer than in this one's largest micro-batch.

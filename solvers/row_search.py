@@ -11,6 +11,8 @@ from ..models.row import Probe, Row
 
 _LOOKS = 4
 """At each row in turn: what is left of it then waits until the best of all rows is nearly known."""
+_ROUNDING = 1e-12
+"""Of a latency: added up in another order, what is no slower than another may seem so by as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class _Rows:
         if met and probe.throughput > self.best:
             self.best, self.row, self.batch = probe.throughput, block.number, at
         parts = []
+        least = probe.least_latency * (1 - _ROUNDING)
         excess = probe.most_throughput - self.best * self.factor
         if low < at and excess > 0:
             # What does not fit says nothing of how far away something does.
@@ -159,8 +162,8 @@ class _Rows:
             step = _steps(excess, self.throughput_slope if fits else 0.0, at - low)
             rank = max(block.rank, -probe.most_throughput)
             parts.append(_Block(rank, block.number, low, at - 1, at - step))
-        if at < high and probe.least_latency <= self.bound and math.isfinite(probe.least_latency):
-            step = _steps(self.bound - probe.least_latency, self.latency_slope, high - at)
+        if at < high and least <= self.bound and math.isfinite(least):
+            step = _steps(self.bound - least, self.latency_slope, high - at)
             parts.append(_Block(block.rank, block.number, at + 1, high, at + step))
         return probe, parts
 

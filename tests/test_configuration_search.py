@@ -162,18 +162,28 @@ def test_rows_are_searched_exactly_however_uneven(seed: int, bound: float, guess
         assert throughput[0] == found.throughput >= max(met) / (1 + gap)
 
 
+def test_a_bound_that_rounding_passes_is_met() -> None:
+    row = _Uneven(np.random.default_rng(0))
+    # All batches are as fast, and the bound below them, added up in another order, lies above them.
+    row.latency, row.throughput, row.rounding = np.full(51, 0.3), np.linspace(1.0, 2.0, 51), 1 + 1e-15
+    for guess in range(3, 51):
+        assert best_of_rows([RowRange(row, 3, 50)], 0.3, guess=guess).batch == 50
+
+
 class _Uneven:
     """A row without any order, whose bounds hold."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.latency = rng.exponential(size=51) * np.linspace(0.1, 1, 51)
         self.throughput = rng.exponential(size=51) * np.linspace(0.1, 1, 51)
+        self.rounding = 1.0
 
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
         return self.latency[batches], self.throughput[batches]
 
     def probe(self, low: int, at: int) -> Probe:
-        least, most = float(self.latency[at:].min()), float(self.throughput[low : at + 1].max())
+        least = float(self.latency[at:].min()) * self.rounding
+        most = float(self.throughput[low : at + 1].max())
         return Probe(float(self.latency[at]), float(self.throughput[at]), least, most)
 
     def performance(self, batch: int) -> Performance:
@@ -192,8 +202,8 @@ def test_a_probe_bounds_the_rest_of_its_row() -> None:
                 low = int(rng.integers(each.low, at + 1))
                 probe = each.row.probe(low, at)
                 place = at - each.low
-                assert probe.latency == pytest.approx(latency[place])
-                assert probe.throughput == pytest.approx(throughput[place])
+                # To the last bit: a bound may be the latency of this very configuration.
+                assert (probe.latency, probe.throughput) == (latency[place], throughput[place])
                 assert probe.least_latency <= latency[place:].min() * (1 + 1e-9)
                 assert probe.most_throughput >= throughput[low - each.low : place + 1].max() * (1 - 1e-9)
 
