@@ -26,7 +26,9 @@ class PhaseRun:
     Parameters
     ----------
     throughput
-        Requests a second.
+        Requests a second: decode iterations of all requests together, by as many as one takes on average.
+        (Those that begin in a while are longer or shorter, which says nothing of what is reached: an
+        indirect estimate, Glynn and Whitt, Operations Research 37, 1989.)
     latency
         Seconds of each request measured, from the start of its encoding to its last token.
     iterations, part
@@ -128,6 +130,11 @@ class _Sample:
         """Iterations of the longest request."""
         return self._lengths.outputs.high
 
+    @property
+    def mean(self) -> float:
+        """Iterations of a request on average."""
+        return self._lengths.outputs.mean
+
     def ahead(self, count: int) -> IntArray:
         """Return the inputs of the next requests."""
         while len(self.inputs) < self.taken + count:
@@ -185,6 +192,10 @@ class _Decoding:
         context = tokens / np.maximum(active, 1) + np.arange(1, rounds + 1)
         return stages.decode(active / parts, context)
 
+    def iterations(self, rounds: int) -> int:
+        """Return the iterations of all requests together in the next rounds."""
+        return int(np.minimum(self.left, rounds).sum())
+
     def advance(self, rounds: int) -> tuple[IntArray, IntArray, IntArray]:
         """Run iterations; return the requests done, their lengths, and the iteration of each."""
         done = self.left <= rounds
@@ -201,7 +212,8 @@ class _Decoding:
 class _Measured:
     """When each request began to be encoded, and when it was done; the first steps are not measured."""
 
-    def __init__(self, warm_up: int) -> None:
+    def __init__(self, warm_up: int, mean: float) -> None:
+        self.mean, self.iterations = mean, 0
         self.began: dict[int, float] = {}
         self.latency: dict[int, float] = {}
         self.length: dict[int, int] = {}
@@ -215,11 +227,12 @@ class _Measured:
         """Return whether all requests to be measured are done; called before each step."""
         if self.steps == self.warm_up:
             self.first, self.last, self.start, self.left = taken, taken + requests, clock, requests
+            self.iterations = 0
             self.encode.clear()
             self.decode.clear()
         self.steps += 1
         if self.steps > self.warm_up and not self.rate and taken >= self.first + requests:
-            self.rate = (taken - self.first) / (clock - self.start)
+            self.rate = self.iterations / self.mean / (clock - self.start)
         return bool(self.rate) and not self.left
 
     def encoded(self, number: IntArray, start: float, seconds: float) -> None:
@@ -270,7 +283,7 @@ class _RoundRobin:
         self.batches = [self._begun(config.encode_batch / count) for _ in range(count)]
         self.ready = [0.0] * count
         self.pipeline = _Pipeline(count)
-        self.measured = _Measured(2)
+        self.measured = _Measured(2, sample.mean)
 
     def _begun(self, prompts: float) -> _Decoding:
         """Return the batch that earlier cycles would have left."""
@@ -306,6 +319,7 @@ class _RoundRobin:
                 exits[at][step] = self.ready[at]
         for at, batch in enumerate(self.batches):
             measured.decode.append(seconds_of[at][0])
+            measured.iterations += batch.iterations(self.rounds)
             for number, length, step in zip(*batch.advance(self.rounds), strict=True):
                 measured.finished(int(number), int(length), at, exits[at][int(step) - 1])
 
@@ -320,16 +334,14 @@ class _WorkloadAware:
         self.encoding, self.decoding, self.micro = row.encoding, row.decoding, row.micro
         self.lead = row.lead(config.encode_batch)
         self.sample, self.handover = sample, timeline.handover_seconds(1.0)
-        full = config.encode_batch * float(timeline.occupancy(1).queries[0])
-        # Where encoding is the slower side, the decode batch is what it is: nothing to adjust.
         expected = timeline(config).decode_batch
-        planned = full if expected >= full else None
+        planned = row.planned(config.encode_batch)
         self.size = DynamicBatch(config.encode_batch, timeline.lengths.inputs.mean, planned, threshold)
         self.batches = [_Decoding() for _ in range(row.batches)]
         for batch in self.batches:
             held, left = sample.decoding(round(expected))
             batch.add(np.full(len(held), -1), held, left)
-        self.measured = _Measured(_SETTLING * len(self.batches) + self.encoding.count)
+        self.measured = _Measured(_SETTLING * len(self.batches) + self.encoding.count, sample.mean)
         self.encoders, self.decoders = _Pipeline(self.encoding.count), _Pipeline(self.decoding.count)
         # Encoded and not yet decoding: numbers, inputs, outputs, and when they are there.
         self.encoded: deque[tuple[IntArray, IntArray, IntArray, float]] = deque()
@@ -337,6 +349,9 @@ class _WorkloadAware:
         self.ready = [[0.0] * self.micro for _ in self.batches]
 
     def measure(self, requests: int) -> PhaseRun:
+        # Decoding begun before the first batch is there would empty a batch that fills up slowly again.
+        self._encode(len(self.batches[0]))
+        self.decoders.free = [self.handed] * self.decoding.count
         slot = 0
         while not self.measured.complete(self.sample.taken, self.decoders.free[0], requests):
             self._slot(slot % len(self.batches))
@@ -351,8 +366,10 @@ class _WorkloadAware:
         if not any(len(each) for each in self.batches):
             begins = max(begins, self.encoded[0][3])
         # Where encoding is the slower side, batches would else take turns in another rhythm than it does.
-        smallest = len(batch) <= min(len(each) for each in self.batches)
-        if self.encoded[0][3] <= begins and (smallest or len(self.encoded) == self.lead):
+        ahead = len(batch) - min(len(each) for each in self.batches)
+        if self.encoded[0][3] <= begins and (
+            ahead < len(self.encoded[0][0]) or len(self.encoded) == self.lead
+        ):
             if len(self.encoded) == self.lead:
                 self.room = begins
             number, inputs, outputs, _ = self.encoded.popleft()
@@ -361,6 +378,7 @@ class _WorkloadAware:
         for part in range(self.micro):
             ready[part] = self.decoders.enter(seconds, max(begins, ready[part]))[1]
         self.measured.decode.append(seconds)
+        self.measured.iterations += batch.iterations(1)
         finish = sum(ready) / self.micro
         for number, length, _ in zip(*batch.advance(1), strict=True):
             self.measured.finished(int(number), int(length), which, finish)

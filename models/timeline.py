@@ -90,6 +90,11 @@ class Timeline:
         row = self.waa_row(config, config.encode_batch)
         return 0 if row is None else row.lead(config.encode_batch)
 
+    def waa_planned(self, config: ExecConfig) -> float | None:
+        """Return the decode batch to keep to; None where encoding is the slower side."""
+        row = self.waa_row(config, config.encode_batch)
+        return None if row is None else row.planned(config.encode_batch)
+
     def within_memory(self, seconds: FloatArray, device_bytes: FloatArray) -> FloatArray:
         """Return latencies, infinite where a device has no room for its bytes (arrays of one shape)."""
         limit = self.cluster.device_bytes * self.cluster.usable or 1e300

@@ -129,6 +129,44 @@ def test_waa_encodes_and_decodes_at_the_slower_sides_pace() -> None:
     assert reached.stages == (1, 1)
 
 
+def test_a_decode_batch_that_hardly_drifts_is_met_at_many_sizes() -> None:
+    # Decoding takes 4 ms + 0.8 ms a sequence, and 32 iterations a request: 25.6 ms of each alone.
+    spread = LengthDistribution.with_moments("normal", 32, 13, 1, 80)
+    sizes = []
+    for prompt in (66, 80, 120):
+        lengths = LengthPair(LengthDistribution.empirical([prompt]), spread)
+        reached = Timeline({1: _profile()}, Cluster(2), lengths)(ExecConfig(Strategy.WAA_C, 8))
+        sizes.append(reached.decode_batch / (8 * lengths.outputs.mean))
+        # Neither side is faster than it can be.
+        assert reached.throughput <= 8 / reached.encode_seconds * (1 + 1e-9)
+    # Between the planned batch and the one that slow encoders leave there is every other.
+    assert 1 > sizes[0] > sizes[1] > sizes[2] > 0
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(10, 120), st.integers(1, 40))
+def test_what_a_waa_batch_says_of_its_row_holds(prompt: int, at: int) -> None:
+    lengths = LengthPair(
+        LengthDistribution.with_moments("normal", prompt, 0.4 * prompt, 1, 300),
+        LengthDistribution.with_moments("normal", 32, 13, 1, 80),
+    )
+    row = Timeline({1: _profile()}, Cluster(3), lengths).waa_row(ExecConfig(Strategy.WAA_C, 8), 40)
+    assert row is not None
+    latency, throughput = row.reach(np.arange(1, 41))
+    probe = row.probe(1, at)
+    # To the last bit: alone as among others.
+    assert (probe.latency, probe.throughput) == (latency[at - 1], throughput[at - 1])
+    assert probe.least_latency <= latency[at - 1 :].min() * (1 + 1e-9)
+    assert probe.most_throughput >= throughput[:at].max() * (1 - 1e-9)
+
+
+def test_a_decode_batch_is_kept_to_its_plan_only_where_encoders_can() -> None:
+    # Decoding the planned 80 takes 4 ms + 64 ms, and encoding 10 prompts 4 ms + 4 ms a token.
+    config = ExecConfig(Strategy.WAA_C, 10)
+    assert Timeline({1: _profile()}, Cluster(2), _fixed(15, 8)).waa_planned(config) == pytest.approx(80)
+    assert Timeline({1: _profile()}, Cluster(2), _fixed(17, 8)).waa_planned(config) is None
+
+
 def test_waa_needs_two_devices() -> None:
     timeline = Timeline({1: _profile()}, Cluster(1), _fixed(10, 4))
     assert not timeline(ExecConfig(Strategy.WAA_C, 5)).fits
@@ -184,6 +222,23 @@ def test_the_timeline_agrees_with_sampled_requests(
     assert reached.throughput == pytest.approx(run.throughput, rel=0.03)
     phases = rounds if strategy is Strategy.RRA else None
     assert reached.latency == pytest.approx(run.latency_near(timeline.longest, phases), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("config", "devices"),
+    [
+        (ExecConfig(Strategy.RRA, 5, 2), 1),
+        (ExecConfig(Strategy.WAA_C, 5), 2),
+        (ExecConfig(Strategy.WAA_C, 5), 4),
+    ],
+)
+def test_requests_of_one_length_are_simulated_at_the_pace_of_the_timeline(
+    config: ExecConfig, devices: int
+) -> None:
+    timeline = Timeline({1: _profile()}, Cluster(devices), _fixed(40, 8))
+    run = simulate_phases(timeline, config, requests=200)
+    assert run.throughput == pytest.approx(timeline(config).throughput, rel=0.01)
+    assert run.iterations.tolist() == [8] * 200
 
 
 def test_the_latency_of_a_length_counts_every_micro_batch_alike() -> None:

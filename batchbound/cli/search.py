@@ -171,9 +171,7 @@ def planned_configuration(
     batch, lead = reached.decode_batch, 0
     if config.strategy is not Strategy.RRA:
         lead = timeline.waa_lead(config)
-        # Where encoding is the slower side, the decode batch is what it is: nothing to adjust.
-        full = config.encode_batch * float(timeline.occupancy(1).queries[0])
-        batch = full if batch >= full else 0.0
+        batch = timeline.waa_planned(config) or 0.0
     return PlannedConfiguration(
         strategy=config.strategy.value,
         encode_batch=config.encode_batch,
