@@ -1,6 +1,11 @@
 """ExeGPT's tasks on measured profiles: every search against the whole grid, the timeline against sampling.
 
 python benchmarks/exegpt.py PROFILE_TP1 [PROFILE_TP2] --tasks S T --devices 1 4
+
+The timeline tells what is to be expected; a run of sampled requests also has its own luck. Where a decode
+batch is as fast at several sizes, it keeps near one of them for longer than a run lasts, and its latency
+differs from run to run by more than what is asked for here. So the expectation is judged by the mean of some
+independent runs, and runs that deviate alone are counted beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from batchbound.data.generators import GENERATORS
 from batchbound.data.length_pair import LengthPair
 from batchbound.data.profile_readers import read_layer_profiles
 from batchbound.executor.phase_simulation import simulate_phases
-from batchbound.models.exec_config import Cluster, Strategy
+from batchbound.models.exec_config import Cluster, ExecConfig, Performance, Strategy
 from batchbound.models.layer_cost import LayerCost
 from batchbound.models.timeline import Timeline
 from batchbound.solvers.execution_search import GAP, search, spaces, whole_grid
@@ -38,7 +43,10 @@ class Worst:
     simulated: int = 0
     throughput: float = 0.0
     latency: float = 0.0
+    percentile: float = 0.0
     missed: int = 0
+    runs: int = 0
+    missed_runs: int = 0
 
 
 def main() -> None:
@@ -47,7 +55,8 @@ def main() -> None:
     parser.add_argument("profile", nargs="+")
     parser.add_argument("--tasks", nargs="+", default=["S", "T", "G", "C1", "C2"])
     parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4, 8])
-    parser.add_argument("--requests", type=int, default=10_000, help="sampled for the simulation; 0 for none")
+    parser.add_argument("--requests", type=int, default=10_000, help="sampled for each run")
+    parser.add_argument("--runs", type=int, default=5, help="simulated, of each configuration; 0 for none")
     args = parser.parse_args()
     profiles = [read_layer_profiles(path) for path in args.profile]
     costs = {profile.tensor_parallel: LayerCost(profile) for profile in profiles}
@@ -59,20 +68,22 @@ def main() -> None:
             for strategy in Strategy:
                 for degree in sorted(costs):
                     timeline = Timeline(costs, Cluster(devices, profiles[0].device_bytes), lengths)
-                    _compare(timeline, task, strategy, degree, args.requests, worst)
+                    _compare(timeline, task, strategy, degree, (args.requests, args.runs), worst)
     print(
         f"{worst.searches} searches: loss at most {worst.loss:.2%} (its tolerance is {GAP:.1%}), evaluated at"
         f" most {worst.evaluated:.2%} of {LEAST_GRID} configurations or more, {worst.seconds:.2f} CPU seconds"
     )
     print(
-        f"{worst.simulated} configurations sampled: throughput off by at most {worst.throughput:.1%},"
-        f" latency by {worst.latency:.1%}; {worst.missed} beyond {MOST_ERROR:.0%} in either"
+        f"{worst.simulated} configurations sampled: throughput off by at most {worst.throughput:.1%}, latency"
+        f" of the 99th-percentile length by {worst.latency:.1%}; {worst.missed} beyond {MOST_ERROR:.0%} in"
+        f" either (99th percentile of latencies: {worst.percentile:.1%})"
     )
+    print(f"{worst.missed_runs} of {worst.runs} runs alone beyond {MOST_ERROR:.0%} in either")
     print(f"{time.process_time() - begun:.0f} CPU seconds in all")
 
 
 def _compare(
-    timeline: Timeline, task: str, strategy: Strategy, degree: int, requests: int, worst: Worst
+    timeline: Timeline, task: str, strategy: Strategy, degree: int, sampled: tuple[int, int], worst: Worst
 ) -> None:
     batches = (1, 256)
     while grid := sum(space.grid for space in spaces(timeline, strategy, degree, encode_batches=batches)):
@@ -102,17 +113,8 @@ def _compare(
         worst.loss, worst.seconds = max(worst.loss, loss), max(worst.seconds, seconds)
         worst.evaluated = max(worst.evaluated, found.evaluated / found.grid)
         violations = [result.violations for result in found.results]
-        if config not in known and requests:
-            run = simulate_phases(timeline, config, requests=requests)
-            rounds = config.decode_rounds if strategy is Strategy.RRA else None
-            off = reached.throughput / run.throughput - 1
-            late = reached.latency / run.latency_near(timeline.longest, rounds) - 1
-            over = float((run.latency > (1 + MOST_ERROR) * reached.latency).mean())
-            missed = max(abs(off), abs(late)) > MOST_ERROR
-            worst.simulated, worst.missed = worst.simulated + 1, worst.missed + missed
-            worst.throughput = max(worst.throughput, abs(off))
-            worst.latency = max(worst.latency, abs(late))
-            known[config] = f"throughput {off:+.1%}, latency {late:+.1%}, {over:.1%} later" + " (!)" * missed
+        if config not in known and min(sampled) > 0:
+            known[config] = _sampled(timeline, config, reached, sampled, worst)
         print(
             f"{head} within {bound:6.2f} s: B_E {config.encode_batch:3d} N_D {config.decode_rounds:3d} B_m"
             f" {config.micro_batches} groups {config.tensor_groups}, {reached.throughput:7.2f}/s"
@@ -122,6 +124,33 @@ def _compare(
             f" {max(each.worst_throughput for each in violations):.1%} | {known.get(config, '')}",
             flush=True,
         )
+
+
+def _sampled(
+    timeline: Timeline, config: ExecConfig, reached: Performance, sampled: tuple[int, int], worst: Worst
+) -> str:
+    requests, count = sampled
+    rounds = config.decode_rounds if config.strategy is Strategy.RRA else None
+    runs = [simulate_phases(timeline, config, requests=requests, seed=seed) for seed in range(count)]
+    # Throughput, latency of an answer of the 99th-percentile length, and the 99th percentile of latencies.
+    seen = np.array(
+        [[run.throughput, run.latency_near(timeline.longest, rounds), run.tail_latency] for run in runs]
+    )
+    expected = np.array([reached.throughput, reached.latency, reached.latency])
+    off, late, percentile = expected / seen.mean(axis=0) - 1
+    alone = expected / seen - 1
+    missed = bool(max(abs(off), abs(late)) > MOST_ERROR)
+    worst.simulated, worst.missed = worst.simulated + 1, worst.missed + missed
+    worst.runs += count
+    worst.missed_runs += int((np.abs(alone[:, :2]) > MOST_ERROR).any(axis=1).sum())
+    worst.throughput, worst.latency = max(worst.throughput, abs(off)), max(worst.latency, abs(late))
+    worst.percentile = max(worst.percentile, abs(percentile))
+    return (
+        f"throughput {off:+.1%} ({alone[:, 0].min():+.1%} to {alone[:, 0].max():+.1%}), latency {late:+.1%}"
+        f" ({alone[:, 1].min():+.1%} to {alone[:, 1].max():+.1%}), percentile {percentile:+.1%}"
+        + " (!)"
+        * missed
+    )
 
 
 if __name__ == "__main__":
