@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .cost import CostModel, IntArray
 from .files import InputError
+from .json_fields import JsonFields
 from .problem import Problem
 from .schedule import Schedule, Violation
 from .workload import Workload
@@ -211,12 +212,10 @@ class FleetSchedule:
         InputError
             If it is damaged.
         """
-        replica_of, schedules = value.get("replica_of"), value.get("schedules")
-        if (
-            not isinstance(replica_of, list)
-            or not all(type(entry) is int for entry in replica_of)
-            or not isinstance(schedules, list)
-            or not all(entry is None or isinstance(entry, dict) for entry in schedules)
+        schedules = value.get("schedules")
+        replica_of = JsonFields(value, file, "schedule", "Plan again.").integers("replica_of")
+        if not isinstance(schedules, list) or not all(
+            entry is None or isinstance(entry, dict) for entry in schedules
         ):
             raise InputError("is not a fleet's schedule", file=file, mend="Plan again.")
         read: Sequence[Schedule | None] = [

@@ -15,12 +15,13 @@ from .bound import Bound
 from .cost import CostModel
 from .files import InputError, read_json_object, write_json
 from .fleet import Fleet, FleetSchedule, Groups, Replica
+from .json_fields import JsonFields
 from .plan import Maker, PromptSource
-from .problem import ProblemError
-from .workload import Workload, WorkloadError
+from .workload import Workload
 
 FLEET_PLAN_VERSION = 1
 _COLUMNS = ("input_tokens", "output_tokens", "group")
+_OPTIONAL = ("kv_capacity", "prefill_token_cap", "max_position")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +111,9 @@ class FleetPlan:
             )
         try:
             plan = _from_json(cls, value, file)
-        except (KeyError, TypeError, ValueError, WorkloadError, ProblemError) as error:
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
             raise InputError(f"the plan is damaged ({error})", file=file, mend="Plan again.") from None
         violation = plan.schedule.check(plan.fleet)
         if violation is not None:
@@ -164,7 +167,9 @@ def _replica(value: object, file: str) -> Replica:
     if not isinstance(value, dict):
         raise TypeError("a replica is not an object")
     cost = CostModel.from_json(_object(value, "cost"), file=file)
-    return Replica(cost, **{name: entry for name, entry in value.items() if name != "cost"})
+    read = JsonFields(value, file, "replicas", "Plan again.")
+    limits = {name: None if read.get(name) is None else read.at_least(1, name) for name in _OPTIONAL}
+    return Replica(cost, read.at_least(1, "slots"), busy=read.number("busy"), **limits)
 
 
 def _object(value: Mapping[str, object], name: str) -> dict[str, object]:

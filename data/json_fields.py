@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from .files import InputError
 
@@ -24,12 +26,15 @@ class JsonFields:
         The field it stands in itself, for the errors; empty for a whole file.
     mend
         What to do about a field that is wrong.
+    line
+        The line it stands in, counted from one; 0 where the file is one object.
     """
 
     value: object
-    file: str | None = None
+    file: str | os.PathLike[str] | None = None
     within: str = ""
     mend: str = "Write it again."
+    line: int = 0
 
     def get(self, name: str) -> object:
         """Return a field as it is, None if it is missing."""
@@ -49,14 +54,28 @@ class JsonFields:
     def integer(self, name: str) -> int:
         """Return a whole number; raise InputError if it is none."""
         entry = self.get(name)
-        if isinstance(entry, bool) or not isinstance(entry, int):
+        if not _is_integer(entry):
             raise self.error(name, f"{entry!r} is not a whole number")
+        return entry
+
+    def at_least(self, least: int, name: str) -> int:
+        """Return a whole number of at least ``least``; raise InputError if it is none."""
+        entry = self.integer(name)
+        if entry < least:
+            raise self.error(name, f"{entry} is not at least {least}")
+        return entry
+
+    def flag(self, name: str) -> bool:
+        """Return true or false; raise InputError if it is neither."""
+        entry = self.get(name)
+        if not isinstance(entry, bool):
+            raise self.error(name, f"{entry!r} is neither true nor false")
         return entry
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Return a list of whole numbers; raise InputError if it is none."""
         entries = self.get(name)
-        if not isinstance(entries, list) or not all(type(entry) is int for entry in entries):
+        if not isinstance(entries, list) or not all(map(_is_integer, entries)):
             raise self.error(name, "is not a list of whole numbers")
         return tuple(entries)
 
@@ -77,9 +96,14 @@ class JsonFields:
     def inside(self, name: str) -> JsonFields:
         """Return the fields of an object in a field; raise InputError if it is none."""
         within = f"{self.within}.{name}" if self.within else name
-        return JsonFields(self.mapping(name), self.file, within, self.mend)
+        return JsonFields(self.mapping(name), self.file, within, self.mend, self.line)
 
     def error(self, name: str, what: str) -> InputError:
         """Return the error that something is wrong with a field."""
-        where = f"field '{self.within}.{name}'" if self.within else f"field '{name}'"
+        field = f"field '{self.within}.{name}'" if self.within else f"field '{name}'"
+        where = f"line {self.line}, {field}" if self.line else field
         return InputError(what, file=self.file, where=where, mend=self.mend)
+
+
+def _is_integer(entry: object) -> TypeGuard[int]:
+    return type(entry) is int and abs(entry) < 2**63

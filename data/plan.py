@@ -15,9 +15,10 @@ from .configuration import PlannedConfiguration
 from .cost import CostModel
 from .expectation import Expectation
 from .files import InputError, read_json_object, write_json
-from .problem import Problem, ProblemError
+from .json_fields import JsonFields
+from .problem import Problem
 from .schedule import Schedule
-from .workload import Workload, WorkloadError
+from .workload import Workload
 
 PLAN_VERSION = 1
 _COLUMNS = ("input_tokens", "output_tokens", "arrival", "group", "priority", "deadline")
@@ -179,7 +180,7 @@ class Plan:
             plan = cls(
                 problem=problem,
                 schedule=Schedule.from_json(_object(value, "schedule"), file=file),
-                makespan=_number(value, "makespan_s"),
+                makespan=JsonFields(value, file, mend="Plan again.").number("makespan_s"),
                 bound=None if bound is None else Bound.from_json(_object(value, "bound"), file=file),
                 maker=maker,
                 lengths=_object(value, "lengths"),
@@ -190,7 +191,9 @@ class Plan:
                 if configured is None
                 else PlannedConfiguration.from_json(configured, file=file),
             )
-        except (KeyError, TypeError, WorkloadError, ProblemError) as error:
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
             raise InputError(f"the plan is damaged ({error})", file=file, mend="Plan again.") from None
         violation = plan.schedule.check(problem)
         if violation is not None:
@@ -211,14 +214,12 @@ def _problem(value: Mapping[str, object], file: str) -> Problem:
             raise TypeError(f"requests.{name} is not a list")
         given[name] = np.array([np.inf if entry is None else entry for entry in column])
     workload = Workload(ids=np.array(columns["id"], dtype=np.str_), **given)
-    limits = {name: limit for name, limit in _object(value, "limits").items() if name in _LIMITS}
+    read = JsonFields(value, file, mend="Plan again.").inside("limits")
+    limits: dict[str, int] = {}
+    for name in (name for name in _LIMITS if read.get(name) is not None):
+        limits[name] = read.flag(name) if name == "prefill_emits_first_token" else read.at_least(1, name)
     cost = CostModel.from_json(_object(value, "cost"), file=file)
-    try:
-        return Problem(workload, cost, **limits)  # type: ignore[arg-type]
-    except ProblemError:
-        raise
-    except ValueError as error:
-        raise TypeError(str(error)) from None
+    return Problem(workload, cost, **limits)  # type: ignore[arg-type]
 
 
 def _is_default(name: str, column: np.ndarray[tuple[int], np.dtype[np.generic]]) -> bool:
@@ -231,10 +232,3 @@ def _object(value: Mapping[str, object], name: str) -> dict[str, object]:
     if not isinstance(entry, dict):
         raise TypeError(f"field '{name}' is missing or not an object")
     return entry
-
-
-def _number(value: Mapping[str, object], name: str) -> float:
-    entry = value.get(name)
-    if isinstance(entry, bool) or not isinstance(entry, int | float):
-        raise TypeError(f"field '{name}' is missing or not a number")
-    return float(entry)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .cost import FloatArray, IntArray
-from .files import InputError
+from .json_fields import JsonFields
 from .problem import Problem
 
 
@@ -297,16 +297,10 @@ class Schedule:
         InputError
             If an array is missing or is not one of whole numbers.
         """
-        arrays = []
-        for name in ("bin_of", "slot_of", "rounds"):
-            entries = value.get(name)
-            if not isinstance(entries, list) or not all(type(entry) is int for entry in entries):
-                mend = "Plan again."
-                raise InputError(
-                    "is not a list of whole numbers", file=file, where=f"field 'schedule.{name}'", mend=mend
-                )
-            arrays.append(np.array(entries, dtype=np.int64))
-        return cls(*arrays)
+        read = JsonFields(value, file, "schedule", "Plan again.")
+        return cls(
+            *(np.array(read.integers(name), dtype=np.int64) for name in ("bin_of", "slot_of", "rounds"))
+        )
 
 
 def _starts(rounds: IntArray) -> IntArray:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .cost import FloatArray, IntArray
 from .files import InputError, atomic_write, read_text
+from .json_fields import JsonFields
 
 TRACE_VERSION = 1
 
@@ -165,8 +166,9 @@ class Trace:
             mend = "Give the trace.jsonl that `batchbound run` wrote."
             raise InputError(f"not a batchbound trace of version {TRACE_VERSION}", file=path, mend=mend)
         try:
-            count = int(str(header["stages"]))
-            stages = tuple(Stage(**row) for row in rows[1 : 1 + count])  # type: ignore[arg-type]
+            read = JsonFields(header, path, mend="Run again.", line=1)
+            count, slots = read.at_least(0, "stages"), read.at_least(1, "slots")
+            stages = tuple(_stage(row, path, line) for line, row in enumerate(rows[1 : 1 + count], 2))
             requests = rows[1 + count :]
             if len(stages) != count or len(requests) != header["requests"]:
                 raise InputError(
@@ -176,15 +178,20 @@ class Trace:
                 name: np.array([row[name] for row in requests], dtype=dtype)
                 for name, dtype in _REQUEST_COLUMNS.items()
             }
+            if not np.isfinite(columns["queued"]).all():
+                raise ValueError("a request's queued is not a number of seconds")
+            for name, most in (("stage_of", count), ("slot_of", slots)):
+                if ((columns[name] < -1) | (columns[name] >= most)).any():
+                    raise ValueError(f"a request's {name} is out of range")
             return cls(
                 ids=tuple(str(row["id"]) for row in requests),
-                slots=int(str(header["slots"])),
+                slots=slots,
                 stages=stages,
-                evictions=int(str(header["evictions"])),
-                engine=_mapping(header["engine"]),
+                evictions=read.at_least(0, "evictions"),
+                engine=read.mapping("engine"),
                 **columns,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"not a whole trace ({error})", file=path, mend="Run again.") from None
@@ -201,7 +208,15 @@ _REQUEST_COLUMNS: dict[str, type] = {
 }
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise TypeError("'engine' is not an object")
-    return value
+def _stage(value: object, file: str | os.PathLike[str], line: int) -> Stage:
+    read = JsonFields(value, file, mend="Run again.", line=line)
+    kind = read.text("kind")
+    if kind not in ("prefill", "decode"):
+        raise read.error("kind", f"{kind!r} is neither prefill nor decode")
+    return Stage(
+        kind=kind,
+        start=read.number("start"),
+        end=read.number("end"),
+        rounds=read.at_least(int(kind == "decode"), "rounds"),
+        **{name: read.at_least(0, name) for name in ("active", "tokens", "kv_tokens", "padded_kv_tokens")},
+    )
