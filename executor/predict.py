@@ -139,6 +139,8 @@ class TrainedPredictor:
         try:
             with open(folder / "errors.csv", encoding="utf-8") as stream:
                 pairs = [(int(row["predicted"]), int(row["actual"])) for row in csv.DictReader(stream)]
+            if not pairs:
+                raise ValueError("errors.csv holds no pair")
             columns = np.array(pairs, dtype=np.int64)
             with open(folder / "examples.jsonl", encoding="utf-8") as stream:
                 rows = [json.loads(line) for line in stream]

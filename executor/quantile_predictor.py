@@ -112,11 +112,16 @@ class QuantilePredictor:
         ------
         ImportError
             If scikit-learn is not installed.
+        ValueError
+            If the folder holds no such predictor.
         """
         _need_scikit_learn()
         import joblib
 
-        words, mean, quantiles = joblib.load(folder / "model.joblib")
+        try:
+            words, mean, quantiles = joblib.load(folder / "model.joblib")
+        except Exception as error:  # what unpickling may raise shares no base of its own
+            raise ValueError(f"model.joblib: {error}") from error
         return cls(words, mean, quantiles, float(fields["widening"]))
 
 

@@ -184,3 +184,16 @@ def test_the_command_names_mistakes(
     assert main(["predict", "train", *past, "--method", "constant", "-o", str(tmp_path / "p")]) == 0
     assert main(["predict", "train", *past, "--method", "constant", "-o", str(tmp_path / "p")]) == 2
     assert "exists already" in capsys.readouterr().err
+    assert main(["predict", "train", *past, "-o", past[0]]) == 2
+    assert "prompts.jsonl: is a file" in capsys.readouterr().err
+    assert main(["predict", "train", *past, "--encoder", "x", "-o", str(tmp_path / "q")]) == 2
+    assert "--encoder says nothing with --method quantile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["errors.csv", "examples.jsonl", "model.joblib", "predictor.json"])
+@pytest.mark.parametrize("content", [b"", b"x\n", b"{}", b"\xff\x00"])
+def test_a_damaged_folder_is_named(file: str, content: bytes, tmp_path: Path) -> None:
+    TrainedPredictor.train("quantile", texts(12)).save(tmp_path / "p")
+    (tmp_path / "p" / file).write_bytes(content)
+    with pytest.raises(InputError, match=r"/p\b"):
+        TrainedPredictor.load(tmp_path / "p")

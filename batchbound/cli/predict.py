@@ -78,6 +78,10 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     from ..executor.predict import TrainedPredictor
 
+    if args.encoder is not None and args.method != "encoder":
+        raise InputError(f"--encoder says nothing with --method {args.method}", mend="Leave it out.")
+    if Path(args.output).is_file():
+        raise InputError("is a file", file=args.output, mend="Name a folder.")
     if Path(args.output).exists():
         refuse_outputs([Path(args.output) / "predictor.json"], args.overwrite)
     trained = TrainedPredictor.train(args.method, _examples(args), seed=args.seed, encoder=args.encoder)
