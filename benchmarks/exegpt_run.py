@@ -37,6 +37,7 @@ from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.executor.configuration_run import steady_state
 from batchbound.executor.encode_worker import EncodeWorker
+from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.huggingface import HuggingFaceEngine, vocabulary_of
 from batchbound.executor.journal import Journal
 from batchbound.executor.layer_profiling import profile_layers
@@ -45,7 +46,6 @@ from batchbound.executor.model_source import load_model
 from batchbound.executor.profile_grid import Grid
 from batchbound.executor.profiling import grid
 from batchbound.executor.prompts import Prompts
-from batchbound.executor.ray_fleet import EngineSpec
 from batchbound.executor.tiers import Tier, choose_tier
 from batchbound.executor.workload_aware import DecodeEngine
 from batchbound.heuristics.configured import dynamic_batch, rra_policy

@@ -26,7 +26,7 @@ from .tensor_peers import TensorPeers
 from .workload_aware import DecodeEngine
 
 if TYPE_CHECKING:
-    from .ray_fleet import EngineSpec
+    from .engine_spec import EngineSpec
 
 MOST_GROWTH = 2
 """Of the encoding batch within a run."""

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Any
 
+from .engine_spec import EngineSpec
 from .faults import RunStoppedError
-from .ray_fleet import EngineSpec
 
 if TYPE_CHECKING:
     import torch
@@ -184,23 +184,12 @@ class EncodeWorker:
 
 def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
     """Encode what comes until nothing does; the worker's whole life."""
-    import torch
-
     from .handover import Blocks, Layout
-    from .model_source import load_model
     from .sampling import Sampler
     from .tiers import choose_tier
 
     try:
-        if spec.threads is not None:
-            torch.set_num_threads(spec.threads)
-        model = load_model(
-            spec.model,
-            load_format=spec.load_format,  # type: ignore[arg-type]
-            dtype=spec.dtype,
-            device=spec.device,
-            seed=spec.seed,
-        )
+        model = spec.load()
         sampler = Sampler(**spec.sampling)  # type: ignore[arg-type]
         batch = choose_tier(model, spec.tier).batch(model, most_prompts, most_tokens, sampler=sampler)
         blocks = Blocks()

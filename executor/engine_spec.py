@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,19 @@ class EngineSpec:
     eos_ids: tuple[int, ...] = ()
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     threads: int | None = 1
+
+    def load(self) -> Any:
+        """Return the model, in a process that is this engine's alone: torch's threads are set for it."""
+        import torch
+
+        from .model_source import load_model
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return load_model(
+            self.model,
+            load_format=self.load_format,  # type: ignore[arg-type]
+            dtype=self.dtype,
+            device=self.device,
+            seed=self.seed,
+        )

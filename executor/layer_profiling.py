@@ -32,8 +32,8 @@ from .workload_aware import DecodeEngine
 
 if TYPE_CHECKING:
     from .encode_worker import EncodeWorker
+    from .engine_spec import EngineSpec
     from .layer_shares import LayerShares
-    from .ray_fleet import EngineSpec
     from .tiers import Tier
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)

@@ -15,10 +15,10 @@ from typing import Any, Self
 from ..data.configuration import PlannedConfiguration
 from ..data.problem import Problem
 from ..heuristics.configured import rra_policy
+from .engine_spec import EngineSpec
 from .faults import RunStoppedError
 from .huggingface import HuggingFaceEngine
 from .loop import execute
-from .ray_fleet import EngineSpec
 
 _PATIENCE = 5.0
 """Seconds that a process is given to end by itself."""
@@ -149,20 +149,11 @@ def _follow(
     os.environ.update(place)
     import torch
 
-    from .model_source import load_model
     from .sampling import Sampler
     from .tensor_parallel import share_layers
 
     try:
-        if spec.threads is not None:
-            torch.set_num_threads(spec.threads)
-        model = load_model(
-            spec.model,
-            load_format=spec.load_format,  # type: ignore[arg-type]
-            dtype=spec.dtype,
-            device=spec.device,
-            seed=spec.seed,
-        )
+        model = spec.load()
     except Exception as error:
         connection.send(f"{type(error).__name__}: {error}")
         return

@@ -15,10 +15,10 @@ from ..data.workload import Workload
 from ..heuristics.dynamic_batch import DynamicBatch
 from ..heuristics.workload_aware_allocation import WorkloadAwareAllocation
 from .encode_worker import EncodeWorker
+from .engine_spec import EngineSpec
 from .huggingface import HuggingFaceEngine
 from .loop import execute
 from .profile_grid import spread
-from .ray_fleet import EngineSpec
 from .workload_aware import DecodeEngine
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)

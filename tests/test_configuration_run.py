@@ -27,12 +27,12 @@ from batchbound.data.trace import Stage, Trace
 from batchbound.data.workload import Workload
 from batchbound.executor.configuration_run import run_configuration, steady_state
 from batchbound.executor.encode_worker import EncodeWorker
+from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.faults import RunStoppedError
 from batchbound.executor.job import Job
 from batchbound.executor.journal import Journal
 from batchbound.executor.loop import execute, schedule_of
 from batchbound.executor.prompts import Prompts
-from batchbound.executor.ray_fleet import EngineSpec
 from batchbound.executor.simulate import simulate
 from batchbound.executor.simulator import Simulator
 from batchbound.executor.tokenizers import load_tokenizer

@@ -17,10 +17,10 @@ from batchbound.data.files import InputError
 from batchbound.data.layer_profile import LayerProfile
 from batchbound.data.plan import Plan
 from batchbound.executor.calibrate import calibrate_to_profile
+from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.journal import Journal
 from batchbound.executor.layer_profiling import profile_layers
 from batchbound.executor.profile_grid import Grid
-from batchbound.executor.ray_fleet import EngineSpec
 from batchbound.models.layer_cost import LayerCost
 from batchbound.models.run_profile import can_hand_over
 from batchbound.models.whole_model_profile import whole_model_profile

@@ -24,8 +24,8 @@ from .progress import progress
 
 if TYPE_CHECKING:
     from ..data.layer_profile import LayerProfile
+    from ..executor.engine_spec import EngineSpec
     from ..executor.profile_grid import Grid
-    from ..executor.ray_fleet import EngineSpec
     from ..executor.tiers import Tier
 
 
@@ -166,7 +166,7 @@ def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | No
     """Return what a second worker loads; None if there is none."""
     import torch
 
-    from ..executor.ray_fleet import EngineSpec
+    from ..executor.engine_spec import EngineSpec
 
     device = args.encode_device
     if device is None and model.device.type == "cuda":
