@@ -70,11 +70,12 @@ class PlacedLedger(KvLedger):
         for at in range(first // tokens, -(-min(last, mine) // tokens)):
             begin = max(first - at * tokens, 0)
             _extend(found, own[at] * tokens + begin, own[at] * tokens + min(last - at * tokens, tokens))
-        if last > mine:
-            loan = self.loans[request]
-            inner = (loan.start + max(first - mine, 0), loan.start + last - mine)
-            for begin, end in self.spans(loan.host, *inner):
-                _extend(found, begin, end)
+        for loan in self.loans.get(request, ()):
+            inner = (max(first - mine, 0), min(last - mine, loan.tokens))
+            if inner[0] < inner[1]:
+                for begin, end in self.spans(loan.host, loan.start + inner[0], loan.start + inner[1]):
+                    _extend(found, begin, end)
+            mine += loan.tokens
         return tuple(found)
 
     def _pages(self, request: int) -> list[int]:

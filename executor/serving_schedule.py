@@ -23,7 +23,8 @@ def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
     Returns
     -------
     Schedule or None
-        None if an answer was interrupted or more ran at a time than there are slots: no schedule says so.
+        None if an answer was interrupted, more ran at a time than there are slots, or a prompt that came in
+        chunks would not have fitted as a whole: no schedule says so.
     """
     if not problem.prefill_emits_first_token:
         raise ValueError(
@@ -39,4 +40,5 @@ def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
     starts, bin_of = np.unique(begin, return_inverse=True)
     rounds = np.diff(np.append(starts, done[-1]))
     rounds[-1] = max(int(rounds[-1]), int(problem.rounds[bin_of == len(starts) - 1].max()))
-    return Schedule.from_bins(problem, bin_of.astype(np.int64), rounds.astype(np.int64))
+    schedule = Schedule.from_bins(problem, bin_of.astype(np.int64), rounds.astype(np.int64))
+    return schedule if schedule.check(problem) is None else None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappush, heapreplace
 
 from .econoserve_settings import EconoServeSettings
-from .guest_queue import GuestQueue
+from .prompt_reserve import PromptReserve
 from .serving_policy import ServingState, Step
-from .task_queue import TaskQueue
+from .synced_groups import SyncedGroups
+from .task_queue import LengthIndex, TaskQueue
+from .unused_parts import UnusedParts
+
+_TRIED = 8
+"""Lengths looked at for a request to host, at most: a decision must not cost the whole queue."""
 
 
 @dataclass(slots=True)
@@ -19,6 +24,7 @@ class _Changes:
     stop: list[int] = field(default_factory=list)
     swap_out: list[int] = field(default_factory=list)
     swap_in: list[int] = field(default_factory=list)
+    drop: list[int] = field(default_factory=list)
 
 
 class EconoServe:
@@ -26,10 +32,11 @@ class EconoServe:
     EconoServe's decision for one iteration (its Algorithm 1).
 
     Where the paper leaves the rule open: a prompt beyond the reserved memory is begun only if no answer waits
-    and its own answer will fit; an answer longer than predicted asks for a block at a time, and when there is
-    none it pauses in place, predicted to need ``padding`` of its length more (the paper's L_new, predicted
-    minus generated, would be zero), at least a block; when everything left has paused so, the one that holds
-    most is moved to the host.
+    and its own answer will fit, for which it is given room at once if memory is lent to whole requests; an
+    answer longer than predicted asks for a block at a time, or for what is unused, and when there is neither
+    it pauses in place, predicted to need ``padding`` of its length more (the paper's L_new, predicted minus
+    generated, would be zero), at least a block; when everything left has paused so, the one that holds most
+    is moved to the host.
 
     Parameters
     ----------
@@ -41,40 +48,36 @@ class EconoServe:
         self.settings = settings = EconoServeSettings() if settings is None else settings
         self._prompts = TaskQueue(ordered=settings.ordered)
         self._answers = TaskQueue(ordered=settings.ordered)
-        # Prompts again, by what they need of a lent part.
-        self._guests = GuestQueue()
+        # Prompts again, by the length of their answers.
+        self._guests = LengthIndex()
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
+        # Given up before their prompt was done, to be queued anew.
+        self._dropped: list[int] = []
         self._target: dict[int, int] = {}
-        # Blocks of requests between the start of their prompt and that of their answer.
-        self._parked: dict[int, int] = {}
-        self._parked_blocks = 0
-        self._group_of: dict[int, int] = {}
-        self._members: dict[int, int] = {}
-        self._groups = 0
+        self._reserve = PromptReserve(settings.reserved)
+        self._groups = SyncedGroups()
         self._look = True
         self._lends_whole = settings.pipelined and settings.hosted == "requests"
         # Whether a part of a region may have become lendable since the last search.
         self._gaps = False
+        self._parts: UnusedParts | None = None
 
     def __call__(self, state: ServingState) -> Step:
         """Return the next iteration."""
         changes = _Changes()
+        self._parts = None
         self._gaps |= bool(state.arrived or state.finished or state.prefilled)
-        for request in state.arrived:
-            prompt = int(state.prompt[request])
-            self._prompts.push(request, prompt, float(state.deadline[request]), 0)
-            if self._lends_whole:
-                answer = self._predict(state, request)
-                self._guests.push(request, prompt, answer, 2 * prompt // self.settings.forward_size)
+        for request in (*state.arrived, *self._dropped):
+            self._queue_prompt(state, request)
+        self._dropped = []
         for request in state.finished:
             self._finish(request)
         for request in state.prefilled:
-            if request in state.ledger.loans:
-                # A guest as a whole goes on where its prompt was computed.
-                self._join(request, changes, self._groups)
-                self._groups += 1
+            if request in self._target:
+                # It was promised room for its answer when its prompt began.
+                self._join(request, changes, self._groups.new())
             else:
                 self._queue_answer(state, request, self._predict(state, request), again=False)
         self._make_room(state, changes)
@@ -85,7 +88,7 @@ class EconoServe:
         decodes = len(state.running) + len(changes.start) - len(changes.stop) - len(changes.swap_out)
         prefill = self._fill(state, self.settings.forward_size - decodes)
         if self._lends_whole and self._gaps:
-            self._host_requests(state, changes, self.settings.forward_size - decodes, prefill)
+            self._host_tasks(state, changes, self.settings.forward_size - decodes, prefill)
         if decodes <= 0 and not prefill and (len(self._answers) or self._host):
             self._unlock(state, changes)
         return Step(
@@ -94,15 +97,29 @@ class EconoServe:
             stop=changes.stop,
             swap_out=changes.swap_out,
             swap_in=changes.swap_in,
+            drop=changes.drop,
         )
+
+    def _queue_prompt(self, state: ServingState, request: int) -> None:
+        length = int(state.prompt[request])
+        if self._lends_whole:
+            # It is given room for both.
+            answer = self._predict(state, request)
+            self._guests.push(request, answer)
+            length += answer
+        self._prompts.push(request, length, float(state.deadline[request]), 0)
 
     def _predict(self, state: ServingState, request: int) -> int:
         padded = math.ceil(int(state.predicted[request]) * (1 + self.settings.padding))
         return max(1, padded - int(state.generated[request]))
 
+    def _rest(self, state: ServingState, request: int) -> int:
+        """Return how much longer an answer is taken to be that is longer than predicted."""
+        padding = math.ceil(int(state.predicted[request]) * self.settings.padding)
+        return max(1, padding, int(state.generated[request] * self.settings.extension))
+
     def _more(self, state: ServingState, request: int) -> int:
-        more = math.ceil(int(state.predicted[request]) * self.settings.padding)
-        return max(more, state.ledger.block_tokens)
+        return max(self._rest(state, request), state.ledger.block_tokens)
 
     def _queue_answer(self, state: ServingState, request: int, length: int, *, again: bool) -> None:
         most = state.ledger.blocks * state.ledger.block_tokens - int(state.held[request])
@@ -115,19 +132,8 @@ class EconoServe:
 
     def _finish(self, request: int) -> None:
         self._target.pop(request, None)
-        self._unpark(request)
-        self._leave_group(request)
-
-    def _leave_group(self, request: int) -> None:
-        group = self._group_of.pop(request, None)
-        if group is not None:
-            self._members[group] -= 1
-            if not self._members[group]:
-                del self._members[group]
-                self._look = True
-
-    def _unpark(self, request: int) -> None:
-        self._parked_blocks -= self._parked.pop(request, 0)
+        self._reserve.leave(request)
+        self._look |= self._groups.leave(request)
 
     def _make_room(self, state: ServingState, changes: _Changes) -> None:
         """See to it that everyone running may write its next token, or stops."""
@@ -140,58 +146,99 @@ class EconoServe:
                 continue
             guests = ledger.first_guests(request)
             for guest in guests:
-                self._move_out(state, guest, changes)
+                if guest in ledger.loans:
+                    self._move_out(state, guest, changes, but=guests)
             if guests:
+                continue
+            if self.settings.shortage == "reserve" and self._extend(state, request, changes):
                 continue
             if request in ledger.loans:
                 self._move_out(state, request, changes)
             elif self.settings.shortage == "offload":
                 self._send(state, request, changes)
-            elif self.settings.shortage == "pause" or not ledger.grow(request, int(state.held[request]) + 1):
-                self._leave_group(request)
+            else:
+                self._look |= self._groups.leave(request)
                 changes.stop.append(request)
                 self._queue_answer(state, request, self._more(state, request), again=True)
 
-    def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
-        """Move a guest that overstays to blocks of its own, or to the host."""
-        for inner in state.ledger.guests_of(guest):
-            self._move_out(state, inner, changes)
+    def _move_out(self, state: ServingState, guest: int, changes: _Changes, but: Sequence[int] = ()) -> None:
+        """Move a guest that overstays to blocks of its own, or to other unused parts, or to the host."""
+        ledger, but = state.ledger, (*but, guest)
+        for inner in ledger.guests_of(guest):
+            self._move_out(state, inner, changes, but)
         held = int(state.held[guest])
         left = max(self._target[guest] - int(state.generated[guest]), 1)
-        if state.ledger.settle(guest, held + left) or state.ledger.settle(guest, held + 1):
+        self._parts = None
+        if ledger.settle(guest, held + left) or ledger.settle(guest, held + 1):
             return
+        lacks = held + left - ledger.own.get(guest, 0) * ledger.block_tokens
+        if self._lends_whole and lacks > 0:
+            parts = self._unused(state, changes, but)
+            if parts.room(lacks, left) == lacks:
+                before = tuple(ledger.loans[guest])
+                parts.take(guest, lacks, left)
+                ledger.give_back(guest, before)
+                return
         self._send(state, guest, changes)
 
+    def _extend(self, state: ServingState, request: int, changes: _Changes) -> bool:
+        """Give a request that needs more than predicted a block, or else unused parts, if there are any."""
+        ledger = state.ledger
+        if request not in ledger.loans and ledger.grow(request, int(state.held[request]) + 1):
+            return True
+        if not self._lends_whole:
+            return False
+        if self._parts is None:
+            self._parts = self._unused(state, changes)
+        more = self._rest(state, request)
+        if self._parts.room(more, self._stay(more)) < more:
+            return False
+        self._parts.take(request, more, self._stay(more))
+        self._target[request] = int(state.generated[request]) + more
+        return True
+
     def _send(self, state: ServingState, request: int, changes: _Changes) -> None:
-        self._leave_group(request)
-        self._unpark(request)
+        self._look |= self._groups.leave(request)
+        self._reserve.leave(request)
+        self._parts = None
         state.ledger.release(request)
+        if request == self._partial:
+            self._partial = None
+            del self._target[request]
+            self._dropped.append(request)
+            changes.drop.append(request)
+            return
         changes.swap_out.append(request)
         self._host.append(request)
         self._away[request] = int(state.held[request])
 
     def _call_back(self, state: ServingState, changes: _Changes, available: int) -> bool:
-        """Let the first request on the host go on if the blocks are there, and return whether they were."""
-        request = self._host[0]
-        whole = state.ledger.blocks * state.ledger.block_tokens
-        needed = min(self._away[request] + self._more(state, request), whole)
-        if request in changes.swap_out or state.ledger.lacking(request, needed) > available:
+        """Let the first request on the host go on if there is room for it, and return whether there was."""
+        request, ledger = self._host[0], state.ledger
+        if request in changes.swap_out:
+            return False
+        more = self._more(state, request)
+        needed = min(self._away[request] + more, ledger.blocks * ledger.block_tokens)
+        if ledger.lacking(request, needed) <= available:
+            ledger.grow(request, needed)
+        elif self._lends_whole:
+            more = self._rest(state, request)
+            needed = self._away[request] + more
+            parts = self._unused(state, changes)
+            if parts.room(needed, self._stay(more)) < needed:
+                return False
+            parts.take(request, needed, self._stay(more))
+        else:
             return False
         self._host.popleft()
-        state.ledger.grow(request, needed)
         del self._away[request]
         changes.swap_in.append(request)
         changes.start.append(request)
-        self._target[request] = int(state.generated[request]) + self._more(state, request)
+        self._target[request] = int(state.generated[request]) + more
         return True
 
-    def _reserved(self, state: ServingState) -> int:
-        return int(self.settings.reserved * state.ledger.blocks)
-
-    def _available(self, state: ServingState, leaving: int = 0) -> int:
-        """Return the blocks for answers: what is free, less what of the reserve is not in use."""
-        kept = self._reserved(state) - (self._parked_blocks - leaving)
-        return state.ledger.free - max(0, kept)
+    def _available(self, state: ServingState, leaving: int | None = None) -> int:
+        return self._reserve.free_beyond(state.ledger, leaving)
 
     def _select(self, state: ServingState, changes: _Changes) -> None:
         """Start answers until the memory is given away (line 2), and their guests (line 3)."""
@@ -199,53 +246,47 @@ class EconoServe:
         hosts: list[int] = []
         full = False
         while len(self._answers) and not full:
-            first = self._answers.fitting(self._available(state) * tokens)
-            if first is None or not self._start(state, first, changes, hosts):
+            first, group = self._answers.fitting(self._available(state) * tokens), self._groups.new()
+            if first is None or not self._start(state, first, changes, hosts, group):
                 break
             length = self._target[first] - int(state.generated[first])
             while self.settings.synced and (same := self._answers.equal(length)) is not None:
-                if not self._start(state, same, changes, hosts, group=self._groups):
+                if not self._start(state, same, changes, hosts, group):
                     full = True
                     break
-            self._groups += 1
         self._look = False
-        if self.settings.pipelined and hosts and len(self._answers):
-            self._lend(state, hosts, changes)
+        if self.settings.hosted == "answers" and self.settings.pipelined:
+            self._lend_halves(state, hosts, changes)
 
     def _start(
-        self,
-        state: ServingState,
-        request: int,
-        changes: _Changes,
-        hosts: list[int],
-        group: int | None = None,
+        self, state: ServingState, request: int, changes: _Changes, hosts: list[int], group: int
     ) -> bool:
         ledger = state.ledger
         needed = int(state.prompt[request]) + self._target[request]
         needed = min(needed, ledger.blocks * ledger.block_tokens)
-        if ledger.lacking(request, needed) > self._available(state, self._parked.get(request, 0)):
+        if ledger.lacking(request, needed) > self._available(state, request):
             return False
         ledger.grow(request, needed)
-        self._begin(request, changes, self._groups if group is None else group)
+        self._begin(request, changes, group)
         hosts.append(request)
         return True
 
     def _begin(self, request: int, changes: _Changes, group: int) -> None:
         self._answers.remove(request)
-        self._unpark(request)
+        self._reserve.leave(request)
         self._gaps = True
         self._join(request, changes, group)
 
     def _join(self, request: int, changes: _Changes, group: int) -> None:
-        self._group_of[request] = group
-        self._members[group] = self._members.get(group, 0) + 1
+        self._groups.join(request, group)
         if request in changes.stop:
             changes.stop.remove(request)
         else:
             changes.start.append(request)
 
-    def _lend(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
+    def _lend_halves(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
         """Give the second half of what is unused to an answer half as long, and so on in both halves."""
+        group = self._groups.new()
         regions = deque(
             (host, int(state.held[host]), int(state.prompt[host]) + self._target[host]) for host in hosts
         )
@@ -258,12 +299,11 @@ class EconoServe:
             if guest is None:
                 continue
             start = end - half
-            self._begin(guest, changes, self._groups)
+            self._begin(guest, changes, group)
             state.ledger.lend(host, guest, start, half)
             inside = int(state.held[guest])
             regions.append((host, begin, start))
             regions.append((guest, inside, int(state.prompt[guest]) + self._target[guest]))
-        self._groups += 1
 
     def _fill(self, state: ServingState, budget: int) -> list[tuple[int, int]]:
         """Choose prompts up to the target forward size (line 5); the last one may be a chunk."""
@@ -272,10 +312,11 @@ class EconoServe:
             begun, self._partial = self._partial, None
             budget = self._chunk(state, begun, budget, prefill)
         while budget > 0 and len(self._prompts) and self._partial is None:
-            request = self._prompts.fitting(budget)
+            most = state.ledger.free * state.ledger.block_tokens if self._lends_whole else budget
+            request = self._prompts.fitting(most)
             if request is None:
                 request = self._prompts.head()
-            if request is None or not self._park(state, request):
+            if request is None or not self._admit(state, request):
                 break
             self._take_prompt(request)
             budget = self._chunk(state, request, budget, prefill)
@@ -286,49 +327,89 @@ class EconoServe:
         if self._lends_whole:
             self._guests.remove(request)
 
-    def _host_requests(
+    def _host_tasks(
         self, state: ServingState, changes: _Changes, budget: int, prefill: list[tuple[int, int]]
     ) -> None:
-        """Lend what running requests have not used to requests that wait, the largest part first."""
-        # Of whoever comes back from the host this state does not show what it will hold.
-        ledger, away = state.ledger, {*changes.stop, *changes.swap_out, *changes.swap_in}
+        """Lend what is unused to answers and to whole requests that wait, the longest that fits first."""
         budget -= sum(new for _, new in prefill)
-        parts = [
-            (int(state.held[host] - ledger.room[host]), host, int(state.held[host]))
-            for host in (*state.running.tolist(), *changes.start)
-            if host not in away
-        ]
-        heapify(parts)
-        while parts and budget > 0 and self._partial is None:
-            size, host, begin = -parts[0][0], *parts[0][1:]
-            found = self._closest_guest(state, size)
-            if found is None:
+        parts = self._unused(state, changes)
+        while (answer := self._fitting_answer(parts)) is not None:
+            length = self._target[answer] - int(state.generated[answer])
+            self._begin(answer, changes, self._groups.new())
+            lacks = int(state.held[answer]) + length - state.ledger.promised(answer)
+            if lacks > 0:
+                parts.take(answer, lacks, self._stay(length))
+            parts.add(answer, int(state.held[answer]))
+        if len(self._answers) or self._host:
+            # What nobody needs becomes free for those that wait for more than parts.
+            parts = self._unused(state, changes, left_behind=False)
+        while budget > 0 and self._partial is None:
+            guest = self._fitting_request(state, parts, budget)
+            if guest is None:
                 break
-            guest, needs, whole = found
-            prompt = int(state.prompt[guest])
-            if whole and prompt > budget:
-                return
-            if not whole:
-                ledger.grow(guest, prompt)
             self._take_prompt(guest)
-            self._target[guest] = answer = self._predict(state, guest)
-            # What the part is larger than need be is shared between more time and more room.
-            lent = (prompt if whole else 0) + answer + (size - needs) // 2
-            ledger.lend(host, guest, begin + size - lent, lent)
+            self._take_room(state, parts, guest, budget)
             budget = self._chunk(state, guest, budget, prefill)
-            heapreplace(parts, (lent - size, host, begin))
-            heappush(parts, (prompt - int(ledger.room[guest]), guest, prompt))
-        self._gaps = bool(parts) and (budget <= 0 or self._partial is not None)
+            if self._partial is None:
+                parts.add(guest, int(state.prompt[guest]))
+        self._gaps = budget <= 0 or self._partial is not None
 
-    def _closest_guest(self, state: ServingState, tokens: int) -> tuple[int, int, bool] | None:
-        """Return who fits a part best, what it needs of it, and whether as a whole, or None."""
-        most = int(tokens * (1 - self.settings.buffer))
-        if (found := self._guests.closest(most, whole=True)) is not None:
-            return *found, True
-        found = self._guests.closest(most, whole=False)
-        if found is None or state.ledger.lacking(found[0], int(state.prompt[found[0]])) > state.ledger.free:
+    def _unused(
+        self, state: ServingState, changes: _Changes, but: Sequence[int] = (), *, left_behind: bool = True
+    ) -> UnusedParts:
+        """Return the unused parts but those of some."""
+        # Of whoever comes back from the host this state does not show what it will hold.
+        gone = {*changes.stop, *changes.swap_out, *changes.swap_in, *but}
+        parts = UnusedParts(state.ledger)
+        for host in state.ledger.left_behind if left_behind else ():
+            parts.add_left_behind(host)
+        for host in (*state.running.tolist(), *changes.start):
+            if host not in gone:
+                parts.add(host, int(state.held[host]))
+        return parts
+
+    def _stay(self, answer: int, prompt: int = 0) -> int:
+        """Return the iterations that a guest may stay, with those of a prompt if it comes in chunks."""
+        chunks = -(-2 * prompt // self.settings.forward_size)
+        return math.ceil(answer * (1 + self.settings.buffer)) + chunks
+
+    def _fitting_answer(self, parts: UnusedParts) -> int | None:
+        if not len(self._answers):
             return None
-        return *found, False
+        most = self._answers.longest()
+        return self._answers.closest(parts.longest(most, lambda length: (length, self._stay(length))))
+
+    def _spare(self, state: ServingState) -> int:
+        """Return the free tokens that nobody waits for."""
+        waited = len(self._answers) or self._host
+        return 0 if waited else max(0, self._available(state)) * state.ledger.block_tokens
+
+    def _fitting_request(self, state: ServingState, parts: UnusedParts, budget: int) -> int | None:
+        spare, most = self._spare(state), self._guests.longest()
+        for tried in range(_TRIED):
+            if (found := self._guests.closest(most)) is None:
+                return None
+            request, length = found
+            prompt = int(state.prompt[request])
+            lacks = max(0, prompt + length - spare)
+            if parts.room(lacks, self._stay(length, prompt * (prompt > budget))) == lacks:
+                return request
+            most = length - 1
+            if not tried:
+                most = parts.longest(most, lambda length: (max(0, length + 1 - spare), self._stay(length)))
+        return None
+
+    def _take_room(self, state: ServingState, parts: UnusedParts, request: int, budget: int) -> None:
+        """Give a request unused parts, and blocks of its own for what these lack."""
+        ledger, prompt = state.ledger, int(state.prompt[request])
+        self._target[request] = answer = self._predict(state, request)
+        tokens, iterations = prompt + answer, self._stay(answer, prompt * (prompt > budget))
+        own = ledger.blocks_for(tokens - parts.room(tokens, iterations))
+        own = min(own, self._spare(state) // ledger.block_tokens)
+        if own:
+            ledger.grow(request, own * ledger.block_tokens)
+        if (lent := tokens - own * ledger.block_tokens) > 0:
+            parts.take(request, lent, iterations)
 
     def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
         lacks = state.lacks(request)
@@ -338,21 +419,26 @@ class EconoServe:
         prefill.append((request, new))
         return budget - new
 
-    def _park(self, state: ServingState, request: int) -> bool:
-        ledger = state.ledger
-        prompt = int(state.prompt[request])
+    def _admit(self, state: ServingState, request: int) -> bool:
+        """Give a prompt room in the reserve, or beyond it, and return whether there was any."""
+        ledger, prompt = state.ledger, int(state.prompt[request])
         blocks = ledger.blocks_for(prompt)
-        if self._parked_blocks + blocks > self._reserved(state):
+        if self._reserve.holds(ledger, blocks):
+            if blocks > ledger.free:
+                return False
+        else:
             answer = self._predict(state, request)
             whole = min(ledger.blocks_for(prompt + answer), ledger.blocks)
             alone = ledger.free == ledger.blocks
             if len(self._answers) or whole > ledger.free or not (self.settings.beyond_reserve or alone):
                 return False
-        if blocks > ledger.free:
-            return False
+            if self._lends_whole:
+                ledger.grow(request, whole * ledger.block_tokens)
+                self._target[request] = answer
+                self._gaps = True
+                return True
         ledger.grow(request, prompt)
-        self._parked[request] = blocks
-        self._parked_blocks += blocks
+        self._reserve.enter(request, blocks)
         return True
 
     def _unlock(self, state: ServingState, changes: _Changes) -> None:
@@ -364,8 +450,7 @@ class EconoServe:
             )
             if ledger.lacking(request, needed) <= ledger.free:
                 ledger.grow(request, needed)
-                self._begin(request, changes, self._groups)
-                self._groups += 1
+                self._begin(request, changes, self._groups.new())
                 return
             others = [other for other in self._answers.tasks() if other != request]
             if not others:

@@ -26,16 +26,21 @@ class EconoServeSettings:
     reserved
         Share of the memory kept for prompts.
     buffer
-        Share of a lent part that its guest is not predicted to fill (the paper's b, as a share).
+        Share of its predicted length by which a guest may overstay before its host needs the place (the
+        paper's b); hosting ``"answers"``, share of the lent half that the guest is not predicted to fill.
     forward_size
         Tokens of an iteration to aim at (TFS).
+    extension
+        Least share of what it has by which an answer longer than predicted is taken to go on (or the
+        padding's).
     shortage
         What an answer longer than predicted does (the three solutions of section 2.3): takes free memory, the
         reserve included, a block at a time and pauses in place if there is none (``"reserve"``); pauses in
         place (``"pause"``); or moves to the host (``"offload"``).
     hosted
         Who is put into a lent part: ``"answers"`` whose prompt is computed and lies elsewhere, when their
-        host begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever a part is unused.
+        host begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever parts are unused,
+        of several hosts together.
     beyond_reserve
         Whether a prompt may begin outside of the reserve as well, if no answer waits and its own will fit.
     """
@@ -46,13 +51,14 @@ class EconoServeSettings:
     padding: float = 0.1
     reserved: float = 0.03
     buffer: float = 0.15
+    extension: float = 0.0
     forward_size: int = 512
     shortage: Literal["reserve", "pause", "offload"] = "reserve"
     hosted: Literal["answers", "requests"] = "requests"
     beyond_reserve: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("padding", "reserved", "buffer"):
+        for name in ("padding", "reserved", "buffer", "extension"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0 and (value < 1 or name == "padding")):
                 raise ValueError(f"{name} is {value!r}; it must be a share, at least 0 and below 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,9 +68,10 @@ class KvLedger:
         self.failures = 0
         self.lent_tokens = 0
         self.own: dict[int, int] = {}
-        self.loans: dict[int, Loan] = {}
-        self.guests: dict[int, dict[int, Loan]] = {}
+        self.loans: dict[int, list[Loan]] = {}
+        self.guests: dict[int, dict[int, list[Loan]]] = {}
         self._gone: set[int] = set()
+        self._gaps: dict[int, list[tuple[int, int]]] = {}
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold ``tokens``."""
@@ -110,7 +112,7 @@ class KvLedger:
         host
             Holds no more than ``start`` tokens; must not write further while the guest is there.
         guest
-            Borrows nothing yet. Its own blocks are filled first.
+            Lends nothing. Its own blocks are filled first, then what it borrowed, in that order.
         start, tokens
             The part, as :class:`Loan` says.
 
@@ -119,18 +121,18 @@ class KvLedger:
         KvLedgerError
             If the part is not the host's to lend.
         """
-        full = self._full(host)
+        full = self.promised(host)
         mine = self.guests.setdefault(host, {})
         overlaps = any(
-            start < loan.start + loan.tokens and loan.start < start + tokens for loan in mine.values()
+            start < loan.start + loan.tokens and loan.start < start + tokens for loan in self.lent(host)
         )
-        if guest in self.loans or start + tokens > full or overlaps or tokens < 1 or host in self._gone:
+        if self.guests.get(guest) or start + tokens > full or overlaps or tokens < 1:
             raise KvLedgerError(
                 f"tokens {start} to {start + tokens} of request {host} cannot be lent to {guest}"
             )
         loan = Loan(host, start, tokens)
-        mine[guest] = loan
-        self.loans[guest] = loan
+        mine.setdefault(guest, []).append(loan)
+        self.loans.setdefault(guest, []).append(loan)
         self.lent_tokens += tokens
         self._measure(host)
         self._measure(guest)
@@ -149,46 +151,103 @@ class KvLedger:
         if self.lacking(guest, tokens) > self.free or self.guests.get(guest):
             self.failures += 1
             return False
-        self._leave(guest)
+        self._give_back(guest, self.loans[guest])
         return self.grow(guest, tokens)
 
     def release(self, request: int) -> None:
-        """Take everything a request has; blocks that its guests still write to are freed when they leave."""
+        """
+        Take everything a request has.
+
+        Blocks that its guests still write to are freed when they leave, and may be lent until then; guests
+        in what it borrowed are from now on those of whom it borrowed it from.
+        """
         self.room[request] = 0
+        self._gaps.pop(request, None)
+        if request in self.loans:
+            self._hand_on(request)
+            self._give_back(request, self.loans[request])
         if self.guests.get(request):
             self._gone.add(request)
             return
         self._gone.discard(request)
         self.guests.pop(request, None)
         self.free += self.own.pop(request, 0)
-        if request in self.loans:
-            self._leave(request)
 
-    def _leave(self, guest: int) -> None:
-        loan = self.loans.pop(guest)
-        del self.guests[loan.host][guest]
-        if loan.host in self._gone:
-            self.release(loan.host)
-        else:
-            self._measure(loan.host)
+    def _hand_on(self, request: int) -> None:
+        """Let what a request lent of what it borrowed be lent by whom it borrowed it from."""
+        mine = self.guests.get(request, {})
+        for guest in list(mine):
+            loans: list[Loan] = []
+            for loan in self.loans[guest]:
+                loans += self._origin(loan) if loan.host == request else (loan,)
+            self.loans[guest] = loans
+            del mine[guest]
+            for loan in loans:
+                theirs = self.guests.setdefault(loan.host, {}).setdefault(guest, [])
+                if loan not in theirs:
+                    theirs.append(loan)
+
+    def _origin(self, loan: Loan) -> list[Loan]:
+        """Return a loan as those of whom its host has the places from, in order."""
+        found: list[Loan] = []
+        begin, first, last = 0, loan.start, loan.start + loan.tokens
+        own = Loan(loan.host, 0, self.own.get(loan.host, 0) * self.block_tokens)
+        for part in (own, *self.loans[loan.host]):
+            here, there = max(first - begin, 0), min(last - begin, part.tokens)
+            if here < there:
+                found.append(Loan(part.host, part.start + here, there - here))
+            begin += part.tokens
+        return found
+
+    def give_back(self, guest: int, loans: Sequence[Loan]) -> None:
+        """
+        Take back what a guest that lends nothing borrowed.
+
+        Parameters
+        ----------
+        guest
+            Its tokens are copied to what it has besides, which takes no time worth counting.
+        loans
+            Some of its own.
+        """
+        self._give_back(guest, loans)
+        self._measure(guest)
+
+    def _give_back(self, guest: int, loans: Sequence[Loan]) -> None:
+        gone = list(loans)
+        self.loans[guest] = [loan for loan in self.loans[guest] if loan not in gone]
+        if not self.loans[guest]:
+            del self.loans[guest]
+        for loan in gone:
+            theirs = self.guests[loan.host]
+            theirs[guest].remove(loan)
+            if not theirs[guest]:
+                del theirs[guest]
+        for host in dict.fromkeys(loan.host for loan in gone):
+            if host in self._gone:
+                self.release(host)
+            else:
+                self._measure(host)
 
     def guests_of(self, request: int) -> list[int]:
         """Return who still writes to a request's region, guests of guests included, the deepest first."""
-        found: list[int] = []
+        found: dict[int, None] = {}
         for guest in self.guests.get(request, ()):
-            found += self.guests_of(guest)
-            if guest not in self._gone:
-                found.append(guest)
-        return found
+            found |= dict.fromkeys((*self.guests_of(guest), guest))
+        return list(found)
 
     def first_guests(self, request: int) -> list[int]:
         """Return whoever must leave before the request may write its next token."""
         mine = self.guests.get(request)
         if not mine:
             return []
-        guest = min(mine, key=lambda g: mine[g].start)
-        found = self.guests_of(guest)
-        return found if guest in self._gone else [*found, guest]
+        guest = min(mine, key=lambda g: min(loan.start for loan in mine[g]))
+        return [*self.guests_of(guest), guest]
+
+    @property
+    def left_behind(self) -> frozenset[int]:
+        """Requests that are gone, with guests in their blocks."""
+        return frozenset(self._gone)
 
     def check(self, resident: IntArray, held: IntArray) -> None:
         """
@@ -217,13 +276,31 @@ class KvLedger:
                 f"request {request} holds {held[request]} tokens and may hold {self.room[request]}"
             )
 
-    def _full(self, request: int) -> int:
-        loan = self.loans.get(request)
-        return self.own.get(request, 0) * self.block_tokens + (0 if loan is None else loan.tokens)
+    def lent(self, request: int) -> list[Loan]:
+        """Return what a request lends, in no order."""
+        return [loan for loans in self.guests.get(request, {}).values() for loan in loans]
+
+    def promised(self, request: int) -> int:
+        """Return the tokens of a request's own blocks and of what it borrowed, lent or not."""
+        borrowed = sum(loan.tokens for loan in self.loans.get(request, ()))
+        return self.own.get(request, 0) * self.block_tokens + borrowed
+
+    def gaps(self, request: int) -> list[tuple[int, int]]:
+        """Return the first token and the one past the last of each piece that is not lent, in order."""
+        if request not in self._gaps:
+            begin, gaps = 0, list[tuple[int, int]]()
+            for loan in sorted(self.lent(request), key=lambda loan: loan.start):
+                if loan.start > begin:
+                    gaps.append((begin, loan.start))
+                begin = loan.start + loan.tokens
+            if (full := self.promised(request)) > begin:
+                gaps.append((begin, full))
+            self._gaps[request] = gaps
+        return self._gaps[request]
 
     def _measure(self, request: int) -> None:
+        self._gaps.pop(request, None)
         if request in self._gone:
             return
-        mine = self.guests.get(request)
-        full = self._full(request)
-        self.room[request] = min(full, min(loan.start for loan in mine.values())) if mine else full
+        full = self.promised(request)
+        self.room[request] = min((loan.start for loan in self.lent(request)), default=full)

@@ -25,6 +25,10 @@ class LengthIndex:
         self._lengths: list[int] = []
         self._length: dict[int, int] = {}
 
+    def longest(self) -> int:
+        """Return the greatest length, 0 of none."""
+        return self._lengths[-1] if self._lengths else 0
+
     def push(self, task: int, length: int) -> None:
         """Add a task that is not in it."""
         self._length[task] = length
@@ -147,6 +151,10 @@ class TaskQueue:
             if at >= 0:
                 return tasks[at][2]
         return None
+
+    def longest(self) -> int:
+        """Return the greatest length, 0 of none."""
+        return self._lengths.longest()
 
     def closest(self, most: int) -> int | None:
         """Return the longest of all tasks that is no longer than ``most``, the oldest of those, or None."""

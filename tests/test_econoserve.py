@@ -115,7 +115,7 @@ def test_a_whole_request_is_hosted_in_what_a_running_one_has_not_used() -> None:
     requests = workload([1, 4], [40, 8], [0.0, 0.5])
     sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
     run = serve(requests, sizes, 42)
-    assert (run.lent_tokens, run.preempted.tolist()) == (4 + 8 + (40 - 4 - 16) // 2, [0, 0])
+    assert (run.lent_tokens, run.preempted.tolist()) == (4 + 8, [0, 0])
     assert run.finished.tolist() == [40.0, 9.0]
     # What a guest holds counts: when its prompt is done it is the first's 2 tokens and its own 4.
     assert run.held.tolist()[:3] == [1, 2 + 4, 3 + 5]
@@ -137,8 +137,10 @@ def test_a_part_is_not_lent_to_whom_would_be_there_when_its_host_comes() -> None
     requests = workload([1, 5], [40, 18], [0.0, 0.5])
     sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
     # Its 5 + 18 tokens and 18 iterations are one more than the 40 unused ones.
-    assert serve(requests, sizes, 42).lent_tokens == 0
-    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), sizes, 42).lent_tokens > 0
+    assert serve(requests, sizes, 41).lent_tokens == 0
+    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), sizes, 41).lent_tokens == 4 + 18
+    # A free block of its own will do for that one.
+    assert serve(requests, sizes, 42).lent_tokens == 5 + 18 - 1
 
 
 def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
@@ -147,7 +149,7 @@ def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
     run = serve(requests, sizes, 20, predicted=[16, 7])
     assert run.lent_tokens > 0
     assert run.tokens.tolist() == [16, 14]
-    assert run.preempted.tolist() == [0, 1]
+    assert run.preempted[0] == 0 < run.preempted[1]
 
 
 def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
@@ -255,13 +257,23 @@ def test_an_uninterrupted_job_is_a_schedule_the_planner_accepts(
     name: str, lengths: list[tuple[int, int]]
 ) -> None:
     requests = workload(*(list(column) for column in zip(*lengths, strict=True)))
-    policy = serving_policy(name, ServingOptions(21, 20, EXACT))
+    # With answers hosted alone: who hosts whole requests has room for the chunks of a prompt one by one.
+    policy = serving_policy(name, ServingOptions(21, 20, replace(EXACT, hosted="answers")))
     run = simulate_serving(requests, policy, UNIT, 50, block_tokens=1)
     problem = Problem(requests, CostModel.paper(), 12, kv_capacity=50, prefill_emits_first_token=True)
     schedule = serving_schedule(run, problem)
     assert schedule is not None
     assert schedule.check(problem) is None
     assert len(schedule.active(problem)) <= int((run.decodes > 0).sum())
+
+
+def test_a_prompt_that_fitted_in_chunks_alone_is_no_schedule() -> None:
+    requests = workload([3, 5, 7, 7, 7, 9], [7, 5, 1, 3, 3, 4])
+    policy = serving_policy("econoserve", ServingOptions(21, 20, EXACT))
+    run = simulate_serving(requests, policy, UNIT, 50, block_tokens=1)
+    problem = Problem(requests, CostModel.paper(), 12, kv_capacity=50, prefill_emits_first_token=True)
+    assert run.preempted.sum() == 0
+    assert serving_schedule(run, problem) is None
 
 
 def test_an_interrupted_job_is_no_schedule() -> None:

@@ -57,6 +57,46 @@ def test_blocks_of_a_host_that_is_done_are_kept_for_its_guest() -> None:
     assert ledger.free == 64
 
 
+def test_what_a_host_that_is_done_has_left_is_lent_on() -> None:
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.release(0)
+    assert (set(ledger.left_behind), ledger.gaps(0)) == ({0}, [(0, 16)])
+    ledger.lend(0, 2, start=0, tokens=10)
+    ledger.release(1)
+    assert (ledger.free, int(ledger.room[2])) == (32, 10)
+    ledger.release(2)
+    assert ledger.free == 64
+
+
+def test_a_guest_borrows_from_several_hosts_and_gives_back_one_by_one() -> None:
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 20)
+    ledger.grow(1, 10)
+    ledger.lend(0, 2, start=15, tokens=5)
+    ledger.lend(1, 2, start=7, tokens=3)
+    ledger.lend(0, 2, start=10, tokens=5)
+    assert ledger.room.tolist() == [10, 7, 13]
+    ledger.give_back(2, ledger.loans[2][:2])
+    assert ledger.room.tolist() == [10, 10, 5]
+    assert ledger.gaps(0) == [(0, 10), (15, 20)]
+
+
+def test_a_guest_that_is_done_hands_its_own_guests_to_its_host() -> None:
+    # The guest's 4 own places and 16 of its host's; its guest lies in both.
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.grow(1, 4)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.lend(1, 2, start=2, tokens=10)
+    ledger.release(1)
+    assert [(loan.host, loan.start, loan.tokens) for loan in ledger.loans[2]] == [(1, 2, 2), (0, 16, 8)]
+    assert ledger.gaps(0) == [(0, 16), (24, 32)]
+    ledger.release(2)
+    assert (ledger.free, int(ledger.room[0])) == (32, 32)
+
+
 def test_a_guest_settles_in_blocks_of_its_own() -> None:
     ledger = KvLedger(64, requests=2, block_tokens=1)
     ledger.grow(0, 32)
@@ -93,10 +133,9 @@ def test_no_place_is_ever_given_to_two(moves: list[tuple[int, int, int]]) -> Non
             ledger.release(request)
         elif tokens % 2 and request not in ledger.loans:
             ledger.grow(request, tokens)
-        else:
-            half = int(ledger.room[other]) // 2
-            if half and request not in ledger.loans and not ledger.guests.get(request):
-                ledger.lend(other, request, start=int(ledger.room[other]) - half, tokens=half)
+        elif (gaps := ledger.gaps(other)) and not ledger.guests.get(request):
+            begin, end = gaps[tokens % len(gaps)]
+            ledger.lend(other, request, start=(begin + end) // 2, tokens=end - (begin + end) // 2)
         assert ledger.free + sum(ledger.own.values()) == ledger.blocks
         assert int(ledger.room.sum()) <= ledger.blocks * ledger.block_tokens
     for request in range(6):

@@ -1,0 +1,33 @@
+"""Answers that began together because they are predicted to end together (time-synced batching)."""
+
+from __future__ import annotations
+
+
+class SyncedGroups:
+    """Who is in which group, and when a group is done."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}
+        self._members: dict[int, int] = {}
+        self._next = 0
+
+    def new(self) -> int:
+        """Return a group that nobody is in."""
+        self._next += 1
+        return self._next
+
+    def join(self, request: int, group: int) -> None:
+        """Add a request that is in no group."""
+        self._of[request] = group
+        self._members[group] = self._members.get(group, 0) + 1
+
+    def leave(self, request: int) -> bool:
+        """Take a request out if it is in a group, and return whether that group is done."""
+        group = self._of.pop(request, None)
+        if group is None:
+            return False
+        self._members[group] -= 1
+        if self._members[group]:
+            return False
+        del self._members[group]
+        return True
