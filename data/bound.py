@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .files import InputError
+from .json_fields import is_number
 
 ROUNDING = 1e-12
 """Relative difference that two sums of the same seconds may have in floating point."""
@@ -85,12 +85,8 @@ class Bound:
             or not isinstance(source, str)
             or not isinstance(valid, bool)
             or not isinstance(terms, dict)
-            or not all(_is_number(each) for each in (seconds, *terms.values()))
+            or not all(is_number(each) for each in (seconds, *terms.values()))
             or not isinstance(certificate, dict)
         ):
             raise InputError("is not a bound", file=file, where="field 'bound'", mend="Plan again.")
         return cls(float(seconds), source, terms, certificate, valid)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from .files import InputError, read_json_object
+from .json_fields import is_number
 
 _MILLISECOND = 1e-3
 
@@ -126,7 +127,7 @@ def read_distserve_cost(
 
     def three(name: str) -> list[float]:
         values = degree.get(name)
-        if not isinstance(values, list) or len(values) != 3:
+        if not isinstance(values, list) or len(values) != 3 or not all(map(is_number, values)):
             where = f"field '{model}.{tensor_parallel}.{name}'"
             raise InputError("is not three numbers", file=file, where=where, mend="Give three milliseconds.")
         # A fit may come out slightly below zero where the term hardly matters.

@@ -43,7 +43,7 @@ class JsonFields:
     def number(self, name: str) -> float:
         """Return a finite number; raise InputError if it is none."""
         entry = self.get(name)
-        if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
+        if not is_number(entry):
             raise self.error(name, f"{entry!r} is not a number")
         return float(entry)
 
@@ -103,6 +103,11 @@ class JsonFields:
         field = f"field '{self.within}.{name}'" if self.within else f"field '{name}'"
         where = f"line {self.line}, {field}" if self.line else field
         return InputError(what, file=self.file, where=where, mend=self.mend)
+
+
+def is_number(entry: object) -> TypeGuard[float]:
+    """Return whether something is a finite number, which true and false are not."""
+    return isinstance(entry, int | float) and not isinstance(entry, bool) and abs(entry) < math.inf
 
 
 def _is_integer(entry: object) -> TypeGuard[int]:

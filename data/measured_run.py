@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from .cost import FloatArray
-from .files import InputError, read_json_object, read_text
+from .files import read_json_object
+from .json_fields import JsonFields
+from .jsonl import json_lines
 from .workload import Workload
 
-_FIELDS = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
+_LENGTHS = ("input_toks", "output_toks")
+_GRAPHS = "cudagraph_capture_sizes"
+_FIELDS = (*_LENGTHS, "queued_ts", "first_token_ts", "last_token_ts")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +85,8 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     """
     folder = Path(folder)
     meta = read_json_object(folder / "meta.json")
-    options, memory = _object(meta, "engine_kwargs"), _object(meta, "kv_cache")
-    resolved = _object(meta, "resolved_config")
+    read = JsonFields(meta, folder / "meta.json", mend="Correct the value, or leave it out.")
+    resolved, memory = _object(meta, "resolved_config"), _object(meta, "kv_cache")
     rows = _requests(folder / "requests.jsonl")
     column = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _FIELDS}
     start = float(column["queued_ts"].min())
@@ -93,18 +96,22 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         output_tokens=column["output_toks"].astype(np.int64),
         arrival=column["queued_ts"] - start,
     )
-    most = _whole(options, "max_num_seqs") or 256
-    scheduler, compilation = _object(resolved, "scheduler_config"), _object(resolved, "compilation_config")
-    captured = compilation.get("cudagraph_capture_sizes")
+    most = _count(read, "engine_kwargs", "max_num_seqs") or 256
+    scheduler = _object(resolved, "scheduler_config")
+    captured = JsonFields(
+        resolved.get("compilation_config"), read.file, "resolved_config.compilation_config", read.mend
+    )
     return MeasuredRun(
         workload=workload,
         first_token=column["first_token_ts"] - start,
         finished=column["last_token_ts"] - start,
         sequences=most,
-        batched_tokens=_whole(options, "max_num_batched_tokens") or 2048,
-        kv_capacity=_whole(memory, "num_kv_tokens"),
-        block_tokens=_whole(memory, "block_size") or 16,
-        graph_tokens=tuple(captured) if isinstance(captured, list) else default_graph_tokens(most),
+        batched_tokens=_count(read, "engine_kwargs", "max_num_batched_tokens") or 2048,
+        kv_capacity=_count(read, "kv_cache", "num_kv_tokens"),
+        block_tokens=_count(read, "kv_cache", "block_size") or 16,
+        graph_tokens=default_graph_tokens(most)
+        if captured.get(_GRAPHS) is None
+        else captured.integers(_GRAPHS),
         ahead=bool(scheduler.get("async_scheduling", True)),
         reuse=bool(memory.get("enable_prefix_caching", True)),
         model=str(meta.get("model", "unknown")),
@@ -122,21 +129,13 @@ def default_graph_tokens(sequences: int) -> tuple[int, ...]:
 def _requests(path: Path) -> list[dict[str, object]]:
     mend = f"Each line is a request with the fields {', '.join(_FIELDS)}."
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        place = f"line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"not valid JSON ({error.msg})", file=path, where=place, mend=mend) from None
+    for line, row in json_lines(path):
+        read = JsonFields(row, path, mend=mend, line=line)
         for name in _FIELDS:
-            value = row.get(name) if isinstance(row, dict) else None
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InputError(
-                    f"{value!r} is not a number", file=path, where=f"{place}, field '{name}'", mend=mend
-                )
+            read.number(name)
+        for name in _LENGTHS:
+            read.at_least(1, name)
         rows.append(row)
-    if not rows:
-        raise InputError("there is no request", file=path, mend=mend)
     return rows
 
 
@@ -145,6 +144,8 @@ def _object(value: Mapping[str, object], name: str) -> Mapping[str, object]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _whole(value: Mapping[str, object], name: str) -> int | None:
-    entry = value.get(name)
-    return entry if isinstance(entry, int) and not isinstance(entry, bool) else None
+def _count(meta: JsonFields, within: str, name: str) -> int | None:
+    """Return a whole number of at least one in an object of the meta data, or None if it is not there."""
+    if not isinstance(meta.get(within), dict) or meta.inside(within).get(name) is None:
+        return None
+    return meta.inside(within).at_least(1, name)

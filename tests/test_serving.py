@@ -210,6 +210,9 @@ def test_distserves_coefficients_are_read_in_seconds(tmp_path: Path) -> None:
         read_distserve_cost(file, "n", 1)
     with pytest.raises(InputError, match="the tensor parallel degree is missing"):
         read_distserve_cost(file, "m", 2)
+    file.write_text(json.dumps({"m": {"1": {**entry, "prefill": [18, None, 0]}}}))
+    with pytest.raises(InputError, match=r"field 'm.1.prefill': is not three numbers"):
+        read_distserve_cost(file, "m", 1)
 
 
 def test_an_unknown_policy_is_named() -> None:

@@ -211,6 +211,19 @@ def test_a_run_without_a_number_is_refused_by_line_and_field(tmp_path: Path) -> 
         read_vllm_run(folder)
 
 
+@pytest.mark.parametrize(
+    ("within", "name"),
+    [("engine_kwargs", "max_num_seqs"), ("kv_cache", "block_size"), ("kv_cache", "num_kv_tokens")],
+)
+def test_a_size_of_a_run_that_is_none_is_named(within: str, name: str, tmp_path: Path) -> None:
+    folder = _run_folder(tmp_path / "toy-m")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta[within] = {**meta.get(within, {}), name: -1}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(InputError, match=rf"meta.json, field '{within}.{name}': -1 is not at least 1"):
+        read_vllm_run(folder)
+
+
 def test_a_vllm_run_without_a_profile_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(_run_folder(tmp_path / "toy-m"))]) == 2
     assert "--profile" in capsys.readouterr().err
