@@ -64,7 +64,16 @@ class RemainingLengths:
         return cls(kind, mean)
 
     def tokens(self, requests: IntArray, decoded: IntArray) -> FloatArray:
-        """Return the mean tokens to come of requests that have so many, shape (requests,)."""
+        """
+        Return the mean number of tokens that answers still get, shape (requests,).
+
+        Parameters
+        ----------
+        requests
+            Their positions in the job, shape (requests,).
+        decoded
+            Tokens that each has so far, shape (requests,).
+        """
         at = np.minimum(decoded, self.mean.shape[1] - 1)
         found: FloatArray = self.mean[self.kind[requests], at]
         return found

@@ -72,6 +72,13 @@ def simulate_disaggregated(
         Most prompt tokens of an iteration (one prompt is always taken).
     until
         Seconds after which nothing more is begun.
+
+    Raises
+    ------
+    ValueError
+        If no answer has a second token: nothing is left for the second device.
+    ServingError
+        If a request does not fit the second device.
     """
     stage = _Prompts(workload, cost, KvLedger(kv_capacity, len(workload), block_tokens), batched_tokens)
     stage.run()

@@ -22,7 +22,7 @@ class LengthPredictor(Protocol):
     """Says how long answers will be."""
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the predicted length of the answer to each prompt, with its interval."""
+        """Return the predicted length of the answer to each prompt, with its interval, tokens."""
         ...
 
     def save(self, folder: Path) -> dict[str, object]:

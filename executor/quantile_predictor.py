@@ -87,7 +87,7 @@ class QuantilePredictor:
         return cls(words, mean, fitted.quantiles, widening)
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the middle quantile of each prompt's length, and the widened interval."""
+        """Return the middle quantile of each answer's length and the widened interval, tokens."""
         low, middle, high = self._logs(prompts)
         return Predicted.of(np.exp(middle), np.exp(low - self.widening), np.exp(high + self.widening))
 

@@ -68,7 +68,30 @@ class ReplicaActor:
         prompts: list[list[int]],
         most: IntArray,
     ) -> Any:
-        """Yield lists of events: what engine it is, each stage with what it prefilled, each answer."""
+        """
+        Yield lists of events: ``("engine", what it is)``, ``("stage", ...)`` and ``("answer", ...)``.
+
+        A stage comes with the requests it prefilled and their slots, an answer with its tokens and the
+        seconds, since this replica first served, at which it was finished.
+
+        Parameters
+        ----------
+        problem
+            Of the share.
+        planned
+            What to replay; None to serve the longest first.
+        requests
+            The job's number of each request of the share.
+        prompts
+            Token ids of each.
+        most
+            Tokens after which each answer ends, shape (requests,).
+
+        Raises
+        ------
+        Exception
+            What ended the engine, if something did.
+        """
         events: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         policy = Releasing(problem, planned, requests)
         self._policy = policy

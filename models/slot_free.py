@@ -181,7 +181,16 @@ def interchangeable(problem: Problem) -> list[IntArray]:
 
 
 def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:
-    """Return the schedule that a solution means, its slots found by interval colouring."""
+    """
+    Return the schedule that a solution means, its slots found by interval colouring.
+
+    Parameters
+    ----------
+    model
+        What was solved.
+    values
+        Of its columns in a feasible solution, shape (columns,).
+    """
     bin_of = values[model.p].argmax(axis=1)
     return Schedule.from_bins(model.problem, bin_of, np.round(values[model.rounds]).astype(np.int64))
 
