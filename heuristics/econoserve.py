@@ -423,20 +423,17 @@ class EconoServe:
         """Give a prompt room in the reserve, or beyond it, and return whether there was any."""
         ledger, prompt = state.ledger, int(state.prompt[request])
         blocks = ledger.blocks_for(prompt)
-        if self._reserve.holds(ledger, blocks):
-            if blocks > ledger.free:
-                return False
-        else:
-            answer = self._predict(state, request)
-            whole = min(ledger.blocks_for(prompt + answer), ledger.blocks)
-            alone = ledger.free == ledger.blocks
-            if len(self._answers) or whole > ledger.free or not (self.settings.beyond_reserve or alone):
-                return False
-            if self._lends_whole:
-                ledger.grow(request, whole * ledger.block_tokens)
-                self._target[request] = answer
-                self._gaps = True
-                return True
+        answer = self._predict(state, request)
+        whole = min(ledger.blocks_for(prompt + answer), ledger.blocks)
+        alone = ledger.free == ledger.blocks
+        beyond = (self.settings.beyond_reserve or alone) and not len(self._answers) and whole <= ledger.free
+        if beyond and self._lends_whole:
+            ledger.grow(request, whole * ledger.block_tokens)
+            self._target[request] = answer
+            self._gaps = True
+            return True
+        if blocks > ledger.free or not (beyond or self._reserve.holds(ledger, blocks)):
+            return False
         ledger.grow(request, prompt)
         self._reserve.enter(request, blocks)
         return True
