@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .econoserve_settings import EconoServeSettings
+from .guest_queue import GuestQueue
 from .prompt_reserve import PromptReserve
 from .serving_policy import ServingState, Step
 from .synced_groups import SyncedGroups
-from .task_queue import LengthIndex, TaskQueue
+from .task_queue import TaskQueue
 from .unused_parts import UnusedParts
-
-_TRIED = 8
-"""Lengths looked at for a request to host, at most: a decision must not cost the whole queue."""
 
 
 @dataclass(slots=True)
@@ -48,8 +46,8 @@ class EconoServe:
         self.settings = settings = EconoServeSettings() if settings is None else settings
         self._prompts = TaskQueue(ordered=settings.ordered)
         self._answers = TaskQueue(ordered=settings.ordered)
-        # Prompts again, by the length of their answers.
-        self._guests = LengthIndex()
+        # Prompts again, by how long they would stay.
+        self._guests = GuestQueue(settings.buffer, settings.forward_size)
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
@@ -105,7 +103,7 @@ class EconoServe:
         if self._lends_whole:
             # It is given room for both.
             answer = self._predict(state, request)
-            self._guests.push(request, answer)
+            self._guests.push(request, length, answer)
             length += answer
         self._prompts.push(request, length, float(state.deadline[request]), 0)
 
@@ -191,9 +189,9 @@ class EconoServe:
         if self._parts is None:
             self._parts = self._unused(state, changes)
         more = self._rest(state, request)
-        if self._parts.room(more, self._stay(more)) < more:
+        if self._parts.room(more, self._guests.stay(more)) < more:
             return False
-        self._parts.take(request, more, self._stay(more))
+        self._parts.take(request, more, self._guests.stay(more))
         self._target[request] = int(state.generated[request]) + more
         return True
 
@@ -225,9 +223,9 @@ class EconoServe:
             more = self._rest(state, request)
             needed = self._away[request] + more
             parts = self._unused(state, changes)
-            if parts.room(needed, self._stay(more)) < needed:
+            if parts.room(needed, self._guests.stay(more)) < needed:
                 return False
-            parts.take(request, needed, self._stay(more))
+            parts.take(request, needed, self._guests.stay(more))
         else:
             return False
         self._host.popleft()
@@ -338,13 +336,13 @@ class EconoServe:
             self._begin(answer, changes, self._groups.new())
             lacks = int(state.held[answer]) + length - state.ledger.promised(answer)
             if lacks > 0:
-                parts.take(answer, lacks, self._stay(length))
+                parts.take(answer, lacks, self._guests.stay(length))
             parts.add(answer, int(state.held[answer]))
         if len(self._answers) or self._host:
             # What nobody needs becomes free for those that wait for more than parts.
             parts = self._unused(state, changes, left_behind=False)
         while budget > 0 and self._partial is None:
-            guest = self._fitting_request(state, parts, budget)
+            guest = self._guests.fitting(parts, self._spare(state), budget)
             if guest is None:
                 break
             self._take_prompt(guest)
@@ -368,42 +366,22 @@ class EconoServe:
                 parts.add(host, int(state.held[host]))
         return parts
 
-    def _stay(self, answer: int, prompt: int = 0) -> int:
-        """Return the iterations that a guest may stay, with those of a prompt if it comes in chunks."""
-        chunks = -(-2 * prompt // self.settings.forward_size)
-        return math.ceil(answer * (1 + self.settings.buffer)) + chunks
-
     def _fitting_answer(self, parts: UnusedParts) -> int | None:
         if not len(self._answers):
             return None
         most = self._answers.longest()
-        return self._answers.closest(parts.longest(most, lambda length: (length, self._stay(length))))
+        return self._answers.closest(parts.longest(most, lambda length: (length, self._guests.stay(length))))
 
     def _spare(self, state: ServingState) -> int:
         """Return the free tokens that nobody waits for."""
         waited = len(self._answers) or self._host
         return 0 if waited else max(0, self._available(state)) * state.ledger.block_tokens
 
-    def _fitting_request(self, state: ServingState, parts: UnusedParts, budget: int) -> int | None:
-        spare, most = self._spare(state), self._guests.longest()
-        for tried in range(_TRIED):
-            if (found := self._guests.closest(most)) is None:
-                return None
-            request, length = found
-            prompt = int(state.prompt[request])
-            lacks = max(0, prompt + length - spare)
-            if parts.room(lacks, self._stay(length, prompt * (prompt > budget))) == lacks:
-                return request
-            most = length - 1
-            if not tried:
-                most = parts.longest(most, lambda length: (max(0, length + 1 - spare), self._stay(length)))
-        return None
-
     def _take_room(self, state: ServingState, parts: UnusedParts, request: int, budget: int) -> None:
         """Give a request unused parts, and blocks of its own for what these lack."""
         ledger, prompt = state.ledger, int(state.prompt[request])
         self._target[request] = answer = self._predict(state, request)
-        tokens, iterations = prompt + answer, self._stay(answer, prompt * (prompt > budget))
+        tokens, iterations = prompt + answer, self._guests.stay(answer, prompt, budget)
         own = ledger.blocks_for(tokens - parts.room(tokens, iterations))
         own = min(own, self._spare(state) // ledger.block_tokens)
         if own:

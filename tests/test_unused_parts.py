@@ -1,5 +1,6 @@
 """What is unused, until when, and who is put there; the reserve for prompts; groups that end together."""
 
+from batchbound.heuristics.guest_queue import GuestQueue
 from batchbound.heuristics.kv_allocation import KvLedger
 from batchbound.heuristics.prompt_reserve import PromptReserve
 from batchbound.heuristics.synced_groups import SyncedGroups
@@ -80,3 +81,21 @@ def test_a_group_is_done_when_its_last_has_left() -> None:
     for request, group in enumerate([first, first, second]):
         groups.join(request, group)
     assert [groups.leave(request) for request in (0, 2, 1, 1)] == [False, True, True, False]
+
+
+def test_the_longest_answer_is_hosted_whose_prompt_fits_as_well() -> None:
+    _, parts = two_hosts()
+    queue = GuestQueue(buffer=0.0, forward_size=100)
+    for request, (prompt, answer) in enumerate([(2, 14), (3, 13), (3, 12)]):
+        queue.push(request, prompt, answer)
+    # After 14 iterations 16 places are unused, after 13 there are 17; a block of one's own adds to them.
+    assert queue.fitting(parts, spare=0, budget=10) == 0
+    queue.remove(0)
+    assert queue.fitting(parts, spare=0, budget=10) == 1
+    # In chunks a prompt takes an iteration more.
+    assert queue.stay(13, prompt=3, budget=2) == 13 + 1
+    assert queue.fitting(parts, spare=0, budget=2) == 1
+    queue.remove(1)
+    queue.push(3, 4, 14)
+    assert queue.fitting(parts, spare=0, budget=10) == 2
+    assert queue.fitting(parts, spare=2, budget=10) == 3
