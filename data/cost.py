@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .files import InputError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -50,10 +53,7 @@ class CostModel:
     decode_per_kv_token: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"CostModel.{field.name} is {value!r}; it must be finite and not negative")
+        refuse_negative_costs(self)
 
     @classmethod
     def paper(cls) -> CostModel:
@@ -125,3 +125,24 @@ class CostModel:
             return cls(**coefficients)
         except ValueError as error:
             raise InputError(str(error), file=file, mend=mend) from None
+
+
+def refuse_negative_costs(costs: DataclassInstance) -> None:
+    """
+    Refuse coefficients that no cost can have.
+
+    Parameters
+    ----------
+    costs
+        A dataclass whose fields are all coefficients, in seconds.
+
+    Raises
+    ------
+    ValueError
+        If one is negative or not finite.
+    """
+    for field in fields(costs):
+        value = getattr(costs, field.name)
+        if not (math.isfinite(value) and value >= 0):
+            name = f"{type(costs).__name__}.{field.name}"
+            raise ValueError(f"{name} is {value!r}; it must be finite and not negative")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
+from .cost import refuse_negative_costs
 from .files import InputError, read_json_object
 from .json_fields import is_number
 
@@ -55,10 +55,7 @@ class MixedCost:
     transfer_per_token: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"MixedCost.{field.name} is {value!r}; it must be finite and not negative")
+        refuse_negative_costs(self)
 
     def seconds(self, decodes: int, kv_tokens: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
         """

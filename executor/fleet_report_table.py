@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..data.report import Report
 from .fleet_report import FleetReport
-from .report_table import Row, duration, percent
+from .report_table import Row, bound_rows, duration, percent
 
 
 def fleet_rows(report: FleetReport) -> list[Row]:
@@ -19,14 +19,7 @@ def fleet_rows(report: FleetReport) -> list[Row]:
     if measured:
         note = "what the cost models give the replicas' stages"
         rows.append(Row(group, "run, in model seconds", duration(report.model_makespan), note))
-    rows.append(Row(group, "bound", duration(report.bound), f"proven for the fleet: {report.bound_source}"))
-    if report.run_bound is not None and report.run_bound != report.bound:
-        note = "proven, for the requests served and the lengths that came out"
-        rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
-    if report.plan_gap is not None:
-        rows.append(
-            Row(group, "gap of the plan", percent(report.plan_gap, 2), "planned against bound, exact")
-        )
+    rows += bound_rows(report, group)
     if report.run_gap is not None:
         note = "model seconds, padding included" if measured else "run against bound"
         rows.append(Row(group, "gap of the run", percent(report.run_gap, 2), note))

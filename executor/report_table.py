@@ -24,6 +24,8 @@ from ..data.report import (
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .fleet_report import FleetReport
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -108,17 +110,7 @@ def _makespan_rows(report: Report) -> list[Row]:
     if measured:
         note = f"what the cost model gives its stages: {_signed(report.model_error)}"
         rows.append(Row(group, "run, in model seconds", duration(report.model_makespan), note))
-    if report.bound is None:
-        rows.append(Row(group, "bound", "-", "nothing is proven"))
-    else:
-        rows.append(Row(group, "bound", duration(report.bound), f"proven: {report.bound_source}"))
-    if report.run_bound is not None and report.run_bound != report.bound:
-        note = "proven, for the requests served and the lengths that came out"
-        rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
-    if report.plan_gap is not None:
-        rows.append(
-            Row(group, "gap of the plan", percent(report.plan_gap, 2), "planned against bound, exact")
-        )
+    rows += bound_rows(report, group)
     rows.append(_run_gap_row(report, group))
     if report.fit is not None:
         note = f"of {report.fit.prefill_stages} prefill stages and {report.fit.decode_rounds} decode rounds"
@@ -130,6 +122,21 @@ def _makespan_rows(report: Report) -> list[Row]:
                 f"mean, {note}",
             )
         )
+    return rows
+
+
+def bound_rows(report: Report | FleetReport, group: str) -> list[Row]:
+    """Return the lines of what is proven, and of the plan's gap, under a heading."""
+    if report.bound is None:
+        rows = [Row(group, "bound", "-", "nothing is proven")]
+    else:
+        rows = [Row(group, "bound", duration(report.bound), f"proven: {report.bound_source}")]
+    if report.run_bound is not None and report.run_bound != report.bound:
+        note = "proven, for the requests served and the lengths that came out"
+        rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
+    if report.plan_gap is not None:
+        gap = percent(report.plan_gap, 2)
+        rows.append(Row(group, "gap of the plan", gap, "planned against bound, exact"))
     return rows
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 
+from ..data.fleet_plan import FleetPlan
 from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.schedule import Schedule
@@ -63,8 +64,22 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "expected_s": None if expected is None else expected.mean,
         "expected_interval_s": None if expected is None else [expected.low, expected.high],
         "follows": None if expected is None else expected.what(),
-        "makespan_s": plan.makespan,
         "padded_s": _padded(plan),
+        **proven_summary(plan, seconds),
+    }
+
+
+def proven_summary(plan: Plan | FleetPlan, seconds: float) -> dict[str, object]:
+    """
+    Return what a plan for one replica or several takes, what is proven, and how it was made.
+
+    Parameters
+    ----------
+    plan, seconds
+        As of :func:`plan_summary`.
+    """
+    return {
+        "makespan_s": plan.makespan,
         "bound_s": None if plan.bound is None else plan.bound.seconds,
         "bound_source": None if plan.bound is None else plan.bound.source,
         "gap": plan.gap,

@@ -12,7 +12,7 @@ from ..data.predictor import prompt_text
 from ..fleet_planning import fleet_of, make_fleet_plan
 from ..solvers.result import Limits
 from ..solvers.solve import DEFAULT_SOLVER
-from .output import show
+from .output import proven_summary, show
 
 if TYPE_CHECKING:
     from .inputs import Inputs
@@ -106,28 +106,17 @@ def fleet_summary(plan: FleetPlan, seconds: float) -> dict[str, object]:
 
     Parameters
     ----------
-    plan
-        The plan.
-    seconds
-        What planning took in all.
+    plan, seconds
+        As of :func:`~batchbound.cli.output.plan_summary`.
     """
     fleet, schedules = plan.fleet, [one for one in plan.schedule.schedules if one is not None]
     return {
         "requests": len(fleet),
         "replicas": len(fleet.replicas),
         "slots": sum(replica.slots for replica in fleet.replicas),
-        "makespan_s": plan.makespan,
-        "bound_s": plan.bound.seconds,
-        "bound_source": plan.bound.source,
-        "gap": plan.gap,
         "replica_ends_s": list(plan.schedule.finishes(fleet)),
         "prefill_stages": sum(one.prefill_stages() for one in schedules),
         "decode_rounds": sum(int(one.rounds.sum()) for one in schedules),
         "output_tokens_per_s": float(fleet.workload.output_tokens.sum()) / plan.makespan,
-        "solver": plan.maker.solver,
-        "status": plan.maker.status,
-        "stopped_by": plan.maker.stopped_by,
-        "cost": plan.cost_source.get("name"),
-        "lengths": plan.lengths.get("kind"),
-        "seconds": seconds,
+        **proven_summary(plan, seconds),
     }
