@@ -13,7 +13,7 @@ from ..data.cost import IntArray
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.schedule import Schedule
 from ..data.trace import Stage, Trace
-from .engine_spec import EngineSpec as EngineSpec
+from .engine_spec import EngineSpec
 from .ray_replica import ReplicaActor
 
 _LOG = logging.getLogger(__name__)

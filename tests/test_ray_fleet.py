@@ -16,9 +16,10 @@ from batchbound.data.fleet import Fleet
 from batchbound.data.fleet_plan import FleetPlan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.loop import schedule_of
 from batchbound.executor.perfetto import save_perfetto
-from batchbound.executor.ray_fleet import EngineSpec, FleetLostError, FleetOutcome, RayFleet
+from batchbound.executor.ray_fleet import FleetLostError, FleetOutcome, RayFleet
 from batchbound.fleet_planning import make_fleet_plan
 from batchbound.solvers.result import Limits
 

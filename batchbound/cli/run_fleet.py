@@ -27,8 +27,8 @@ from .progress import progress
 from .report_fleet import print_fleet_report, trace_paths
 
 if TYPE_CHECKING:
+    from ..executor.engine_spec import EngineSpec
     from ..executor.job import Job
-    from ..executor.ray_fleet import EngineSpec
 
 
 def run_fleet(args: argparse.Namespace) -> int:
@@ -165,7 +165,7 @@ def left_of(plan: FleetPlan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
 
 def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
     """Return what a process of its own has to load to serve a job as this command would."""
-    from ..executor.ray_fleet import EngineSpec
+    from ..executor.engine_spec import EngineSpec
 
     return EngineSpec(
         model=args.model,
