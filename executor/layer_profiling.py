@@ -27,7 +27,7 @@ from .layer_composition import at, composed, shape_of
 from .loop import execute
 from .profile_grid import Grid, spread
 from .prompts import Prompts
-from .worker_pair import FEWEST_ROUNDS, WorkerPair
+from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
 from .workload_aware import DecodeEngine
 
 if TYPE_CHECKING:
@@ -106,7 +106,11 @@ def profile_layers(
     points = [point for point in grid.points if grid.within(point, limit)]
     if len({batch for batch, _ in points}) < 2 or len({length for _, length in points}) < 2:
         raise ValueError(f"the model's {limit} positions leave fewer than two batches and lengths to measure")
-    joining = [point for point in grid.joining if grid.within(point, limit)] if worker else []
+    joining = [
+        (prompts, length)
+        for prompts, length in grid.joining
+        if worker is not None and grid.within((prompts, length), limit) and length + MOST_ROUNDS < limit
+    ]
     described: dict[str, object] = {}
 
     def engine_of(kind: Callable[..., _Engine], problem: Problem) -> _Engine:
@@ -140,7 +144,7 @@ def profile_layers(
     # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
     _point(engine_for, *points[-1], 2)
     with ExitStack() as open_:
-        if worker is not None:
+        if worker is not None and joining:
             several, longest = joining[-1]
             pair = open_.enter_context(
                 WorkerPair(worker, decode_engine, several, max(spread(longest, several)), clock)
@@ -149,7 +153,7 @@ def profile_layers(
                 tasks[at(*point, "beside encoding")] = partial(_crowd, engine_for, pair, point, grid.rounds)
             for repeat in range(grid.repeats):
                 for prompts, length in joining:
-                    job = partial(pair.join, prompts, length, points[-1][0], grid.rounds)
+                    job = partial(pair.join, prompts, length, points[-1][0])
                     tasks[at(prompts, length, f"joining {repeat}")] = job
         for name, measure in tasks.items():
             if name not in measured.finished:

@@ -13,6 +13,7 @@ from ..data.cost import CostModel
 from ..data.problem import Problem
 from ..data.workload import Workload
 from ..heuristics.dynamic_batch import DynamicBatch
+from ..heuristics.policy import State, Step
 from ..heuristics.workload_aware_allocation import WorkloadAwareAllocation
 from .encode_worker import EncodeWorker
 from .engine_spec import EngineSpec
@@ -28,6 +29,10 @@ FEWEST_ROUNDS = 5
 """In which rounds with and without another worker can be compared."""
 _BATCHES = 24
 """That join in a job that is timed."""
+_STAY = 4
+"""Decode rounds of those requests."""
+MOST_ROUNDS = 2 * _BATCHES
+"""Decode rounds of the others, which are there from the start."""
 
 
 class WorkerPair:
@@ -66,7 +71,7 @@ class WorkerPair:
         if self._worker is not None:
             self._worker.close()
 
-    def join(self, prompts: int, length: int, running: int, rounds: int) -> dict[str, float]:
+    def join(self, prompts: int, length: int, running: int) -> dict[str, float]:
         """
         Return what passes where encoded prompts join a running batch, on a job of both workers.
 
@@ -77,9 +82,7 @@ class WorkerPair:
         length
             Mean tokens of a prompt.
         running
-            Requests decoding, about, if they stay for so many ``rounds`` at most.
-        rounds
-            Decode rounds of an answer at most.
+            Requests decoding, most of them from the start on.
 
         Returns
         -------
@@ -88,24 +91,30 @@ class WorkerPair:
             and taking them up costs is in there. ``stages``: decode stages, for each batch that joins.
             ``beside``: seconds that the other worker takes for a batch.
         """
-        stay = max(1, min(rounds, running // prompts))
-        lengths = spread(length, prompts) * _BATCHES
-        problem = Problem(
-            Workload.from_lengths(lengths, [1 + stay] * len(lengths)),
-            _NO_COST,
-            prompts * (stay + _LEAD + 1),
-            prefill_emits_first_token=True,
+        stay = max(1, min(_STAY, running // prompts))
+        there = running - prompts * stay
+        joining = spread(length, prompts) * _BATCHES
+        workload = Workload.from_lengths(
+            [length] * there + joining, [1 + MOST_ROUNDS] * there + [1 + stay] * len(joining)
         )
+        slots = running + prompts * (_LEAD + 1)
+        problem = Problem(workload, _NO_COST, slots, prefill_emits_first_token=True)
         engine = self._decode_engine(self._started(), problem)
-        policy = WorkloadAwareAllocation(engine, DynamicBatch(prompts, length, None, math.inf), _LEAD)
+        allocation = WorkloadAwareAllocation(engine, DynamicBatch(prompts, length, None, math.inf), _LEAD)
+
+        def policy(state: State) -> Step:
+            if there and not state.rounds_done and state.waiting[0]:
+                return Step(prefill=range(there), slots=range(there), rounds=0)
+            return allocation(state)
+
         decodes = [stage for stage in execute(problem, policy, engine).stages if stage.kind == "decode"]
         between = sum(after.start - before.end for before, after in pairwise(decodes))
-        # What comes before the first decode stage, the wait for the first batch in it, is not between any.
-        between -= sum(engine.waits[1:])
+        # Where nothing runs yet, the first batch joins before the first decode stage, and is waited for.
+        first = 0 if there else 1
         seconds = [self._of_clock(*each) for each in engine.encode_seconds]
         return {
-            "between": between / (_BATCHES - 1),
-            "stages": (len(decodes) - 1) / (_BATCHES - 1),
+            "between": (between - sum(engine.waits[first:])) / (_BATCHES - first),
+            "stages": (len(decodes) - 1) / (_BATCHES - first),
             "beside": median(seconds),
         }
 
