@@ -192,6 +192,18 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "JSON nested without end": (batch("[" * 100_000), r"prompts.jsonl, line 1: not valid JSON"),
     "a token id beyond any model": (batch(line(body={"prompt": [10**30], "max_tokens": 3})), r"body.prompt"),
     "a seed beyond 64 bits": (batch(body(seed=10**30)), r"line 1, field 'body.seed'.*64 bits"),
+    "prompts where lengths are served": (
+        options("serve", "prompts.jsonl", "--kv-capacity", "100"),
+        r"prompts.jsonl: holds prompts, not lengths",
+    ),
+    "costs of a device that is real": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--engine", "tiny:llama", "--cost", "c.json"),
+        r"--cost is for a simulated device",
+    ),
+    "a check of answers that nobody gives": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--verify"),
+        r"--verify is for a real device",
+    ),
     "an unknown generator": (options("plan", "tabel3:0"), r"'tabel3'.*table3"),
     "an answer beyond the model's positions": (
         table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),

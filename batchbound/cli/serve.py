@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..data.cost import IntArray
 from ..data.files import InputError
 from ..data.iteration_cost import read_distserve_cost
 from ..data.read import read_workload
+from ..data.tables import is_table
 from ..data.workload import LONGEST, Workload
 from ..executor.disaggregated import simulate_disaggregated
 from ..executor.serving_metrics import serving_metrics
@@ -107,6 +109,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate or serve, and print the figures."""
+    _refuse_unused(args)
+    if Path(args.workload).is_file() and not is_table(args.workload):
+        mend = "Give a table of lengths, or a generator; `run --policy` serves prompts."
+        raise InputError("holds prompts, not lengths", file=args.workload, mend=mend)
     workload = read_workload(args.workload).workload
     longest = args.longest or int((workload.input_tokens + workload.output_tokens).max())
     figures: dict[str, Any] = {"policy": args.policy, "requests": len(workload)}
@@ -130,6 +136,25 @@ def run(args: argparse.Namespace) -> int:
     figures["kv_held_per_iteration"] = float(served.held.mean()) / served.capacity
     print(json.dumps(figures) if args.json else _table(figures))
     return 0 if figures.get("wrong_answers", 0) == 0 else 1
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raise InputError if an option would be passed over: one of the other kind of device."""
+    if args.engine is not None:
+        unused = {
+            "--cost": args.cost,
+            "--model": args.model,
+            "--swap": args.swap,
+            "--transfer": args.transfer,
+        }
+        what = "is for a simulated device"
+    else:
+        unused = {"--verify": args.verify, "--dtype": args.dtype != "auto"}
+        what = "is for a real device"
+    for option in (name for name, given in unused.items() if given):
+        raise InputError(
+            f"{option} {what}", mend="Leave it out, or --engine." if args.engine else "Leave it out."
+        )
 
 
 def _simulated(
