@@ -8,7 +8,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from batchbound.executor.handover import Blocks, Layout, unpack  # noqa: E402
+from batchbound.executor.model_source import load_model  # noqa: E402
+from batchbound.executor.residence import Residence  # noqa: E402
 from batchbound.executor.store import Suspended  # noqa: E402
+from batchbound.executor.tiers import choose_tier  # noqa: E402
 
 
 def request(tokens: int, first: float) -> Suspended:
@@ -50,3 +53,24 @@ def test_a_block_is_used_again_once_it_is_free_and_large_enough() -> None:
     assert number == second
     assert larger is not None
     assert len(larger) > len(other)
+
+
+def test_what_the_device_has_no_room_for_is_copied_before_its_block_is_used_again() -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    tier = choose_tier(model)
+    batch = tier.batch(model, 2, 20)
+    batch.prefill([0, 1], [[1, 2, 3], [4, 5]])
+    taken = [batch.take(0), batch.take(1)]
+    for slot in (0, 1):
+        batch.insert(slot, taken[slot])
+    expected = batch.decode(3)
+
+    residence = Residence(lambda slots: tier.batch(model, slots, 20), 1, ["a", "b"], host_tokens=40)
+    for name in (0, 1):
+        residence.receive(name, taken[name])
+        assert residence.go_on(name)
+    residence.keep([0, 1])
+    with torch.inference_mode():
+        for part in (*taken[1].keys, *taken[1].values):
+            part.zero_()
+    assert residence.decode(3, lambda _: 1) == {name: expected[:, name].tolist() for name in (0, 1)}
