@@ -4,6 +4,9 @@ GSM8K end to end: 1,319 real prompts, real answer lengths, a tiny Llama built fr
 Profiles the model on this machine, plans with the measured costs, runs the plan at pinned lengths and
 prints the report. Needs the public files `gsm8k/` and `gpt2_bpe/` (see --data).
 
+Also prints what prefilling ahead of free slots could save at most, the reason why the engine does not:
+0.8 % of the plan where it was measured (49 stages, 2,075 rounds), less 0.1 ms for each insertion.
+
     python benchmarks/gsm8k.py --data ../shared/data --slots 64
 """
 
@@ -18,6 +21,8 @@ import time
 from pathlib import Path
 
 from batchbound.cli import main as batchbound
+from batchbound.data.plan import Plan
+from batchbound.data.problem import Problem
 from batchbound.executor.tokenizers import load_tokenizer
 
 
@@ -49,6 +54,22 @@ def write_model(data: Path, folder: Path) -> None:
     ).save_pretrained(folder)
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(data / "gpt2_bpe" / name, folder / name)
+
+
+def least_seconds_ahead(problem: Problem) -> float:
+    """
+    Return seconds that no schedule goes below, not even one that prefills before slots are free.
+
+    One prefill stage, no slot ever empty, as few rounds as the answers need.
+    """
+    cost, rounds = problem.cost, int(problem.rounds.sum())
+    fewest = max(-(-rounds // problem.slots), int(problem.rounds.max()))
+    return (
+        cost.prefill_seconds(int(problem.prompt_tokens.sum()))
+        + cost.decode_base * fewest
+        + cost.decode_per_slot * rounds
+        + cost.decode_per_kv_token * problem.kv_token_rounds
+    )
 
 
 def main() -> int:
@@ -86,6 +107,9 @@ def main() -> int:
         if status:
             return status
         print(f"[{time.perf_counter() - begun:.1f} s]\n", flush=True)
+    planned = Plan.load(plan)
+    saved = planned.makespan - least_seconds_ahead(planned.problem)
+    print(f"prefilling ahead would save at most {saved:.2f} s, {saved / planned.makespan:.2%} of the plan")
     return 0
 
 
