@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -98,7 +99,13 @@ def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
     if kind not in ("png", "svg"):
         raise InputError("a picture is a .png or a .svg file", file=path, mend="Choose one of them.")
     # Neither a date nor random names: the same run gives the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "batchbound"}), atomic_write(path, binary=True) as stream:
+    with (
+        matplotlib.rc_context({"svg.hashsalt": "batchbound"}),
+        warnings.catch_warnings(),
+        atomic_write(path, binary=True) as stream,
+    ):
+        # A name in a script that the font has not is drawn as boxes; that is no news for the terminal.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         gantt(*panels).savefig(
             stream, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
         )

@@ -209,10 +209,12 @@ class Job:
     def _check_model(self) -> None:
         workload = self.plan.problem.workload
         vocabulary = vocabulary_of(self.model)
-        largest = max(max(tokens) for tokens in self.prompts.tokens)
-        if largest >= vocabulary:
+        largest = [max(tokens) for tokens in self.prompts.tokens]
+        if max(largest) >= vocabulary:
+            i = int(np.argmax(largest))
             raise InputError(
-                f"a prompt holds token {largest}, the model knows {vocabulary}",
+                f"the prompt of {str(workload.ids[i])!r} holds token {largest[i]},"
+                f" the model knows {vocabulary}",
                 mend="Give the model its own tokenizer with --tokenizer, and plan again.",
             )
         needed = self.prompts.lengths + self.most_tokens

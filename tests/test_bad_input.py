@@ -325,6 +325,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a cluster for one replica": (planned(run=("--ray-address", "auto")), r"--ray-address is for several"),
     "too little memory for the longest request": (planned(run=("--kv-tokens", "1")), r"--kv-tokens"),
     "a temperature below zero": (planned(run=("--temperature", "-1")), r"temperature.*-1"),
+    "a token that the model has not": (
+        planned(line(body={"prompt": [7, 5000], "max_tokens": 2})),
+        r"the prompt of 'a' holds token 5000",
+    ),
+    "a demonstration in place of a file": (
+        options("demo", "-o", "prompts.jsonl"),
+        r"prompts.jsonl: cannot be made",
+    ),
     "a trace of nothing": (
         trace_of_nothing,
         r"prompts.jsonl.*trace",

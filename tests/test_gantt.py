@@ -118,6 +118,14 @@ def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_names_in_every_script_are_drawn_in_silence(kind: str, tmp_path: Path) -> None:
+    names = np.array(["é漢", "🎉"])
+    drawn = panel(Problem(Workload(names, np.array([2, 2]), np.array([9, 9])), COST, slots=2))
+    save_gantt(tmp_path / f"gantt.{kind}", drawn)
+    assert (tmp_path / f"gantt.{kind}").stat().st_size > 1000
+
+
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a picture is a \.png or a \.svg file"):
         save_gantt(tmp_path / "gantt.bmp", panel(random_problem(2, 1)))

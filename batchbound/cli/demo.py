@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..data.files import InputError
 from ..data.read import bundled_prompts_path
 from .output import note
 
@@ -21,7 +22,11 @@ def run(args: argparse.Namespace) -> int:
     from . import main
 
     folder = Path(args.output)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be made ({error.strerror})"
+        raise InputError(why, file=folder, mend="Name another folder.") from None
     cost, plan, answers, trace, picture = (
         str(folder / name) for name in ("cost.json", "plan.json", "answers.jsonl", "trace.jsonl", "gantt.png")
     )
