@@ -90,7 +90,42 @@ def job(requests: int, seed: int) -> tuple[Workload, IntArray]:
     return workload, np.maximum(1, guess).astype(np.int64)
 
 
-def figures(run: ServingRun, useful: IntArray, wrong: int, engine: ServingEngine) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A device whose every iteration takes a second."""
+
+    def run(self, work: Iteration) -> float:
+        """Return the second."""
+        return 1.0
+
+
+def grid(options: argparse.Namespace) -> None:
+    """Print shares of the memory without a model, means over the seeds: all depends on lengths alone."""
+    for block in options.blocks:
+        print(f"\n{options.slots} slots, blocks of {block}")
+        print(f"{'':26}{'held':>8}{'useful':>8}{'queued:':>9}{'useful':>8}{'iter':>7}")
+        for label, (system, sizes) in SYSTEMS.items():
+            rows = []
+            for seed in range(options.seeds):
+                workload, predicted = job(options.requests, seed)
+                longest = int((workload.input_tokens + workload.output_tokens).max())
+                capacity = int(options.share * options.slots * longest)
+                ledger = PlacedLedger(capacity, len(workload), block, paged=system in BLOCK_ALLOCATION)
+                recorder = Recorder(Clock())
+                policy = serving_policy(system, ServingOptions(longest, 1024, sizes))
+                run = serve(workload, policy, recorder, ledger, predicted=predicted)
+                rows.append(figures(run, recorder.useful(), 0, 0))
+            held, useful, queued, queued_useful, iterations = (
+                np.mean([row[name] for row in rows])
+                for name in ("held", "useful", "held_while_waiting", "useful_while_waiting", "iterations")
+            )
+            print(
+                f"{label:26}{held:8.3f}{useful:8.3f}{queued:9.3f}{queued_useful:8.3f}{iterations:7.0f}",
+                flush=True,
+            )
+
+
+def figures(run: ServingRun, useful: IntArray, wrong: int, moved: int) -> dict[str, float]:
     """Return what is printed of a run."""
     held = run.held / run.capacity
     waiting = run.start <= (run.workload.arrival + run.spent[:, WAITING]).max()
@@ -104,7 +139,7 @@ def figures(run: ServingRun, useful: IntArray, wrong: int, engine: ServingEngine
         "promised": float((run.promised / run.capacity)[waiting].mean()),
         "stopped": int(run.preempted.sum()),
         "lent": run.lent_tokens,
-        "moved": engine.moved_tokens,
+        "moved": moved,
         "seconds": float(run.seconds.sum()),
     }
 
@@ -119,7 +154,11 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=[16, 32, 64, 256], help="tokens of a block")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures")
+    parser.add_argument("--seeds", type=int, default=0, help="without a model, means over so many seeds")
     options = parser.parse_args()
+    if options.seeds:
+        grid(options)
+        return
     workload, predicted = job(options.requests, options.seed)
     longest = int((workload.input_tokens + workload.output_tokens).max())
     capacity = int(options.share * options.slots * longest)
@@ -147,7 +186,7 @@ def main() -> None:
             policy = serving_policy(system, ServingOptions(longest, 1024, sizes))
             run = serve(workload, policy, recorder, ledger, predicted=predicted)
             wrong = sum(a != b for a, b in zip(engine.answers, own, strict=True))
-            row = figures(run, recorder.useful(), wrong, engine)
+            row = figures(run, recorder.useful(), wrong, engine.moved_tokens)
             found[f"{label} {block}"] = row
             print(
                 f"{label:18}{row['wrong']:6.0f}{row['iterations']:6.0f}{row['held']:9.3f}"
