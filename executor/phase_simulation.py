@@ -287,9 +287,12 @@ class _RoundRobin:
 
     def _begun(self, prompts: float) -> _Decoding:
         """Return the batch that earlier cycles would have left."""
-        batch = _Decoding()
+        batch, owed = _Decoding(), 0.0
         for done in range(self.rounds, self.sample.longest, self.rounds):
-            inputs, outputs = self.sample.encoded(round(prompts))
+            # Half a prompt too many in each cycle would take as long to be gone as a request takes.
+            owed += prompts
+            inputs, outputs = self.sample.encoded(int(owed))
+            owed -= int(owed)
             left = outputs > done
             batch.add(np.full(left.sum(), -1), inputs[left] + done, outputs[left] - done)
         return batch
