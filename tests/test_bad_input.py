@@ -363,3 +363,13 @@ def test_bad_input_is_named_and_nothing_is_left(
 
 def test_there_are_at_least_thirty_kinds() -> None:
     assert len(CASES) >= 30
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Not by its permissions: those do not bind the user that some machines run tests as.
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("batchbound.cli.plan.read_inputs", lambda *_, **__: pytest.fail("the work began"))
+    assert main(["plan", "table3:0:5", "-o", str(tmp_path / "plan.json")]) == 2
+    assert "plan.json: its folder cannot be written to" in capsys.readouterr().err

@@ -280,6 +280,8 @@ def refuse_outputs(
             raise InputError("exists already", file=path, mend="Say --overwrite, or name another file.")
         if not target.parent.is_dir():
             raise InputError("its folder does not exist", file=path, mend="Make the folder first.")
+        if not os.access(target.parent, os.W_OK):
+            raise InputError("its folder cannot be written to", file=path, mend="Name a file elsewhere.")
 
 
 def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
