@@ -103,7 +103,8 @@ class EconoServe:
         if self._lends_whole:
             # It is given room for both.
             answer = self._predict(state, request)
-            self._guests.push(request, length, answer)
+            due = math.isfinite(state.deadline[request])
+            self._guests.push(request, length, answer, due=due)
             length += answer
         self._prompts.push(request, length, float(state.deadline[request]), 0)
 

@@ -13,7 +13,11 @@ _TRIED = 8
 
 class GuestQueue:
     """
-    Finds the request with the longest answer that unused parts have room for, prompt and answer.
+    Finds a request that unused parts have room for, prompt and answer.
+
+    Of those with a deadline the one that fits the largest part best, which leaves many waiting for a short
+    time; where none fits a single part, and of those without, the one with the longest answer that fits into
+    several, which fills most.
 
     Parameters
     ----------
@@ -25,10 +29,10 @@ class GuestQueue:
 
     def __init__(self, buffer: float, forward_size: int) -> None:
         self._buffer, self._forward = buffer, forward_size
-        self._answers = LengthIndex()
+        self._answers, self._needs = LengthIndex(), LengthIndex()
         self._prompt: dict[int, int] = {}
 
-    def push(self, request: int, prompt: int, answer: int) -> None:
+    def push(self, request: int, prompt: int, answer: int, *, due: bool = False) -> None:
         """
         Add a request.
 
@@ -38,13 +42,19 @@ class GuestQueue:
             Not in the queue.
         prompt, answer
             Tokens; the answer's as predicted.
+        due
+            Whether it has a deadline.
         """
         self._answers.push(request, answer)
+        if due:
+            self._needs.push(request, prompt + answer + self.stay(answer))
         self._prompt[request] = prompt
 
     def remove(self, request: int) -> None:
         """Take a request out."""
         self._answers.remove(request)
+        if request in self._needs:
+            self._needs.remove(request)
         del self._prompt[request]
 
     def stay(self, answer: int, prompt: int = 0, budget: int = 0) -> int:
@@ -63,7 +73,7 @@ class GuestQueue:
 
     def fitting(self, parts: UnusedParts, spare: int, budget: int) -> int | None:
         """
-        Return the request with the longest answer of those there is room for, or None.
+        Return the request to host, or None if there is room for none.
 
         Parameters
         ----------
@@ -74,6 +84,8 @@ class GuestQueue:
         budget
             Prompt tokens that the first iteration computes.
         """
+        if (found := self._needs.closest(parts.largest())) is not None and self._prompt[found[0]] <= budget:
+            return found[0]
         most = self._answers.longest()
         for tried in range(_TRIED):
             if (found := self._answers.closest(most)) is None:

@@ -25,6 +25,9 @@ class LengthIndex:
         self._lengths: list[int] = []
         self._length: dict[int, int] = {}
 
+    def __contains__(self, task: int) -> bool:
+        return task in self._length
+
     def longest(self) -> int:
         """Return the greatest length, 0 of none."""
         return self._lengths[-1] if self._lengths else 0

@@ -67,6 +67,10 @@ class UnusedParts:
         there = end - np.maximum(begin, iterations)
         return min(tokens, int(there[there * _PIECES >= tokens].sum()))
 
+    def largest(self) -> int:
+        """Return the tokens of the largest part that begins where its owner is."""
+        return max((end for _, held, begin, end in self._parts if not begin), default=0)
+
     def longest(self, most: int, needs: Callable[[int], tuple[int, int]]) -> int:
         """
         Return the greatest length there is room for, or 0.

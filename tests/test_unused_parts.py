@@ -99,3 +99,17 @@ def test_the_longest_answer_is_hosted_whose_prompt_fits_as_well() -> None:
     queue.push(3, 4, 14)
     assert queue.fitting(parts, spare=0, budget=10) == 2
     assert queue.fitting(parts, spare=2, budget=10) == 3
+
+
+def test_of_those_with_a_deadline_the_one_that_fits_one_part_best_is_hosted() -> None:
+    _, parts = two_hosts()
+    queue = GuestQueue(buffer=0.0, forward_size=100)
+    queue.push(0, 3, 13)
+    queue.push(1, 5, 12, due=True)
+    queue.push(2, 6, 12, due=True)
+    # The largest part has 30 tokens: 6 + 12 of them for 12 iterations.
+    assert (parts.largest(), queue.fitting(parts, spare=0, budget=10)) == (30, 2)
+    queue.remove(2)
+    assert queue.fitting(parts, spare=0, budget=10) == 1
+    queue.remove(1)
+    assert queue.fitting(parts, spare=0, budget=10) == 0
