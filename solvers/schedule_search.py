@@ -26,7 +26,10 @@ LONG = 1000
 """Steps from which an annealing is long; a shorter one starts colder in proportion."""
 
 CYCLE, SHORT_CYCLE = 500, 40
-"""Steps after which the annealing is hot again at the best times met, and the same for few requests."""
+"""Steps after which the annealing is hot again, and the same for few requests."""
+
+FRESH = 0.75
+"""The share of the time in which it then begins anew; in the rest it goes on from the best times met."""
 
 TIMED = 4
 """Steps after which the annealing judges how many there will be."""
@@ -251,7 +254,8 @@ class _Search:
             return
         split = _Split.of(self._problem)
         profile = LengthProfile.of(split.rest.rounds, self._starts_per_stage())
-        walk = StageTimesSearch(profile, costs, _start_times(split.rest, profile, costs), self._rng)
+        start = _start_times(split.rest, profile, costs)
+        walk = StageTimesSearch(profile, costs, start, self._rng)
         few = len(self._problem) <= FEW
         begun, first, hot = self._progress, self._iterations, HOT if few else COLD
         cycles, cycle = 1, 0
@@ -265,7 +269,7 @@ class _Search:
                 cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
             if done * cycles >= cycle + 1:
                 cycle = int(done * cycles)
-                for times in walk.feasible()[:1]:
+                for times in walk.feasible()[:1] if done > FRESH else [start]:
                     walk.restart(times)
             cooled = min(1.0, done * cycles - cycle)
             walk.step(costs.stage * hot * (COLD / hot) ** cooled, lambda: self._elapsed > self._seconds)
