@@ -26,8 +26,8 @@ from batchbound.data.bound import Bound
 from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
-from batchbound.models.bounds import best_bound
 from batchbound.models.least_counts import cost_terms, least_counts
+from batchbound.solvers.proven_bound import proven_bound
 from batchbound.solvers.result import Limits, Status
 from batchbound.solvers.schedule_search import search_schedule
 from batchbound.solvers.solve import solve
@@ -114,7 +114,7 @@ def main() -> None:
     for seed in range(options.seeds):
         workload = generate("table3", seed, options.requests)
         problem = Problem(workload, CostModel.paper(), options.slots)
-        bound = best_bound(problem)
+        bound = proven_bound(problem)
         found = search_schedule(problem, seconds=options.seconds, seed=seed, enough=bound.seconds)
         row = {"search": found.makespan}
         begun = time.process_time()

@@ -50,11 +50,12 @@ CASES = {
 def measure(problem: Problem, seconds: float | None, steps: int | None, seed: int) -> tuple[str, float]:
     """Return a line about one search, and its gap in percent."""
     begun, cpu = time.monotonic(), time.process_time()
-    found = search_schedule(problem, seconds=seconds, iterations=steps, seed=seed)
+    bound = proven_bound(problem)
+    left = None if seconds is None else seconds - (time.monotonic() - begun)
+    found = search_schedule(problem, seconds=left, iterations=steps, seed=seed, enough=bound.seconds)
     wall, cpu = time.monotonic() - begun, time.process_time() - cpu
     violation = found.schedule.check(problem)
     assert violation is None, violation
-    bound = proven_bound(problem)
     gap = 100 * bound.gap(found.makespan)
     times = 100 * bound.gap(found.fractional)
     line = (

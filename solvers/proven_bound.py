@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..models.bounds import best_bound
-from ..models.least_counts import least_counts
+from ..models.least_counts import Counts, least_counts
 from .partition import partition_bound
 
 DEFAULT_SECONDS = 2.0
@@ -33,5 +33,19 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     Bound
         Its certificate holds all a checker needs: prices in place of the search.
     """
+    return best_bound(problem, proven_counts(problem, seconds))
+
+
+def proven_counts(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Counts:
+    """
+    Return the fewest stages and rounds proven within a time limit.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded.
+    seconds
+        CPU seconds for the packing's bound.
+    """
     counts = least_counts(problem)
-    return best_bound(problem, counts.with_packing(partition_bound(problem.rounds, counts.slots, seconds)))
+    return counts.with_packing(partition_bound(problem.rounds, counts.slots, seconds))

@@ -10,6 +10,7 @@ from ..data.problem import Problem
 from ..models.bounds import paper_bound, trivial_bound
 from ..models.difference_bound import difference_set_bound
 from ..solvers.partition import solve_partition
+from ..solvers.proven_bound import proven_counts
 from .inputs import add_problem, read_inputs
 
 
@@ -22,7 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print every bound, the strongest valid one first, the paper's printed formula last."""
     problem = read_inputs(args, keep_arrivals=False).problem
-    valid = [difference_set_bound(problem), trivial_bound(problem)]
+    counts = proven_counts(problem)
+    valid = [difference_set_bound(problem, counts), trivial_bound(problem, counts)]
     bounds = [*sorted(valid, key=lambda bound: -bound.seconds), _printed(problem)]
     if args.json:
         print(json.dumps([bound.to_json() for bound in bounds]))

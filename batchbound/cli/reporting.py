@@ -15,7 +15,7 @@ from ..data.problem import Problem
 from ..data.report import Report
 from ..data.trace import Trace
 from ..executor.report import report
-from ..models.bounds import best_bound
+from ..solvers.proven_bound import proven_bound
 from .output import note
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
             plan.bound,
             plan.makespan,
             None if calibrated is None else calibrated.error,
-            run_bound=best_bound(_served(plan.problem, trace)),
+            run_bound=proven_bound(_served(plan.problem, trace)),
             seconds=seconds,
         )
     except ValueError as error:

@@ -20,7 +20,6 @@ from ..data.problem import Problem
 from ..executor.loop import schedule_of
 from ..executor.simulate import simulate
 from ..heuristics.configured import rra_policy
-from ..models.bounds import best_bound
 from ..models.exec_config import Cluster, ExecConfig, Strategy
 from ..models.layer_cost import LayerCost
 from ..models.roofline import ROOFLINE_DEVICES, roofline_profile
@@ -28,6 +27,7 @@ from ..models.run_profile import can_hand_over, profile_of_run
 from ..models.timeline import Timeline
 from ..models.whole_model_profile import whole_model_profile
 from ..solvers.execution_search import Found, search_all, whole_frontier
+from ..solvers.proven_bound import proven_bound
 from .inputs import (
     Inputs,
     add_problem,
@@ -327,7 +327,7 @@ def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Na
         problem=problem,
         schedule=schedule,
         makespan=schedule.makespan(problem),
-        bound=best_bound(problem),
+        bound=proven_bound(problem),
         maker=maker,
         lengths=inputs.job.lengths.to_json(),
         cost_source=inputs.cost_source,

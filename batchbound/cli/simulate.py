@@ -14,8 +14,8 @@ from ..executor.report import report
 from ..executor.simulate import simulate
 from ..heuristics.follow import following
 from ..heuristics.registry import POLICIES, policy_named
-from ..models.bounds import best_bound
 from ..solvers.partition import solve_partition
+from ..solvers.proven_bound import proven_bound
 from .inputs import add_problem, named_files, read_inputs, refuse_outputs
 from .reporting import print_report, report_of
 
@@ -75,7 +75,7 @@ def _by_policy(args: argparse.Namespace) -> tuple[Trace, Report]:
             raise InputError(message, mend="Leave --assignment out.")
         assignment = solve_partition(problem.rounds, problem.slots).assignment
     trace = simulate(problem, policy_named(policy, problem, assignment))
-    return trace, report(problem, trace, best_bound(problem), None)
+    return trace, report(problem, trace, proven_bound(problem), None)
 
 
 def _followed(args: argparse.Namespace) -> tuple[Trace, Report]:
