@@ -151,8 +151,7 @@ def _run(
     args: argparse.Namespace,
     clock: Callable[[], float],
 ) -> tuple[list[list[int]], Trace]:
-    slots = min(len(problem), 2 * math.ceil(max(planned.decode_batch, 1) + planned.encode_batch))
-    problem = replace(problem, slots=slots)
+    problem = replace(problem, slots=min(len(problem), planned.slots))
     most = problem.workload.output_tokens
     if not planned.handed_over:
         single = HuggingFaceEngine(problem, model, prompts.tokens, most, tier=tier, clock=clock)

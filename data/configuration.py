@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from .json_fields import JsonFields
@@ -55,6 +56,16 @@ class PlannedConfiguration:
     def handed_over(self) -> bool:
         """Whether one worker encodes for another that decodes (WAA)."""
         return self.strategy != "RRA"
+
+    @property
+    def slots(self) -> int:
+        """
+        Slots that hold what runs at a time, twice over since that varies.
+
+        A batch left as it comes is at most what joins while an answer is decoded: an encoding each iteration.
+        """
+        batch = self.decode_batch or self.encode_batch * self.iterations
+        return 2 * math.ceil(max(batch, 1.0) + self.encode_batch)
 
     def to_json(self) -> dict[str, object]:
         """Return the fields as plain JSON values."""

@@ -89,6 +89,11 @@ def alone(job: Job) -> dict[str, dict[str, object]]:
     return lines
 
 
+def test_slots_hold_twice_the_batch_or_what_can_join_while_an_answer_is_decoded() -> None:
+    assert RRA.slots == 2 * (6 + 3)
+    assert replace(RRA, strategy="WAA-C", decode_batch=0.0).slots == 2 * (3 * 7 + 3)
+
+
 def test_a_plan_keeps_its_configuration(job: Job, tmp_path: Path) -> None:
     job.plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").configuration == RRA

@@ -314,9 +314,8 @@ def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Na
         cost = replace(problem.cost, prefill_base=0.0, prefill_per_token=0.0, prefill_floor=0.0)
         problem = replace(problem, cost=cost)
     if args.profile:
-        # How many requests run at a time is the search's choice; as many slots again hold what varies.
-        slots = 2 * math.ceil(max(configuration.decode_batch, 1.0) + configuration.encode_batch)
-        problem = replace(problem, slots=min(len(problem), slots))
+        # How many requests run at a time is the search's choice.
+        problem = replace(problem, slots=min(len(problem), configuration.slots))
     schedule = schedule_of(simulate(problem, rra_policy(configuration)))
     name = (
         f"exegpt-{configuration.strategy.lower()} B_E={configuration.encode_batch}"
