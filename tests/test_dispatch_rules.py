@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import product
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.workload import Workload
-from batchbound.heuristics.dispatch_rules import RULES, Units, dispatch, mico
+from batchbound.heuristics.dispatch_rules import RULES, Units, dispatch
 
 PAPER = Replica(CostModel.paper(), 4)
 FAST = Replica(CostModel(0.0125, 0.000065, 0.0145, 0.000105), 4)
@@ -145,14 +144,3 @@ def test_lpt_keeps_grahams_guarantee(answers: list[int], replicas: int) -> None:
 
     best = min(makespan(np.array(way)) for way in product(range(replicas), repeat=len(answers)))
     assert makespan(dispatch(job, "lpt")) <= best * (4 / 3 - 1 / (3 * replicas)) + 1e-9
-
-
-def test_mico_takes_time_linear_in_the_requests() -> None:
-    rng = np.random.default_rng(0)
-    job = Fleet(
-        Workload.from_lengths(rng.integers(1, 9, 100_000), rng.integers(1, 999, 100_000)), (PAPER,) * 8
-    )
-    units = Units.of(job, np.arange(len(job)))
-    begun = time.process_time()
-    mico(units)
-    assert time.process_time() - begun < 0.5
