@@ -87,10 +87,10 @@ class PlannedConfiguration:
             raise read.error("strategy", f"{strategy!r} is none of {', '.join(STRATEGIES)}")
         return cls(
             strategy=str(strategy),
-            encode_batch=int(read.number("encode_batch")),
-            decode_rounds=int(read.number("decode_rounds")),
+            encode_batch=read.integer("encode_batch"),
+            decode_rounds=read.integer("decode_rounds"),
             decode_batch=read.number("decode_batch"),
-            lead=int(read.number("lead")),
+            lead=read.integer("lead"),
             input_tokens=read.number("input_tokens"),
             input_deviation=read.number("input_deviation"),
             iterations=read.number("iterations"),

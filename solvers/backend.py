@@ -80,7 +80,7 @@ class Backend:
         What the user calls it.
     module
         The module that drives it (a :class:`BackendModule`).
-    library
+    imports
         What that module imports.
     distribution
         The package that the library comes in, for its version.
@@ -100,7 +100,7 @@ class Backend:
 
     name: str
     module: str
-    library: str
+    imports: str
     distribution: str
     takes_start: bool
     reports_incumbents: bool
@@ -112,7 +112,7 @@ class Backend:
     @property
     def installed(self) -> bool:
         """Whether its library is there. Nothing is imported to find out."""
-        return importlib.util.find_spec(self.library.split(".")[0]) is not None
+        return importlib.util.find_spec(self.imports.split(".")[0]) is not None
 
     @property
     def version(self) -> str:
@@ -150,7 +150,7 @@ BACKENDS: dict[str, Backend] = {
         Backend(
             name="highs",
             module="batchbound.solvers.backend_highs",
-            library="scipy.optimize",
+            imports="scipy.optimize",
             distribution="scipy",
             takes_start=False,
             reports_incumbents=False,
@@ -160,7 +160,7 @@ BACKENDS: dict[str, Backend] = {
         Backend(
             name="scip",
             module="batchbound.solvers.backend_scip",
-            library="pyscipopt",
+            imports="pyscipopt",
             distribution="pyscipopt",
             takes_start=True,
             reports_incumbents=True,
@@ -170,7 +170,7 @@ BACKENDS: dict[str, Backend] = {
         Backend(
             name="cbc",
             module="batchbound.solvers.backend_pulp",
-            library="pulp",
+            imports="pulp",
             distribution="pulp",
             takes_start=True,
             reports_incumbents=False,
@@ -180,7 +180,7 @@ BACKENDS: dict[str, Backend] = {
         Backend(
             name="ortools-scip",
             module="batchbound.solvers.backend_ortools",
-            library="ortools.math_opt.python.mathopt",
+            imports="ortools.math_opt.python.mathopt",
             distribution="ortools",
             takes_start=True,
             reports_incumbents=False,
@@ -190,7 +190,7 @@ BACKENDS: dict[str, Backend] = {
         Backend(
             name="ortools-cp-sat",
             module="batchbound.solvers.backend_ortools",
-            library="ortools.math_opt.python.mathopt",
+            imports="ortools.math_opt.python.mathopt",
             distribution="ortools",
             takes_start=True,
             reports_incumbents=True,
@@ -213,7 +213,7 @@ def solve_here(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
     """Return the backend's answer, found in this process, a worker's."""
-    importlib.import_module(backend.library)
+    importlib.import_module(backend.imports)
     module: BackendModule = importlib.import_module(backend.module)
     desk.ready()
     answer = module.solve(backend, model, limits, start, desk)

@@ -228,16 +228,16 @@ def test_a_start_that_is_no_solution_is_refused() -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BACKENDS, "absent", fake("absent", library="no_such_library"))
+    monkeypatch.setitem(BACKENDS, "absent", fake("absent", imports="no_such_library"))
     with pytest.raises(ImportError, match="the backend 'absent' needs the package 'numpy'"):
         solve_linear(whole_numbers(), "absent")
 
 
-def fake(module: str, library: str = "json") -> Backend:
+def fake(module: str, imports: str = "json") -> Backend:
     return Backend(
         name=module,
         module=module,
-        library=library,
+        imports=imports,
         distribution="numpy",
         takes_start=False,
         reports_incumbents=True,
@@ -393,7 +393,7 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
         from batchbound.models.partition_model import partition_model
         from batchbound.solvers.backend import BACKENDS
         from batchbound.solvers.linear import solve_linear
-        BACKENDS["asleep"] = replace(BACKENDS["highs"], module="sleeping_backend", library="json")
+        BACKENDS["asleep"] = replace(BACKENDS["highs"], module="sleeping_backend", imports="json")
         solve_linear(partition_model([1, 2], 2).model, "asleep")
     """)
     parent = subprocess.Popen(
