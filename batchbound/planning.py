@@ -81,10 +81,8 @@ def make_plan(
     violation = result.schedule.check(problem)
     if violation is not None:
         raise PlanningError(f"the solver {result.solver!r} broke a rule: {violation}")
-    bound = result.bound
-    if bound is None or bound.certificate.get("kind") == "solver":
-        # A plan's bound is one that `verify` can derive again without the solver.
-        bound = proven_bound(problem)
+    # A plan's bound is one that `verify` can derive again without the solver.
+    bound = proven_bound(problem) if result.repeatable is None else result.repeatable
     return Plan(
         problem=problem,
         schedule=result.schedule,

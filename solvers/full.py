@@ -92,7 +92,8 @@ def _judged(problem: Problem, solver: str, found: LinearResult, schedule: Schedu
     """Return the result, after the referee has seen the schedule."""
     broken = None if schedule is None else schedule.check(problem)
     assert broken is None, f"a solution of a correct formulation breaks a rule: {broken}"
-    proven = _stronger(problem, found.bound, solver, found.version)
+    ours = proven_bound(problem)
+    proven = _stronger(ours, found.bound, solver, found.version)
     if schedule is None:
         makespan, status = None, found.status
     else:
@@ -100,7 +101,16 @@ def _judged(problem: Problem, solver: str, found: LinearResult, schedule: Schedu
         status = _status(makespan, proven)
     stopped_by = StoppedBy.PROOF if status is Status.OPTIMAL else found.stopped_by
     return Result(
-        status, stopped_by, schedule, makespan, proven, found.seconds, solver, found.version, found.message
+        status,
+        stopped_by,
+        schedule,
+        makespan,
+        proven,
+        found.seconds,
+        solver,
+        found.version,
+        found.message,
+        ours,
     )
 
 
@@ -108,9 +118,8 @@ def _status(makespan: float, proven: Bound) -> Status:
     return Status.OPTIMAL if makespan - proven.seconds <= TOLERANCE * makespan else Status.FEASIBLE
 
 
-def _stronger(problem: Problem, seconds: float | None, solver: str, version: str) -> Bound:
+def _stronger(ours: Bound, seconds: float | None, solver: str, version: str) -> Bound:
     """Return the solver's bound, or our own where that is as good: it has a certificate."""
-    ours = proven_bound(problem)
     if seconds is None or seconds <= ours.seconds:
         return ours
     return Bound(
@@ -176,7 +185,8 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
         else:
             proven_seconds = min(makespan, proven_seconds)
     solver = f"slot-free on {CP_SAT}"
-    proven = _stronger(problem, proven_seconds, solver, version)
+    ours = proven_bound(problem)
+    proven = _stronger(ours, proven_seconds, solver, version)
     status = Status.NO_SOLUTION if best is None else _status(makespan, proven)
     limit = answer.get("limit")
     ended = outcome.stopped_by or (limit if isinstance(limit, StoppedBy) else StoppedBy.GAVE_UP)
@@ -190,4 +200,5 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
         solver,
         version,
         message,
+        ours,
     )

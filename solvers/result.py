@@ -108,6 +108,8 @@ class Result:
         The version of the solver, or of the library beneath it.
     message
         What else a person should know (why a solver crashed, why its answer was refused); empty if nothing.
+    repeatable
+        The best bound that a checker can derive again without the solver, or None if none is known.
     """
 
     status: Status
@@ -119,6 +121,7 @@ class Result:
     solver: str
     version: str
     message: str = ""
+    repeatable: Bound | None = None
 
     @property
     def gap(self) -> float | None:

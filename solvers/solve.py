@@ -73,7 +73,7 @@ def solve(
 def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
-    bound = proven_bound(problem) if seconds is None else proven_bound(problem, BOUND_SHARE * seconds)
+    ours = proven_bound(problem) if seconds is None else proven_bound(problem, BOUND_SHARE * seconds)
     left = None if seconds is None else max(LEAST_SECONDS, seconds - (time.perf_counter() - begun))
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
     found = search_schedule(
@@ -82,36 +82,37 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
         iterations=limits.work,
         seed=limits.seed,
         start=start,
-        enough=bound.seconds,
+        enough=ours.seconds,
     )
-    schedule = found.schedule
-    if few and seconds is not None and bound.gap(found.makespan) > OPTIMAL_WITHIN:
+    schedule, bound = found.schedule, ours
+    if few and seconds is not None and ours.gap(found.makespan) > OPTIMAL_WITHIN:
         left = max(PROOF_SHARE * seconds, seconds - (time.perf_counter() - begun))
         enumerated = best_by_enumeration(problem, Limits(seconds=left), schedule)
-        schedule, bound = enumerated.schedule, _bound_after(problem, enumerated)
+        schedule, bound = enumerated.schedule, _bound_after(problem, enumerated, ours)
     out_of_work = limits.work is not None and found.iterations >= limits.work
     stopped_by = StoppedBy.WORK if out_of_work else StoppedBy.TIME
-    return _result(problem, schedule, bound, "search", begun, stopped_by)
+    return _result(problem, schedule, bound, "search", begun, stopped_by, ours)
 
 
 def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     schedule = ski_rental_schedule(problem)
-    return _result(problem, schedule, best_bound(problem), "lpt-ski", begun, StoppedBy.GAVE_UP)
+    bound = best_bound(problem)
+    return _result(problem, schedule, bound, "lpt-ski", begun, StoppedBy.GAVE_UP, bound)
 
 
 def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     found = best_by_enumeration(problem, limits, start)
-    bound = _bound_after(problem, found)
-    return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by)
+    ours = proven_bound(problem)
+    bound = _bound_after(problem, found, ours)
+    return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by, ours)
 
 
-def _bound_after(problem: Problem, found: ExactOutcome) -> Bound:
+def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:
     """Return the optimum that an enumeration has proven, with what repeats it, or our own bound."""
-    bound = proven_bound(problem)
-    if found.stopped_by is not StoppedBy.PROOF or bound.seconds >= found.schedule.makespan(problem):
-        return bound
+    if found.stopped_by is not StoppedBy.PROOF or ours.seconds >= found.schedule.makespan(problem):
+        return ours
     stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
     terms = cost_terms(problem, stages, rounds)
     certificate: dict[str, object] = {"kind": "enumeration", "stages": stages, "rounds": rounds}
@@ -121,7 +122,13 @@ def _bound_after(problem: Problem, found: ExactOutcome) -> Bound:
 
 
 def _result(
-    problem: Problem, schedule: Schedule, bound: Bound, solver: str, begun: float, stopped_by: StoppedBy
+    problem: Problem,
+    schedule: Schedule,
+    bound: Bound,
+    solver: str,
+    begun: float,
+    stopped_by: StoppedBy,
+    ours: Bound,
 ) -> Result:
     schedule = schedule.trimmed(problem)
     makespan = schedule.makespan(problem)
@@ -135,6 +142,7 @@ def _result(
         seconds=time.perf_counter() - begun,
         solver=solver,
         version=_version(),
+        repeatable=ours if bound.certificate.get("kind") == "solver" else bound,
     )
 
 
