@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from ..data.files import InputError
 from .families import check_supported
-from .tiny import tiny_config
+from .tiny import tiny_config, tiny_settings
 
 LoadFormat = Literal["auto", "dummy"]
 """``auto`` reads the weights; ``dummy`` draws them at random from the configuration alone."""
+
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+"""What configurations call the most tokens a model can attend to."""
 
 
 class ModelLoadError(InputError):
@@ -94,11 +98,30 @@ def load_config(spec: str) -> Any:
 def position_limit(config: Any) -> int | None:
     """Return the most tokens a model of this configuration can attend to, None where it sets no limit."""
     text = config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
+    return _first_limit(getattr(text, name, None) for name in _LIMITS)
+
+
+def positions_of(spec: str) -> int | None:
+    """
+    Return the most tokens a model can attend to, None where it sets no limit.
+
+    Torch, which takes seconds to import, is left alone where the name alone says enough.
+
+    Parameters
+    ----------
+    spec
+        As for :func:`load_config`, with the same errors.
+    """
+    if spec.startswith("tiny:"):
+        settings = tiny_settings(_tiny_family(spec)[0])[1]
+        stated = _first_limit(settings.get(name) for name in _LIMITS)
+        if stated is not None:
+            return stated
+    return position_limit(load_config(spec))
+
+
+def _first_limit(values: Iterable[object]) -> int | None:
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def load_model(

@@ -141,6 +141,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Each family's transformers model type and what its tiny configuration sets."""
 
 
+def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
+    """
+    Return the transformers model type of a family, and what its tiny configuration sets.
+
+    Parameters
+    ----------
+    family
+        A name in :data:`FAMILIES`.
+
+    Raises
+    ------
+    InputError
+        If the family is not known.
+    """
+    if family not in FAMILIES:
+        raise InputError(
+            f"there is no tiny model 'tiny:{family}'", mend=f"Choose from {', '.join(sorted(FAMILIES))}."
+        )
+    return FAMILIES[family]
+
+
 def tiny_config(family: str) -> Any:
     """
     Return a tiny configuration of a family.
@@ -160,12 +181,8 @@ def tiny_config(family: str) -> Any:
     InputError
         If the family is not known.
     """
-    if family not in FAMILIES:
-        raise InputError(
-            f"there is no tiny model 'tiny:{family}'", mend=f"Choose from {', '.join(sorted(FAMILIES))}."
-        )
+    model_type, settings = tiny_settings(family)
     from transformers import AutoConfig
 
-    model_type, settings = FAMILIES[family]
     settings = {name: value for name, value in settings.items() if value is not None}
     return AutoConfig.for_model(model_type, **settings, bos_token_id=256, eos_token_id=257, pad_token_id=258)

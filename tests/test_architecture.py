@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,21 @@ def test_importing_batchbound_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_planning_for_a_tiny_model_loads_no_engine(tmp_path: Path) -> None:
+    request = {"custom_id": "a", "body": {"prompt": "Name a prime.", "max_tokens": 4}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request) + "\n")
+    words = ["plan", "in.jsonl", "--model", "tiny:llama", "--slots", "1", "--time-limit", "0.1", "--json"]
+    code = (
+        f"import sys\nfrom batchbound.cli import main\nassert main({words!r}) == 0\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"
+    assert json.loads((tmp_path / "plan.json").read_text())["limits"]["max_position"] == 512
 
 
 def test_the_five_folders_are_reached_through_the_package() -> None:

@@ -10,7 +10,13 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.executor.families import UnsupportedModelError  # noqa: E402
-from batchbound.executor.model_source import ModelLoadError, load_config, load_model  # noqa: E402
+from batchbound.executor.model_source import (  # noqa: E402
+    ModelLoadError,
+    load_config,
+    load_model,
+    position_limit,
+    positions_of,
+)
 from batchbound.executor.tokenizers import ByteTokenizer, load_tokenizer, plain_chat  # noqa: E402
 
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -52,6 +58,11 @@ def test_a_saved_directory_loads_with_its_weights(saved: Path) -> None:
     model = load_model(str(saved), device="cpu")
     assert torch.equal(weights(model), weights(load_model("tiny:gpt2:3", device="cpu")))
     assert not model.training
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "bloom", "falcon"])
+def test_a_tiny_model_has_as_many_positions_as_its_configuration(family: str) -> None:
+    assert positions_of(f"tiny:{family}") == position_limit(load_config(f"tiny:{family}"))
 
 
 def test_dummy_weights_need_the_configuration_only(saved: Path, tmp_path: Path) -> None:

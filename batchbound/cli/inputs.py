@@ -319,6 +319,6 @@ def _counter(tokenizer: str) -> TokenCounter:
 def _positions(model: str | None) -> int | None:
     if model is None:
         return None
-    from ..executor.model_source import load_config, position_limit
+    from ..executor.model_source import positions_of
 
-    return position_limit(load_config(model))
+    return positions_of(model)
