@@ -32,6 +32,8 @@ class LengthSource:
         The file read and its SHA-256.
     family
         The family a quantile's distribution is fitted from.
+    longest
+        Most tokens of any answer, whatever its request allows, or None for no such limit.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class LengthSource:
     file: str | None = None
     digest: str | None = None
     family: str = "empirical"
+    longest: int | None = None
 
     @classmethod
     def parse(cls, spec: str) -> LengthSource:
@@ -87,7 +90,7 @@ class LengthSource:
         known: Sequence[int | None] | None = None,
     ) -> IntArray:
         """
-        Return the planned answer length of each request: tokens, at least one, never above the request's cap.
+        Return the planned answer length of each request: tokens, at least one, never above its cap.
 
         Parameters
         ----------
@@ -104,7 +107,7 @@ class LengthSource:
             If the source says nothing about some request.
         """
         nothing: Sequence[int | None] = [None] * len(ids)
-        caps, known = nothing if caps is None else caps, nothing if known is None else known
+        caps, known = self.capped(nothing if caps is None else caps), nothing if known is None else known
         lengths = self._choose(ids, caps, known)
         missing = [i for i, length in enumerate(lengths) if length is None]
         if missing:
@@ -117,6 +120,12 @@ class LengthSource:
         chosen = np.array(lengths, dtype=np.int64)
         ceiling = np.array([LONGEST if cap is None else cap for cap in caps], dtype=np.int64)
         return np.minimum(chosen, ceiling)
+
+    def capped(self, caps: Sequence[int | None]) -> Sequence[int | None]:
+        """Return the most tokens of each answer: its request's cap, None for none, and :attr:`longest`."""
+        if self.longest is None:
+            return caps
+        return [self.longest if cap is None else min(cap, self.longest) for cap in caps]
 
     def _choose(
         self, ids: Sequence[str], caps: Sequence[int | None], known: Sequence[int | None]
@@ -153,8 +162,10 @@ class LengthSource:
             If it is not one.
         """
         kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(("kind", "file", "digest", "family"), str)
-        kinds["value"] = (int, float)
+        kinds |= {"value": (int, float), "longest": int}
         wrong = [name for name, entry in value.items() if not isinstance(entry, kinds.get(name, ()))]
+        if not isinstance(most := value.get("longest", 1), int) or most < 1:
+            wrong.append("longest")
         if wrong or value.get("kind") not in _MEND:
             where = f"field 'lengths.{wrong[0] if wrong else 'kind'}'"
             raise InputError("is not a source of answer lengths", file=file, where=where, mend="Plan again.")
@@ -163,7 +174,8 @@ class LengthSource:
 
 _MEND = {
     "known": "Give each request output_tokens, or choose constant:N, cap, answers:FILE or quantile:Q:FILE.",
-    "cap": "Give each request a max_tokens, or choose constant:N, answers:FILE or quantile:Q:FILE.",
+    "cap": "Give each request a max_tokens, give --longest-answer, or choose constant:N, answers:FILE or"
+    " quantile:Q:FILE.",
     "answers": "The file must answer every request; for an estimate choose quantile:Q:FILE.",
     "constant": "",
     "quantile": "",

@@ -13,6 +13,8 @@ from .workload import LONGEST
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
+_OLD_CAP, _NEW_CAP = "max_tokens", "max_completion_tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -50,6 +52,8 @@ class PromptRecord:
         The text, or the token ids, of a completion; None for a chat.
     max_tokens
         Most tokens of the answer (``max_completion_tokens`` or ``max_tokens``), or None.
+    max_tokens_field
+        Which of the two states it.
     output_tokens
         The answer's length where the line pins it by ``output_tokens`` beside ``body``, or None.
     model, temperature, top_p, top_k, seed
@@ -64,6 +68,7 @@ class PromptRecord:
     messages: tuple[Message, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     max_tokens: int | None = None
+    max_tokens_field: str = _OLD_CAP
     output_tokens: int | None = None
     model: str | None = None
     temperature: float | None = None
@@ -163,6 +168,7 @@ class _Line:
             messages=self.messages(body) if url == CHAT else (),
             prompt=self.prompt(body) if url == COMPLETIONS else None,
             max_tokens=self.max_tokens(body),
+            max_tokens_field=_NEW_CAP if body.get(_NEW_CAP) is not None else _OLD_CAP,
             output_tokens=self.tokens(entry, "output_tokens", ""),
             model=self.text(body, "model"),
             temperature=self.number_of(body, "temperature", "from 0 to 2", lambda value: 0 <= value <= 2),
@@ -233,7 +239,7 @@ class _Line:
         raise self.error("body.prompt", f"{_shown(given)} is not a prompt", mend)
 
     def max_tokens(self, body: dict[str, object]) -> int | None:
-        old, new = (self.tokens(body, name, "body.") for name in ("max_tokens", "max_completion_tokens"))
+        old, new = (self.tokens(body, name, "body.") for name in (_OLD_CAP, _NEW_CAP))
         if old is not None and new is not None and old != new:
             message = f"{new} contradicts max_tokens {old}"
             raise self.error("body.max_completion_tokens", message, "Give one of the two.")

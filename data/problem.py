@@ -16,18 +16,22 @@ class ProblemError(ValueError):
 
     Parameters
     ----------
-    message
-        What does not fit, and the mend.
+    what
+        What does not fit.
     request
         The request's position in the workload.
     limit
         The problem's field that is exceeded.
+    allowed
+        Its value, tokens.
     """
 
-    def __init__(self, message: str, *, request: int, limit: str) -> None:
-        super().__init__(message)
+    def __init__(self, what: str, *, request: int, limit: str, allowed: int) -> None:
+        super().__init__(f"{what}. Raise {limit} or leave the request out.")
+        self.what = what
         self.request = request
         self.limit = limit
+        self.allowed = allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +97,10 @@ class Problem:
             name = str(self.workload.ids[request])
             raise ProblemError(
                 f"request {name!r}: {what.format(int(needed[request]))}, more than {limit} = {allowed}"
-                f" ({over.size} of {len(self.workload)} requests do not fit)."
-                f" Raise {limit} or leave the request out.",
+                f" ({over.size} of {len(self.workload)} requests do not fit)",
                 request=request,
                 limit=limit,
+                allowed=allowed,
             )
 
     def __len__(self) -> int:

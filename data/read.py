@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +54,7 @@ def read_workload(
     lengths: str | None = None,
     count_tokens: TokenCounter | None = None,
     drop_unanswered: bool = False,
+    longest: int | None = None,
 ) -> JobInput:
     """
     Return the requests that a file holds or a generator draws.
@@ -70,6 +71,8 @@ def read_workload(
         Gives the prompts' lengths; needed for a batch file whose prompts are text.
     drop_unanswered
         Leave out the rows of a table whose answer has no token.
+    longest
+        Most tokens of any answer, whatever its request allows; None for no such limit.
 
     Raises
     ------
@@ -79,11 +82,12 @@ def read_workload(
     name = os.fspath(spec)
     drawn = _drawn(name)
     if drawn is None and not is_table(name):
-        return _read_prompts(name, lengths, count_tokens)
+        return _read_prompts(name, lengths, longest, count_tokens)
     workload = drawn or read_lengths(name, drop_unanswered=drop_unanswered)
-    source = LengthSource.parse(lengths or "known")
-    if source.kind != "known":
-        workload = workload.with_output_tokens(source.resolve(workload.ids.tolist()))
+    source = replace(LengthSource.parse(lengths or "known"), longest=longest)
+    if source.kind != "known" or longest is not None:
+        known = workload.output_tokens.tolist()
+        workload = workload.with_output_tokens(source.resolve(workload.ids.tolist(), known=known))
     return JobInput(workload, name, source, None if drawn else file_digest(name))
 
 
@@ -100,10 +104,13 @@ def _drawn(spec: str) -> Workload | None:
     return generate(name, *map(int, numbers))
 
 
-def _read_prompts(path: str, lengths: str | None, count_tokens: TokenCounter | None) -> JobInput:
+def _read_prompts(
+    path: str, lengths: str | None, longest: int | None, count_tokens: TokenCounter | None
+) -> JobInput:
     records = read_batch(path)
     known = [record.output_tokens for record in records]
     source = LengthSource.parse(lengths or ("cap" if None in known else "known"))
+    source = replace(source, longest=longest)
     ids = [record.custom_id for record in records]
     outputs = source.resolve(ids, caps=[record.max_tokens for record in records], known=known)
     if count_tokens is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from ..data.answers import answer_line, dump_line
 from ..data.cost import IntArray
 from ..data.files import InputError, atomic_write
+from ..data.length_source import LengthSource
 from ..data.plan import Plan
 from ..data.trace import Stage, Trace
 from ..heuristics.follow import following
@@ -118,7 +119,9 @@ class Job:
         planned = self.plan.problem.workload.output_tokens
         if self.pinned:
             return planned
-        caps = [record.max_tokens for record in self.prompts.records]
+        limit = {name: value for name, value in self.plan.lengths.items() if name == "longest"}
+        source = LengthSource.from_json({"kind": "cap", **limit})
+        caps = source.capped([record.max_tokens for record in self.prompts.records])
         room = self._positions() - self.prompts.lengths
         most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
         return np.array(most, dtype=np.int64)
@@ -221,10 +224,13 @@ class Job:
         over = np.flatnonzero(needed > self._positions())
         if over.size:
             i = int(over[0])
+            record = self.prompts.records[i]
             raise InputError(
                 f"request {str(workload.ids[i])!r} may take {needed[i]} tokens, the model has"
                 f" {self._positions()} positions",
-                mend="Lower its max_tokens, shorten its prompt, or plan again with --max-position.",
+                where=f"line {record.line}, field 'body.{record.max_tokens_field}'" if record.line else "",
+                mend=f"Lower its {record.max_tokens_field}, shorten its prompt,"
+                " or plan again with --longest-answer.",
             )
 
 

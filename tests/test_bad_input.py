@@ -26,10 +26,10 @@ def body(**changes: object) -> str:
     return line(body={**LINE["body"], **changes})  # type: ignore[dict-item]
 
 
-def batch(*lines: str) -> Callable[[Path], list[str]]:
+def batch(*lines: str, options: tuple[str, ...] = ()) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
         (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-        return ["plan", "prompts.jsonl"]
+        return ["plan", "prompts.jsonl", *options]
 
     return write
 
@@ -51,11 +51,15 @@ def options(*words: str) -> Callable[[Path], list[str]]:
 
 
 def planned(
-    *lines: str, change: Callable[[Path], None] = lambda _: None, run: tuple[str, ...] = ()
+    *lines: str,
+    change: Callable[[Path], None] = lambda _: None,
+    plan: tuple[str, ...] = (),
+    run: tuple[str, ...] = (),
 ) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
         (folder / "prompts.jsonl").write_text("\n".join(lines or (line(),)) + "\n")
-        assert main(["plan", "prompts.jsonl", "--tokenizer", "bytes", "--time-limit", "0.05"]) == 0
+        words = ["plan", "prompts.jsonl", "--tokenizer", "bytes", "--time-limit", "0.05", *plan]
+        assert main(words) == 0
         change(folder)
         return ["run", "plan.json", "--model", "tiny:llama", "--tokenizer", "bytes", *run]
 
@@ -207,7 +211,28 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "an unknown generator": (options("plan", "tabel3:0"), r"'tabel3'.*table3"),
     "an answer beyond the model's positions": (
         table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),
-        r"lengths.csv.*110 tokens.*max_position = 100",
+        r"lengths.csv.*110 tokens.*max_position = 100.*Lower its output_tokens.*--longest-answer \(50 fit",
+    ),
+    "a stated limit beyond the model's positions": (
+        batch(
+            line(),
+            line(custom_id="b", body={"prompt": "Hi", "max_completion_tokens": 999}),
+            options=("--model", "tiny:llama"),
+        ),
+        r"prompts.jsonl, line 2, field 'body.max_completion_tokens'.*max_position = 512.*"
+        r"Lower its max_completion_tokens, cap every answer with --longest-answer \(\d+ fit",
+    ),
+    "a stated limit beyond the model's positions, planned shorter": (
+        planned(body(max_tokens=999), plan=("--lengths", "constant:4")),
+        r"line 1, field 'body.max_tokens'.*512 positions.*Lower its max_tokens.*--longest-answer",
+    ),
+    "a prompt beyond the model's positions": (
+        table("input_tokens,output_tokens\n50,6\n", "--max-position", "50"),
+        r"Shorten its prompt, raise --max-position or leave",
+    ),
+    "a longest answer of none in a plan": (
+        planned(change=edited(lengths={"kind": "cap", "longest": 0})),
+        r"field 'lengths.longest'",
     ),
     "one request larger than the KV capacity": (
         table("input_tokens,output_tokens\n50,60\n", "--kv-capacity", "64"),
@@ -234,10 +259,6 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a solver that plans for one replica": (
         options("plan", "prompts.jsonl", "--replicas", "2", "--solver", "exact"),
         r"--solver exact plans for one replica",
-    ),
-    "a longest answer for a fleet": (
-        options("plan", "prompts.jsonl", "--replicas", "2", "--longest-answer", "9"),
-        r"--longest-answer plans for one replica",
     ),
     "a seed below zero": (options("plan", "prompts.jsonl", "--seed", "-1"), r"--seed: -1 is not at least 0"),
     "a seed below zero of a comparison": (options("compare", "table3:0:5", "--seed", "-1"), r"--seed: -1 is"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from batchbound.data.files import InputError
 from batchbound.data.jsonl import file_digest
 from batchbound.data.length_source import LengthSource
 from batchbound.data.lengths import LengthDistribution
+from batchbound.data.read import read_workload
 
 some_lengths = st.lists(st.integers(1, 300), min_size=1, max_size=40)
 
@@ -161,6 +163,17 @@ def test_a_constant_is_cut_at_the_cap() -> None:
 
 def test_the_cap_itself_can_be_the_length() -> None:
     assert LengthSource.parse("cap").resolve(["a", "b"], caps=[4, 3]).tolist() == [4, 3]
+
+
+def test_a_longest_answer_caps_what_requests_state_and_those_that_state_nothing() -> None:
+    source = replace(LengthSource.parse("cap"), longest=5)
+    assert source.resolve(["a", "b", "c"], caps=[4, 9, None]).tolist() == [4, 5, 5]
+    assert LengthSource.from_json(source.to_json()) == source
+
+
+def test_a_longest_answer_caps_the_lengths_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n3,9\n3,2\n")
+    assert read_workload(tmp_path / "lengths.csv", longest=5).workload.output_tokens.tolist() == [5, 2]
 
 
 def test_earlier_answers_are_matched_by_name(answers: Path) -> None:

@@ -96,7 +96,9 @@ def test_text_parts_are_joined(write: Write) -> None:
 def test_both_names_of_the_cap_are_read(write: Write) -> None:
     lines = chat("a", max_tokens=5), chat("b", max_completion_tokens=6), chat("c"), chat("d", max_tokens=None)
     same = chat("e", max_tokens=3, max_completion_tokens=3)
-    assert [record.max_tokens for record in read_batch(write(*lines, same))] == [5, 6, None, None, 3]
+    records = read_batch(write(*lines, same))
+    assert [record.max_tokens for record in records] == [5, 6, None, None, 3]
+    assert [record.max_tokens_field for record in records[:2]] == ["max_tokens", "max_completion_tokens"]
 
 
 def test_a_line_can_pin_its_length(write: Write) -> None:

@@ -94,6 +94,19 @@ def said(answers: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
     }
 
 
+def test_no_answer_is_longer_than_the_longest_planned_whatever_its_request_states(tmp_path: Path) -> None:
+    limits = {"old": {"max_tokens": 999}, "new": {"max_completion_tokens": 999}, "short": {"max_tokens": 2}}
+    prompts, plan = tmp_path / "prompts.jsonl", tmp_path / "plan.json"
+    lines = [{"custom_id": name, "body": {"prompt": "Count.", **limit}} for name, limit in limits.items()]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["plan", str(prompts), "--model", "tiny:llama", "--time-limit", "0.1", "-o", str(plan)]
+    assert main([*words, "--lengths", "constant:3", "--longest-answer", "7"]) == 0
+    out = ["-o", str(tmp_path / "answers.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
+    assert main(["run", str(plan), "--model", "tiny:llama", *out]) == 0
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {name: tokens for name, (_, tokens) in said(answers).items()} == {"old": 7, "new": 7, "short": 2}
+
+
 def test_answers_are_those_of_generate_in_input_order(tmp_path: Path) -> None:
     write_prompts(tmp_path / "prompts.jsonl", count=30, longest=20)
     answers = plan_and_run(tmp_path, "tiny:llama")

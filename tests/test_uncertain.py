@@ -266,12 +266,6 @@ def test_a_damaged_expectation_is_refused() -> None:
         Expectation.from_json({**good, "follow": "nothing"})
 
 
-def test_a_longest_answer_needs_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "table3:0:9", "--longest-answer", "9", "-o", str(tmp_path / "plan.json")]
-    assert main(words) == 2
-    assert "--length-error" in capsys.readouterr().err
-
-
 def test_numbers_without_noise_come_back_as_they_are() -> None:
     noisy_numbers = np.log(np.repeat([10.0, 100.0], 50))
     means = Deconvolution(noisy_numbers, 0.05).means()

@@ -84,6 +84,13 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
         " (default: known where given, else cap)",
     )
     group.add_argument(
+        "--longest-answer",
+        type=positive,
+        metavar="TOKENS",
+        help="no answer is longer: caps known lengths and what a request states as well (max_tokens,"
+        " max_completion_tokens), and a run stops there (default: each request's own limit)",
+    )
+    group.add_argument(
         "--first-token",
         choices=("prefill", "decode"),
         help="what yields an answer's first token: the prefill stage, as in engines, or a decode round, as"
@@ -124,6 +131,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         lengths=args.lengths,
         count_tokens=_counter(tokenizer),
         drop_unanswered=args.drop_unanswered,
+        longest=args.longest_answer,
     )
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
@@ -140,7 +148,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
             prefill_emits_first_token=first == "prefill",
         )
     except ProblemError as error:
-        raise InputError(str(error), file=job.source, where=_place(job, error.request)) from None
+        raise _too_long(job, error, given=getattr(args, error.limit) is not None) from None
     return Inputs(problem, job, source, tokenizer)
 
 
@@ -291,6 +299,24 @@ def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bo
 def _place(job: JobInput, request: int) -> str:
     """Return where a request stands in what was read."""
     return f"line {job.records[request].line}" if job.records else f"request {request}"
+
+
+def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
+    """Return what to tell of a request that exceeds a limit, given as an option or the model's own."""
+    where, stated = _place(job, error.request), "output_tokens"
+    if job.records and job.lengths.kind == "cap":
+        stated = job.records[error.request].max_tokens_field
+        where = f"{where}, field 'body.{stated}'"
+    room = error.allowed - int(job.workload.input_tokens[error.request])
+    if room < 1 or error.limit == "prefill_token_cap":
+        mends = ["shorten its prompt"]
+    else:
+        mends = [f"lower its {stated}"] if job.lengths.kind in ("cap", "known") else []
+        mends.append(f"cap every answer with --longest-answer ({room} fit this one)")
+    if given:
+        mends.append(f"raise --{error.limit.replace('_', '-')}")
+    mend = f"{', '.join(mends)} or leave the request out."
+    return InputError(error.what, file=job.source, where=where, mend=mend[0].upper() + mend[1:])
 
 
 def _refuse_endless(job: JobInput, slots: int) -> None:

@@ -51,7 +51,6 @@ def refuse_unused(args: argparse.Namespace) -> None:
         return
     single = {
         "--length-error": args.length_error is not None,
-        "--longest-answer": args.longest_answer is not None,
         "--slots auto": not args.slots,
         f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
     }

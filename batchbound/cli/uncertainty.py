@@ -18,7 +18,7 @@ from ..planning import make_plan
 from ..robust import make_robust_plan
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
-from .inputs import Inputs, positive
+from .inputs import Inputs
 from .output import note
 
 COMPARED_SLOTS = 3
@@ -44,12 +44,6 @@ def add_uncertainty(parser: argparse.ArgumentParser) -> None:
         " CSV file of measured pairs with the columns predicted and actual; the plan then follows what is"
         " best over sampled lengths, and states an interval",
     )
-    group.add_argument(
-        "--longest-answer",
-        type=positive,
-        metavar="TOKENS",
-        help="no answer is longer (default: each request's max_tokens, if it has one)",
-    )
 
 
 def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, record: Record) -> Plan:
@@ -63,9 +57,6 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, record: Re
     PlanningError
         If no plan came out.
     """
-    if args.length_error is None and args.longest_answer is not None:
-        message = "--longest-answer says nothing without --length-error"
-        raise InputError(message, mend="Give the predictions' error, or leave it out.")
     error = None if args.length_error is None else parse_prediction_error(args.length_error)
     problem, others, start = inputs.problem, [], None
     if not args.slots:
@@ -85,7 +76,7 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, record: Re
     return make_robust_plan(
         problem,
         error,
-        longest=_longest(args.longest_answer, inputs),
+        longest=_longest(inputs),
         slots=others,
         solver=args.solver,
         limits=limits,
@@ -107,10 +98,8 @@ def _choose(problem: Problem, limits: Limits) -> tuple[SlotTrial, ...]:
     return trials
 
 
-def _longest(given: int | None, inputs: Inputs) -> IntArray | None:
+def _longest(inputs: Inputs) -> IntArray | None:
     records = inputs.job.records
-    caps = [record.max_tokens for record in records] if records else [None] * len(inputs.problem)
-    if given is None and not any(caps):
-        return None
-    ceiling = LONGEST if given is None else given
-    return np.array([min(ceiling, cap or ceiling) for cap in caps], dtype=np.int64)
+    stated = [record.max_tokens for record in records] if records else [None] * len(inputs.problem)
+    caps = inputs.job.lengths.capped(stated)
+    return np.array([cap or LONGEST for cap in caps], dtype=np.int64) if any(caps) else None
