@@ -67,6 +67,7 @@ def test_a_full_chat_line_is_read_field_by_field(write: Write) -> None:
             line=1,
             messages=(Message("system", "Be brief."), Message("user", "Hi")),
             max_tokens=12,
+            max_tokens_field="max_completion_tokens",
             model="m",
             temperature=0.5,
             top_p=0.9,
