@@ -14,9 +14,13 @@ import numpy as np
 from ..data.cost import IntArray
 from ..data.files import InputError, atomic_write, read_json_object, write_json
 from ..data.predictor import Examples, PredictionQuality
+from ..data.versioned_folder import current_version, new_version
 from .predictors import HELD_OUT, LengthPredictor, learn, load_predictor
 
-PREDICTOR_VERSION = 1
+PREDICTOR_VERSION = 2
+
+_SHOWN = ("predictor.json", "errors.csv")
+"""Files to be found in a predictor's folder itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,25 +95,24 @@ class TrainedPredictor:
         seed
             That of the first training, for the same prompts to be held out.
         """
-        encoder = str(Path(folder) / "encoder") if self.method == "encoder" else None
+        encoder = str(current_version(folder) / "encoder") if self.method == "encoder" else None
         return self.train(self.method, self.examples.joined(examples), seed=seed, encoder=encoder)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """
         Write the predictor to a folder, with its error, and ``errors.csv`` for ``plan --length-error``.
 
+        One that stands there is replaced whole: killed at any moment, this leaves either.
+
         Raises
         ------
         InputError
-            If the folder cannot be made.
+            If the folder cannot be made or written to.
         """
-        folder = Path(path)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"cannot be made ({error.strerror})", file=path, mend="Name another folder."
-            ) from None
+        with new_version(path, _SHOWN) as folder:
+            self._write(folder)
+
+    def _write(self, folder: Path) -> None:
         fields = self.predictor.save(folder)
         with atomic_write(folder / "errors.csv") as stream:
             writer = csv.writer(stream, lineterminator="\n")
@@ -131,7 +134,7 @@ class TrainedPredictor:
         InputError
             If the folder does not hold one of this version.
         """
-        folder = Path(path)
+        folder = current_version(path)
         value = read_json_object(folder / "predictor.json")
         mend = "Give a folder that this version of `batchbound predict train` wrote."
         if value.get("batchbound_predictor") != PREDICTOR_VERSION:
@@ -149,5 +152,5 @@ class TrainedPredictor:
             quality = PredictionQuality(**json.loads(json.dumps(value["quality"])))
             predictor = load_predictor(str(value["method"]), folder, value["fields"])
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"is damaged ({error})", file=folder, mend=mend) from None
+            raise InputError(f"is damaged ({error})", file=path, mend=mend) from None
         return cls(str(value["method"]), predictor, quality, columns[:, 0], columns[:, 1], examples)

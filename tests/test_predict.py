@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +133,71 @@ def test_a_predictor_is_refreshed_from_new_answers(tmp_path: Path) -> None:
     assert len(after.examples) == 13
 
 
+KILLED_WHILE_SAVING = """
+import itertools, os, sys
+from pathlib import Path
+
+import numpy as np
+
+from batchbound.data.predictor import Examples
+from batchbound.executor.predict import TrainedPredictor
+
+folder = Path(sys.argv[1])
+
+
+def trained(count):
+    return TrainedPredictor.train("constant", Examples(tuple(map(str, range(count))), np.full(count, 5)))
+
+
+def save(predictor, step):
+    if os.fork() == 0:
+        steps = itertools.count()
+
+        def watch(event, arguments):
+            # Opening, making, linking, renaming and deleting say the path that they are about to touch.
+            if any(str(argument).startswith(str(folder)) for argument in arguments) and next(steps) == step:
+                os._exit(9)
+
+        sys.addaudithook(watch)
+        predictor.save(folder)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.wait()[1])
+
+
+old, new = trained(10), trained(20)
+old.save(folder)
+found = []
+for step in itertools.count():
+    status = save(new, step)
+    left = TrainedPredictor.load(folder)
+    assert len((folder / "errors.csv").read_text().splitlines()) == 1 + len(left.actual)
+    found.append(len(left.examples))
+    if status == 0:
+        break
+    assert status == 9
+    save(old, -1)
+print(found)
+"""
+
+
+def test_a_predictor_killed_while_it_is_saved_is_the_one_before_or_the_new_one_whole(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "p")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found == sorted(found)
+    assert found.count(10) > 5
+    assert found.count(20) > 2
+    assert len(list((tmp_path / "p").glob("version-*"))) == 1
+
+
+def test_what_else_stands_in_the_folder_of_a_predictor_stays(tmp_path: Path) -> None:
+    trained = TrainedPredictor.train("constant", texts(20))
+    for _ in range(2):
+        trained.save(tmp_path / "p")
+        (tmp_path / "p" / "lengths.jsonl").write_text("mine")
+    assert (tmp_path / "p" / "lengths.jsonl").read_text() == "mine"
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no method"):
         learn("guess", texts(3))
@@ -194,6 +261,6 @@ def test_the_command_names_mistakes(
 @pytest.mark.parametrize("content", [b"", b"x\n", b"{}", b"\xff\x00"])
 def test_a_damaged_folder_is_named(file: str, content: bytes, tmp_path: Path) -> None:
     TrainedPredictor.train("quantile", texts(12)).save(tmp_path / "p")
-    (tmp_path / "p" / file).write_bytes(content)
+    (tmp_path / "p" / "current" / file).write_bytes(content)
     with pytest.raises(InputError, match=r"/p\b"):
         TrainedPredictor.load(tmp_path / "p")
