@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.executor.fleet_report import fleet_report, simulated_fleet
 from batchbound.executor.fleet_report_table import fleet_rows
+from batchbound.executor.ray_fleet import FleetOutcome
 from batchbound.executor.simulate import simulate
 from batchbound.heuristics.replay import Replay
 
@@ -145,3 +147,55 @@ def test_a_fleets_trace_survives_its_file_when_it_is_empty(tmp_path: Path) -> No
     Trace.empty(3).save(tmp_path / "trace.jsonl")
     again = Trace.load(tmp_path / "trace.jsonl")
     assert (len(again), again.slots, again.makespan, again.stages) == (0, 3, 0.0, ())
+
+
+class ReplicasHere:
+    """What `run` has of a fleet, without Ray: every answer is of one and the same token."""
+
+    def __init__(self, spec: object, replicas: int, address: str | None) -> None:
+        self.replicas = replicas
+
+    def serve(
+        self,
+        fleet: Fleet,
+        schedule: FleetSchedule,
+        prompts: object,
+        most_tokens: object,
+        on_answer: Callable[[int, list[int]], None],
+        backoff: bool,
+    ) -> FleetOutcome:
+        for request, length in enumerate(fleet.workload.output_tokens.tolist()):
+            on_answer(request, [65] * length)
+        whole = FleetPlan(fleet, schedule, 1.0, Bound(1.0, "none", {}, {}), MAKER)
+        return FleetOutcome(simulated_fleet(whole), {}, 0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_plan_for_one_replica_that_ran_on_two_is_reported_as_of_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    monkeypatch.setattr("batchbound.executor.ray_fleet.RayFleet", ReplicasHere)
+    monkeypatch.chdir(tmp_path)
+    lines = [{"custom_id": f"r{i}", "body": {"prompt": "Hi", "max_tokens": 3 + i}} for i in range(5)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "out").mkdir()
+    assert main(["plan", "in.jsonl", "--slots", "1", "--time-limit", "0.1", "--model", "tiny:llama"]) == 0
+    assert main(["run", "--model", "tiny:llama", "--replicas", "2", "--trace", "out/t.jsonl", "--json"]) == 0
+    ran = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for trace in ("out/t.jsonl", "out/t.0.jsonl", "out/t.1.jsonl"):
+        assert main(["report", "plan.json", trace, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert [each["requests"] for each in told["replicas"]] == [
+            each["requests"] for each in ran["replicas"]
+        ]
+        assert told["gap"] == ran["gap"]
+    assert main(["verify", "out/t.plan.json"]) == 0
+    kept = FleetPlan.load("out/t.plan.json")
+    assert kept.prompts is not None
+    assert (tmp_path / "out" / kept.prompts.path).resolve() == tmp_path / "in.jsonl"
+    assert main(["plan", "in.jsonl", "--lengths", "constant:2", "--slots", "1", "-o", "other.json"]) == 0
+    assert main(["report", "other.json", "out/t.0.jsonl"]) == 2
+    assert "t.plan.json: is not of the plan other.json" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from ..data.files import InputError
-from ..data.fleet_plan import is_fleet_plan
 from ..data.plan import Plan
 from ..data.trace import Trace
 from ..executor.loop import execute
@@ -14,7 +13,7 @@ from ..executor.simulator import Simulator
 from ..heuristics.replay import Replay
 from .inputs import refuse_outputs
 from .output import note
-from .report_fleet import run_report_fleet
+from .report_fleet import fleet_plan_of, run_report_fleet
 from .reporting import print_report, report_of
 
 
@@ -26,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="TRACE",
         help="of the run (default: trace.jsonl if it is there; else the plan itself is reported); for a"
-        " fleet's plan, the name that `run --trace` was given, of which each replica has its own",
+        " run on replicas, the name that `run --trace` was given, of which each replica has its own",
     )
     parser.add_argument("--gantt", metavar="FILE", action="append", default=[], help="draw it: .png or .svg")
     parser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
@@ -41,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
     for picture in args.gantt:
         if Path(picture).suffix not in (".png", ".svg"):
             raise InputError("a picture is .png or .svg", file=picture, mend="Name it so.")
-    if is_fleet_plan(args.plan):
-        return run_report_fleet(args)
+    fleet_plan = fleet_plan_of(args)
+    if fleet_plan is not None:
+        return run_report_fleet(args, fleet_plan)
     path = args.trace or ("trace.jsonl" if Path("trace.jsonl").exists() else None)
     drawn = [*args.gantt, *([] if args.perfetto is None else [args.perfetto])]
     refuse_outputs(drawn, True, [args.plan, *([] if path is None else [path])])

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 from ..data.files import InputError
-from ..data.fleet_plan import FleetPlan
+from ..data.fleet_plan import FleetPlan, is_fleet_plan
+from ..data.plan import Plan
 from ..data.trace import Trace
 from ..executor.fleet_report import FleetReport, fleet_report, simulated_fleet
 from .inputs import refuse_outputs
@@ -33,7 +34,57 @@ def trace_paths(trace: str, replicas: int) -> list[Path]:
     return [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
 
 
-def run_report_fleet(args: argparse.Namespace) -> int:
+def shared_plan_path(trace: str) -> Path:
+    """
+    Return where a run on several replicas keeps how it shared out a plan for one.
+
+    Parameters
+    ----------
+    trace
+        What ``run --trace`` names, or one replica's trace.
+    """
+    return Path(_whole(trace)).with_suffix(".plan.json")
+
+
+def fleet_plan_of(args: argparse.Namespace) -> FleetPlan | None:
+    """
+    Return the fleet's plan that ``report`` is about: the one named, or what a run on replicas made of it.
+
+    Parameters
+    ----------
+    args
+        The options of ``report``.
+
+    Returns
+    -------
+    FleetPlan or None
+        None if plan and trace are of one replica.
+
+    Raises
+    ------
+    InputError
+        If what the run kept is of another plan.
+    """
+    if is_fleet_plan(args.plan):
+        return FleetPlan.load(args.plan)
+    trace = args.trace or "trace.jsonl"
+    shared = shared_plan_path(trace)
+    if not shared.exists() or (_whole(trace) == trace and Path(trace).exists()):
+        return None
+    plan, asked = FleetPlan.load(shared), Plan.load(args.plan).problem.workload
+    ours = plan.fleet.workload
+    same = (ours.ids.tolist(), ours.output_tokens.tolist()) == (
+        asked.ids.tolist(),
+        asked.output_tokens.tolist(),
+    )
+    if same:
+        return plan
+    if args.trace is None:
+        return None  # Left over from another run: nobody named it.
+    raise InputError(f"is not of the plan {args.plan}", file=shared, mend="Give the plan that was run.")
+
+
+def run_report_fleet(args: argparse.Namespace, plan: FleetPlan) -> int:
     """
     Print the report of a fleet's plan, or of its run, and draw what was asked for.
 
@@ -41,10 +92,11 @@ def run_report_fleet(args: argparse.Namespace) -> int:
     ----------
     args
         The options of ``report``.
+    plan
+        The fleet's plan.
     """
     from ..executor.perfetto import save_perfetto
 
-    plan = FleetPlan.load(args.plan)
     count = len(plan.fleet.replicas)
     if args.gantt and count > MOST_PANELS:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
@@ -100,8 +152,12 @@ def _paths(trace: str | None, count: int) -> list[Path] | None:
         found = trace_paths("trace.jsonl", count)
         return found if found[0].exists() else None
     # One replica's trace stands for all of them.
-    whole = re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
-    return trace_paths(whole if Path(trace).exists() else trace, count)
+    return trace_paths(_whole(trace) if Path(trace).exists() else trace, count)
+
+
+def _whole(trace: str) -> str:
+    """Return the name that ``run --trace`` was given, by the name of one replica's trace."""
+    return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
 
 
 def _draw(picture: str, traces: tuple[Trace, ...], report: FleetReport) -> None:

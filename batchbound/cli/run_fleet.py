@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from . import INTERRUPTED
 from .inputs import named_files, refuse_outputs
 from .output import note
 from .progress import progress
-from .report_fleet import print_fleet_report, trace_paths
+from .report_fleet import print_fleet_report, shared_plan_path, trace_paths
 
 if TYPE_CHECKING:
     from ..executor.engine_spec import EngineSpec
@@ -63,7 +64,10 @@ def run_fleet(args: argparse.Namespace) -> int:
     count = len(planned.fleet.replicas)
     paths = trace_paths(args.trace, count)
     merged = Path(args.trace).with_suffix(".perfetto.json")
-    refuse_outputs([args.output, *paths, merged], args.overwrite, named_files(args, "output", "trace"))
+    # A plan for one replica does not say who was to serve what: that is kept beside the traces.
+    shared = None if is_fleet_plan(args.plan) else shared_plan_path(args.trace)
+    written = [args.output, *paths, merged, *([] if shared is None else [shared])]
+    refuse_outputs(written, args.overwrite, named_files(args, "output", "trace"))
     job = load_job(plan, args, _shape(args))
     names: list[str] = plan.problem.workload.ids.tolist()
     journal = Journal(journal_path(args.output), run_identity(plan, job, args))
@@ -103,6 +107,8 @@ def run_fleet(args: argparse.Namespace) -> int:
     if not left.size:
         note(f"{args.output}: every answer was there already")
         return 0
+    if shared is not None:
+        _placed(planned, Path(args.plan).parent, shared.parent).save(shared)
     for path, trace in zip(paths, outcome.traces, strict=True):
         trace.save(path)
     save_perfetto(merged, outcome.traces)
@@ -118,6 +124,8 @@ def run_fleet(args: argparse.Namespace) -> int:
     )
     print_fleet_report(report, as_json=False)
     print(f"{merged}: all replicas, for ui.perfetto.dev")
+    if shared is not None:
+        print(f"{shared}: the plan shared out; `batchbound report {args.plan} {paths[0]}` shows this again")
     return 0
 
 
@@ -126,7 +134,12 @@ def _plans(args: argparse.Namespace) -> tuple[Plan, FleetPlan]:
     if not is_fleet_plan(args.plan):
         plan = Plan.load(args.plan)
         note(f"{args.plan} is for one replica: shared out over {args.replicas}")
-        return plan, make_fleet_plan(Fleet.of(plan.problem, args.replicas))
+        return plan, make_fleet_plan(
+            Fleet.of(plan.problem, args.replicas),
+            lengths=plan.lengths,
+            cost_source=plan.cost_source,
+            prompts=plan.prompts,
+        )
     planned = FleetPlan.load(args.plan)
     count = len(planned.fleet.replicas)
     if args.replicas not in (1, count):
@@ -137,6 +150,14 @@ def _plans(args: argparse.Namespace) -> tuple[Plan, FleetPlan]:
     seconds, source = schedule.makespan(problem), planned.cost_source
     plan = Plan(problem, schedule, seconds, None, planned.maker, planned.lengths, source, planned.prompts)
     return plan, planned
+
+
+def _placed(plan: FleetPlan, before: Path, folder: Path) -> FleetPlan:
+    """Return the plan as it has to be written to another folder: prompts are named as seen from there."""
+    if plan.prompts is None:
+        return plan
+    path = os.path.relpath((before / plan.prompts.path).resolve(), folder.resolve())
+    return dataclasses.replace(plan, prompts=dataclasses.replace(plan.prompts, path=path))
 
 
 def left_of(plan: FleetPlan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
