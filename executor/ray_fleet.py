@@ -19,6 +19,10 @@ from .ray_replica import ReplicaActor
 _LOG = logging.getLogger(__name__)
 
 
+LAST_WORD = 10.0
+"""Seconds that a replica has to say that it lives, once all is answered; a dead one is told at once."""
+
+
 class FleetLostError(RuntimeError):
     """Every replica died; what was answered before has been handed over."""
 
@@ -33,7 +37,7 @@ class FleetOutcome:
     traces
         One per replica, also of one that died: all stages it reported, and the requests it finished.
     lost
-        The replicas that died, and why.
+        The replicas that died before all was answered or just then, and why.
     moved
         Requests that were served by another replica than they were dispatched to.
     """
@@ -211,8 +215,21 @@ class _Serving:
             ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=1.0)
             for stream in ready:
                 self._follow(stream)
+        self._ask_the_idle()
         traces = tuple(log.trace(self._fleet, k) for k, log in enumerate(self._logs))
         return FleetOutcome(traces, self._lost, self._moved)
+
+    def _ask_the_idle(self) -> None:
+        """Count as lost who died with nothing left to report: no stream tells of that."""
+        import ray
+
+        asked = {actor.pid.remote(): k for k, actor in enumerate(self._actors) if k not in self._lost}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LAST_WORD) if asked else ([], [])
+        for reply in answered:
+            try:
+                ray.get(reply)
+            except ray.exceptions.RayActorError as error:
+                self._count_as_lost(asked[reply], type(error).__name__)
 
     def _follow(self, stream: Any) -> None:
         """Take the next report of a replica: events, its end, or its death."""
@@ -253,9 +270,12 @@ class _Serving:
         else:
             log.engine = event[1]
 
-    def _lose(self, k: int, why: str) -> None:
+    def _count_as_lost(self, k: int, why: str) -> None:
         self._lost[k] = why
         self._logs[k].engine = {**self._logs[k].engine, "lost": why}
+
+    def _lose(self, k: int, why: str) -> None:
+        self._count_as_lost(k, why)
         self._orphans |= self._held[k]
         self._held[k] = set()
         _LOG.warning("replica %d died (%s); %d of its requests go elsewhere", k, why, len(self._orphans))

@@ -144,6 +144,14 @@ def test_a_killed_actor_loses_no_answer(fleet: RayFleet, run: int) -> None:
     assert decode_tokens(outcome) >= int(problem.rounds.sum())
 
 
+def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost(fleet: RayFleet) -> None:
+    problem, prompts = job(30)
+    answers, outcome = served(fleet, problem, prompts, kill_after=30, victim=1)
+    assert len(answers) == 30
+    assert list(outcome.lost) == [1]
+    assert outcome.traces[1].engine["lost"] == outcome.lost[1]
+
+
 def test_a_fleet_without_replicas_left_says_so() -> None:
     pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
     fleet = RayFleet(SPEC, 1)
