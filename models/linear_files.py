@@ -29,8 +29,12 @@ def write_mps(model: LinearModel, path: str | os.PathLike[str]) -> None:
     InputError
         If the file cannot be written.
     """
+    _write(path, _mps_lines(model))
+
+
+def _write(path: str | os.PathLike[str], lines: Iterator[str]) -> None:
     with atomic_write(path) as stream:
-        stream.writelines(f"{line}\n" for line in _mps_lines(model))
+        stream.writelines(f"{line}\n" for line in lines)
 
 
 def _mps_lines(model: LinearModel) -> Iterator[str]:
@@ -103,15 +107,9 @@ def write_lp(model: LinearModel, path: str | os.PathLike[str]) -> None:
     model
         To be minimised. Characters of names that the format has no room for become underscores.
     path
-        The file; replaced if it exists.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
+        As of :func:`write_mps`.
     """
-    with atomic_write(path) as stream:
-        stream.writelines(f"{line}\n" for line in _lp_lines(model))
+    _write(path, _lp_lines(model))
 
 
 def _lp_lines(model: LinearModel) -> Iterator[str]:

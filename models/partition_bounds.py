@@ -46,10 +46,8 @@ def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
 
     Parameters
     ----------
-    weights
-        Weight of each item, shape (n,), not negative.
-    machines
-        Number of machines, at least 1.
+    weights, machines
+        As of :func:`~batchbound.models.partition_heuristics.checked_weights`, with its errors.
 
     Returns
     -------
@@ -92,10 +90,8 @@ def dual_feasible_bound(
 
     Parameters
     ----------
-    weights
-        Weight of each item, shape (n,), not negative.
-    machines
-        Number of machines, at least 1.
+    weights, machines
+        As of :func:`~batchbound.models.partition_heuristics.checked_weights`, with its errors.
     at_least
         A proven lower bound to start from.
     at_most

@@ -12,7 +12,7 @@ IntArray = NDArray[np.int64]
 
 def checked_weights(weights: IntArray, machines: int) -> IntArray:
     """
-    Return the weights as an int64 array once the instance makes sense.
+    Return the weights as an int64 array, shape (n,), once the instance makes sense.
 
     Parameters
     ----------
@@ -21,15 +21,10 @@ def checked_weights(weights: IntArray, machines: int) -> IntArray:
     machines
         Number of machines (slots), at least 1.
 
-    Returns
-    -------
-    IntArray
-        The weights, int64, shape (n,).
-
     Raises
     ------
     ValueError
-        If a weight is negative, the array is not one-dimensional, or there is no machine.
+        If a weight is negative or not whole, the array is not one-dimensional, or there is no machine.
     """
     array = np.asarray(weights)
     if array.ndim != 1:
@@ -45,21 +40,14 @@ def checked_weights(weights: IntArray, machines: int) -> IntArray:
 
 def machine_loads(weights: IntArray, assignment: IntArray, machines: int) -> IntArray:
     """
-    Return the total weight on each machine.
+    Return the total weight on each machine, shape (machines,).
 
     Parameters
     ----------
-    weights
-        Weight of each item, shape (n,).
+    weights, machines
+        As of :func:`checked_weights`.
     assignment
         Machine of each item, shape (n,).
-    machines
-        Number of machines.
-
-    Returns
-    -------
-    IntArray
-        Load of each machine, shape (machines,).
     """
     loads = np.zeros(machines, dtype=np.int64)
     np.add.at(loads, assignment, weights)
@@ -68,24 +56,14 @@ def machine_loads(weights: IntArray, assignment: IntArray, machines: int) -> Int
 
 def longest_processing_time(weights: IntArray, machines: int) -> IntArray:
     """
-    Return the assignment of Graham's rule: heaviest item first, always to the lightest machine.
+    Return the machine of each item by Graham's rule: heaviest item first, always to the lightest machine.
+
+    The largest load is at most 4/3 - 1/(3 machines) times the optimum (Graham 1969).
 
     Parameters
     ----------
-    weights
-        Weight of each item, shape (n,), not negative.
-    machines
-        Number of machines, at least 1.
-
-    Returns
-    -------
-    IntArray
-        Machine of each item, shape (n,). At most 4/3 - 1/(3 machines) times the optimum (Graham 1969).
-
-    Raises
-    ------
-    ValueError
-        If a weight is negative or there is no machine.
+    weights, machines
+        As of :func:`checked_weights`, with its errors.
     """
     weights = checked_weights(weights, machines)
     assignment = np.zeros(weights.size, dtype=np.int64)
@@ -99,21 +77,14 @@ def longest_processing_time(weights: IntArray, machines: int) -> IntArray:
 
 def first_fit_decreasing(weights: IntArray, machines: int, capacity: int) -> IntArray | None:
     """
-    Return the first-fit-decreasing packing within a capacity, or None when it needs more machines.
+    Return the machine of each item, first fit decreasing, or None if it needs more within a capacity.
 
     Parameters
     ----------
-    weights
-        Weight of each item, shape (n,), not negative.
-    machines
-        Number of machines, at least 1.
+    weights, machines
+        As of :func:`checked_weights`.
     capacity
         Largest load allowed on a machine.
-
-    Returns
-    -------
-    IntArray or None
-        Machine of each item, shape (n,).
     """
     room = np.full(machines, capacity, dtype=np.int64)
     assignment = np.zeros(weights.size, dtype=np.int64)
@@ -129,26 +100,16 @@ def first_fit_decreasing(weights: IntArray, machines: int, capacity: int) -> Int
 
 def multifit(weights: IntArray, machines: int, iterations: int = 10) -> IntArray:
     """
-    Return the assignment of MULTIFIT: first fit decreasing under a bisected capacity.
+    Return the machine of each item by MULTIFIT: first fit decreasing under a bisected capacity.
+
+    Never worse than longest processing time first.
 
     Parameters
     ----------
-    weights
-        Weight of each item, shape (n,), not negative.
-    machines
-        Number of machines, at least 1.
+    weights, machines
+        As of :func:`checked_weights`, with its errors.
     iterations
         Bisection steps. Coffman, Garey and Johnson (1978) prove 1.22 + 2**-iterations times the optimum.
-
-    Returns
-    -------
-    IntArray
-        Machine of each item, shape (n,); never worse than longest processing time first.
-
-    Raises
-    ------
-    ValueError
-        If a weight is negative or there is no machine.
     """
     weights = checked_weights(weights, machines)
     best = longest_processing_time(weights, machines)
@@ -169,7 +130,7 @@ def multifit(weights: IntArray, machines: int, iterations: int = 10) -> IntArray
 
 def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
     """
-    Return the assignment of the largest differencing method (Karmarkar and Karp 1982).
+    Return the machine of each item by the largest differencing method (Karmarkar and Karp 1982).
 
     Every item starts as a partial solution of its own (one machine loaded, the others empty). The two
     partial solutions of widest spread are merged, heaviest machine of one on lightest of the other, until
@@ -177,20 +138,8 @@ def karmarkar_karp(weights: IntArray, machines: int) -> IntArray:
 
     Parameters
     ----------
-    weights
-        Weight of each item, shape (n,), not negative.
-    machines
-        Number of machines, at least 1.
-
-    Returns
-    -------
-    IntArray
-        Machine of each item, shape (n,).
-
-    Raises
-    ------
-    ValueError
-        If a weight is negative or there is no machine.
+    weights, machines
+        As of :func:`checked_weights`, with its errors.
     """
     weights = checked_weights(weights, machines)
     count = weights.size

@@ -96,24 +96,12 @@ def solve_partition(
 
     Parameters
     ----------
-    weights
-        Weight of each item (rounds of each request), shape (n,), not negative.
-    machines
-        Number of machines (slots), at least 1.
+    weights, machines
+        As of :func:`~batchbound.models.partition_heuristics.checked_weights`, with its errors.
     seconds
         CPU seconds after which it stops with what it has; the constructive heuristics always run.
     seed
         Seed of the local search.
-
-    Returns
-    -------
-    PartitionResult
-        The assignment, its makespan and the proven bound.
-
-    Raises
-    ------
-    ValueError
-        If a weight is negative or not whole, or there is no machine.
     """
     weights = checked_weights(weights, machines)
     search = _Search(weights, machines, seconds, seed)
@@ -139,19 +127,10 @@ def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int 
 
     Parameters
     ----------
-    weights
-        Weight of each item (rounds of each request), shape (n,), not negative.
-    machines
-        Number of machines (slots), at least 1.
+    weights, machines, seed
+        As of :func:`solve_partition`.
     seconds
         CPU seconds after which it stops with what is proven.
-    seed
-        Seed of the local search.
-
-    Raises
-    ------
-    ValueError
-        If a weight is negative or not whole, or there is no machine.
     """
     search = _Search(checked_weights(weights, machines), machines, seconds, seed)
     search.construct()
