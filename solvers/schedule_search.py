@@ -14,7 +14,7 @@ from ..models.least_counts import cost_terms
 from .constructive import longest_first, ski_rental_schedule
 from .slot_flow import LengthProfile, slot_price, stages_of_requests, whole_slots
 from .stage_times import StageCosts, StageTimesSearch
-from .token_caps import within_token_cap
+from .token_caps import stages_within_cap
 
 PATIENCE = (0.5, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
 """Settings of the ski-rental rule tried first."""
@@ -290,13 +290,8 @@ class _Search:
         return StageCosts(cost.prefill_base + floor, cost.decode_base, self._problem.slots)
 
     def _starts_per_stage(self) -> float | None:
-        cap, prompt = self._problem.prefill_token_cap, self._problem.prompt_tokens
-        if cap is None:
-            return None
-        # Room for half a standard deviation of a stage's tokens: the last stages take the shortest requests,
-        # which have nowhere else to go, whatever their prompts.
-        spread = 0.5 * float(prompt.std()) * np.sqrt(cap / prompt.mean())
-        return float(max(1, int((cap - spread) / prompt.mean())))
+        cap = self._problem.prefill_token_cap
+        return None if cap is None else float(max(1, int(cap / self._problem.prompt_tokens.mean())))
 
     def _rounding_seconds(self) -> float:
         """Return the seconds for one attempt at whole slots; no limit if time does not limit the search."""
@@ -318,20 +313,15 @@ class _Search:
                 return False
             allowed = self._rounding_seconds()
             begun = self._elapsed
-            flow = whole_slots(stretched, profile, self._problem.slots, allowed)
-            if flow is None:
-                continue
-            self._attempt = attempt
-            self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (self._elapsed - begun) / self._seconds)
             if self._problem.prefill_token_cap is None:
-                bin_of = stages_of_requests(*flow, split.rest.rounds)
+                flow = whole_slots(stretched, profile, self._problem.slots, allowed)
+                bin_of = None if flow is None else stages_of_requests(*flow, split.rest.rounds)
             else:
-                balanced = within_token_cap(split.rest, stretched, *flow)
-                if balanced is None:
-                    # Longer spans take more of the swaps that even out the stages.
-                    continue
-                bin_of = balanced
-            return self.offer(split.schedule(self._problem, bin_of, np.diff(stretched)))
+                bin_of = stages_within_cap(split.rest, stretched, profile, allowed)
+            if bin_of is not None:
+                self._attempt = attempt
+                self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (self._elapsed - begun) / self._seconds)
+                return self.offer(split.schedule(self._problem, bin_of, np.diff(stretched)))
         return False
 
 

@@ -248,7 +248,7 @@ def slots_at_least(
 
 
 def whole_slots(
-    times: IntArray, profile: LengthProfile, slots: int, seconds: float
+    times: IntArray, profile: LengthProfile, slots: int, seconds: float, most: IntArray | None = None
 ) -> tuple[Spans, IntArray] | None:
     """
     Return how many slots pass through each span so that every request has one, or None if not found.
@@ -266,6 +266,8 @@ def whole_slots(
         Slots there are.
     seconds
         Time allowed.
+    most
+        Most requests that each stage starts, shape (stages,), if there is a limit.
 
     Returns
     -------
@@ -296,11 +298,11 @@ def whole_slots(
     low[0], low[stages] = slots, -slots
     high = low.copy()
     rows = stages + 1 + ranks
-    if profile.starts_per_stage is not None:
+    if most is not None:
         entries.append((rows + spans.first, column, 1.0))
         rows += stages
         low = np.concatenate((low, np.zeros(stages)))
-        high = np.concatenate((high, np.full(stages, np.floor(profile.starts_per_stage))))
+        high = np.concatenate((high, most))
     columns = len(spans) + stages + ranks
     lower = np.zeros(columns)
     lower[-ranks:] = at_least

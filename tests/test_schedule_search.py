@@ -26,7 +26,7 @@ from batchbound.solvers.slot_flow import (
     whole_slots,
 )
 from batchbound.solvers.stage_times import StageCosts, StageTimesSearch, moved
-from batchbound.solvers.token_caps import within_token_cap
+from batchbound.solvers.token_caps import evened_out, stages_within_cap
 
 SMALL = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=14)
 
@@ -163,16 +163,27 @@ def test_requests_swap_spans_until_every_stage_is_under_the_token_cap() -> None:
     times, profile = np.array([0, 4, 8]), LengthProfile.of(problem.rounds)
     flow = whole_slots(times, profile, 2, 5.0)
     assert flow is not None
-    stage = within_token_cap(problem, times, *flow)
-    assert stage is not None
+    stage = evened_out(problem, times, *flow)
     assert np.bincount(stage, weights=problem.prompt_tokens).tolist() == [10, 10]
 
 
-def test_swaps_that_cannot_help_are_reported() -> None:
+def test_a_stage_that_no_swap_makes_light_enough_starts_fewer_requests() -> None:
+    # Only the heavy requests are short enough for the last two stages, so no swap evens these out.
+    problem = problem_of([(1, 4)] * 3 + [(9, 2)] * 4, 3, prefill_token_cap=20)
+    times, profile = np.array([0, 4, 6, 8]), LengthProfile.of(problem.rounds, 3.0)
+    flow = whole_slots(times, profile, 3, 5.0, np.full(3, 3))
+    assert flow is not None
+    stage = evened_out(problem, times, *flow)
+    assert sorted(np.bincount(stage).tolist()) == [1, 3, 3], "without that the cap would be exceeded"
+    within = stages_within_cap(problem, times, profile, 5.0)
+    assert within is not None
+    assert np.bincount(within, weights=problem.prompt_tokens).tolist() == [3, 18, 18]
+
+
+def test_a_cap_that_no_flow_keeps_is_reported() -> None:
     problem = problem_of([(9, 4), (9, 4), (9, 4), (9, 4)], 2, prefill_token_cap=10)
-    times = np.array([0, 4, 8])
-    spans = Spans.between(times, LengthProfile.of(problem.rounds))
-    assert within_token_cap(problem, times, spans, np.full(len(spans), 2)) is None
+    times, profile = np.array([0, 4, 8]), LengthProfile.of(problem.rounds, 2.0)
+    assert stages_within_cap(problem, times, profile, 5.0) is None
 
 
 def test_neighbouring_times_start_at_zero_and_never_decrease() -> None:
