@@ -72,7 +72,8 @@ def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
         return _least_seconds(problem, stages, rounds)
     if certificate["kind"] == "difference set":
         charges = [int(charge) for charge in certificate["charges"]]
-        return _difference_seconds(problem, slots, stages, rounds, charges)
+        unfit = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
+        return _difference_seconds(problem, slots, stages, rounds, charges, unfit)
     raise _Refuted("a certificate is of a known kind", f"{certificate['kind']!r} is not")
 
 
@@ -208,7 +209,49 @@ def _least_seconds(problem: Problem, stages: int, rounds: int) -> float:
     return seconds
 
 
-def _difference_seconds(problem: Problem, slots: int, stages: int, rounds: int, charges: list[int]) -> float:
+def _checked_refutation(problem: Problem, slots: int, claim: Mapping[str, Any]) -> tuple[int, int]:
+    """Return a number of values and the rounds that lengths rounded up to no more values do not fit."""
+    values, capacity, limit = int(claim["values"]), int(claim["capacity"]), int(claim["limit"])
+    price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
+    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+    if limit < 1 or min(price.values()) < 0 or values < 0:
+        raise _Refuted("refuted", "values and prices must not be negative, their limit must be positive")
+    dearest = [0] * (capacity + 1)
+    for load in range(1, capacity + 1):
+        dearest[load] = max(
+            [dearest[load - 1]] + [dearest[load - n] + price[n] for n, _ in have if n <= load]
+        )
+    if dearest[capacity] > limit:
+        raise _Refuted("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
+    # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.
+    least: list[float] = [0.0] + [math.inf] * len(have)
+    for _ in range(values + 1):
+        least = [0.0] + [
+            min(least[i], *_rounded_up(have[:i], price[have[i - 1][0]], least))
+            for i in range(1, len(have) + 1)
+        ]
+    if least[-1] <= slots * limit:
+        raise _Refuted("refuted", f"roundings worth {least[-1]} fit {slots} slots of {limit}")
+    return values, capacity
+
+
+def _rounded_up(have: list[tuple[int, int]], price: int, least: list[float]) -> list[float]:
+    """Return the price of these lengths with the last few of them, by how many, at the given price each."""
+    prices, number = [], 0
+    for j in range(len(have) - 1, -1, -1):
+        number += have[j][1]
+        prices.append(least[j] + number * price)
+    return prices
+
+
+def _difference_seconds(
+    problem: Problem,
+    slots: int,
+    stages: int,
+    rounds: int,
+    charges: list[int],
+    unfit: list[tuple[int, int]],
+) -> float:
     """Return the least cost over all numbers of stages, the waste of each bounded by the charges."""
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
     if not have:
@@ -229,7 +272,7 @@ def _difference_seconds(problem: Problem, slots: int, stages: int, rounds: int, 
         near -= max(0, number - chain) * max(0, chain - 2)
         near = max(0, near)
         waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
-        needed = max(rounds, -(-(work + waste) // slots))
+        needed = max([rounds, -(-(work + waste) // slots), *(r + 1 for k, r in unfit if near <= k)])
         best = min(best, _least_seconds(problem, number, needed))
     return best
 

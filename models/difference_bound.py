@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ from ..data.bound import Bound
 from ..data.cost import IntArray
 from ..data.problem import Problem
 from .least_counts import Counts, cost_terms, least_counts
+from .rounded_packing import RoundedPacking
 
 
 def useful_differences(stages: int, longest: int, rounds: int) -> int:
@@ -154,7 +156,9 @@ class RoundUp:
         return max([0, *(self.relaxed(charge)[0] - charge * values for charge in charges)])
 
 
-def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+def difference_set_bound(
+    problem: Problem, counts: Counts | None = None, refuted: Sequence[RoundedPacking] = ()
+) -> Bound:
     r"""
     Return the bound that the number of differences between start times puts on slot time.
 
@@ -167,10 +171,11 @@ def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Boun
 
     .. math:: R(S) \ge \lceil (\sum_i n_i + W(k(S))) / J \rceil .
 
-    The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
-    S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
-    capacity and slots that stay empty only mean fewer differences or more waste, so all of them keep the
-    bound valid.
+    Prolonged lengths must also fit the slots one by one, which ``refuted`` shows them not to do for some k
+    and R. The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the
+    least over S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token
+    caps, KV capacity and slots that stay empty only mean fewer differences or more waste, so all of them
+    keep the bound valid.
 
     Parameters
     ----------
@@ -179,21 +184,48 @@ def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Boun
     counts
         The least stages and rounds to start from, if more is known than
         :func:`~batchbound.models.least_counts.least_counts` finds.
+    refuted
+        Proofs that so few values do not fit ``counts.slots`` slots of so many rounds.
 
     Returns
     -------
     Bound
         Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
-        shortest paths.
+        shortest paths, and the refutations used.
     """
     counts = least_counts(problem) if counts is None else counts
+    stages, rounds, charges = cheapest_counts(problem, counts, refuted)
+    terms = cost_terms(problem, stages, rounds)
+    certificate = {
+        "kind": "difference set",
+        "slots": counts.slots,
+        **counts.claims,
+        "charges": charges,
+        "refuted": [proof.witness for proof in refuted],
+    }
+    source = "difference set and prices" if refuted else "difference set"
+    return Bound(sum(terms.values()), source, terms, certificate)
+
+
+def cheapest_counts(
+    problem: Problem, counts: Counts, refuted: Sequence[RoundedPacking] = ()
+) -> tuple[int, int, list[int]]:
+    """
+    Return the stages and rounds that cost least of those that the differences allow, and the charges used.
+
+    Parameters
+    ----------
+    problem, counts, refuted
+        As in :func:`difference_set_bound`.
+    """
     work = problem.rounds[problem.rounds > 0]
     lengths, numbers = np.unique(work, return_counts=True)
     round_up = RoundUp(lengths, numbers)
     total, longest = int(work.sum()), max(1, int(work.max(initial=0)))
 
-    def rounds_needed(stages: int, waste: int) -> int:
-        return max(counts.rounds, -(-(total + waste) // counts.slots))
+    def rounds_needed(values: int, waste: int) -> int:
+        unfit = [proof.capacity + 1 for proof in refuted if values <= proof.values]
+        return max(counts.rounds, -(-(total + waste) // counts.slots), *unfit)
 
     def seconds(stages: int, rounds: int) -> float:
         return sum(cost_terms(problem, stages, rounds).values())
@@ -204,20 +236,13 @@ def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Boun
         if best is not None and seconds(stages, counts.rounds) >= best[0]:
             break
         values = useful_differences(stages, longest, counts.rounds)
-        rounds = rounds_needed(stages, round_up.certified_waste(values, sorted(charges)))
+        rounds = rounds_needed(values, round_up.certified_waste(values, sorted(charges)))
         if best is None or seconds(stages, rounds) < best[0]:
             waste = round_up.least_waste(values)
             tight = [c for c in round_up.charged if round_up.certified_waste(values, [c]) == waste]
             charges.update(tight[:1])
-            rounds = rounds_needed(stages, waste)
+            rounds = rounds_needed(values, waste)
             if best is None or seconds(stages, rounds) < best[0]:
                 best = seconds(stages, rounds), stages, rounds
     assert best is not None, "every problem has a request, so some number of stages is possible"
-    terms = cost_terms(problem, best[1], best[2])
-    certificate = {
-        "kind": "difference set",
-        "slots": counts.slots,
-        **counts.claims,
-        "charges": sorted(charges),
-    }
-    return Bound(sum(terms.values()), "difference set", terms, certificate)
+    return best[1], best[2], sorted(charges)

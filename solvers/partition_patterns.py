@@ -70,7 +70,7 @@ class PatternMaster:
         weight = SMOOTHING
         prices = best_prices
         while time.process_time() < deadline:
-            dearest, offered = self._price(prices)
+            dearest, offered = dear_patterns(self.lengths, self.most, self.capacity, prices)
             proven = float(prices @ self.counts) / dearest
             if proven > best_bound:
                 best_prices, best_bound = prices / dearest, proven
@@ -152,34 +152,6 @@ class PatternMaster:
             return False
         return prices is None or float(prices[list(pattern)].sum()) > 1 + SMALLEST_GAIN
 
-    def _price(self, prices: FloatArray) -> tuple[float, list[Pattern]]:
-        """Return the dearest pattern's price, and for each kind of item a dear pattern that holds it."""
-        order = np.argsort(-prices / self.lengths, kind="stable")
-        dearest = np.zeros(self.capacity + 1)
-        steps: list[tuple[int, int, NDArray[np.bool_]]] = []
-        for kind in order.tolist():
-            length = int(self.lengths[kind])
-            for _ in range(int(self.most[kind])):
-                candidate = dearest[:-length] + prices[kind]
-                better = candidate > dearest[length:] + 1e-12
-                dearest[length:] = np.where(better, candidate, dearest[length:])
-                steps.append((kind, length, better))
-        found = {self._recover(steps, self.capacity, ())}
-        for kind, length in enumerate(self.lengths.tolist()):
-            pattern = self._recover(steps, self.capacity - length, (kind,))
-            if pattern.count(kind) <= self.most[kind]:
-                found.add(pattern)
-        return float(dearest[self.capacity]), sorted(found)
-
-    @staticmethod
-    def _recover(steps: list[tuple[int, int, NDArray[np.bool_]]], load: int, held: Pattern) -> Pattern:
-        items = list(held)
-        for kind, length, better in reversed(steps):
-            if load >= length and better[load - length]:
-                items.append(kind)
-                load -= length
-        return tuple(sorted(items))
-
     def _cover(self) -> csc_array[np.float64]:
         from scipy.sparse import csc_array
 
@@ -209,3 +181,50 @@ class PatternMaster:
         if int(whole @ self.counts) <= self.machines * limit:
             return None
         return priced_bound("column generation prices", self.capacity, self.lengths, whole, limit)
+
+
+def dear_patterns(
+    lengths: IntArray, most: IntArray, capacity: int, prices: FloatArray
+) -> tuple[float, list[Pattern]]:
+    """
+    Return the price of the dearest pattern, and for each kind of item a dear pattern that holds it.
+
+    Parameters
+    ----------
+    lengths, most, prices
+        Length, largest number in a pattern, and price of each kind of item, shape (kinds,).
+    capacity
+        Largest total length of a pattern.
+
+    Returns
+    -------
+    tuple of float and list
+        The price, and patterns as kinds of items in order.
+    """
+    order = np.argsort(-prices / lengths, kind="stable")
+    dearest = np.zeros(capacity + 1)
+    steps: list[tuple[int, int, NDArray[np.bool_]]] = []
+    for kind in order.tolist():
+        length = int(lengths[kind])
+        for _ in range(int(most[kind])):
+            candidate = dearest[:-length] + prices[kind]
+            better = candidate > dearest[length:] + 1e-12
+            if not better.any():
+                break
+            dearest[length:] = np.where(better, candidate, dearest[length:])
+            steps.append((kind, length, better))
+    found = {_recovered(steps, capacity, ())}
+    for kind, length in enumerate(lengths.tolist()):
+        pattern = _recovered(steps, capacity - length, (kind,))
+        if pattern.count(kind) <= most[kind]:
+            found.add(pattern)
+    return float(dearest[capacity]), sorted(found)
+
+
+def _recovered(steps: list[tuple[int, int, NDArray[np.bool_]]], load: int, held: Pattern) -> Pattern:
+    items = list(held)
+    for kind, length, better in reversed(steps):
+        if load >= length and better[load - length]:
+            items.append(kind)
+            load -= length
+    return tuple(sorted(items))

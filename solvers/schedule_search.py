@@ -12,7 +12,8 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.least_counts import cost_terms
 from .constructive import longest_first, ski_rental_schedule
-from .slot_flow import LengthProfile, slot_price, stages_of_requests, whole_slots
+from .slot_flow import LengthProfile, stages_of_requests, whole_slots
+from .slot_price import slot_price
 from .stage_times import StageCosts, StageTimesSearch
 from .token_caps import stages_within_cap
 

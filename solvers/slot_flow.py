@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..data.cost import FloatArray, IntArray
+from ..data.cost import IntArray
 
 if TYPE_CHECKING:
     from scipy.sparse import csc_array
@@ -111,140 +111,6 @@ class Spans:
         lengths, rank = np.unique(self.rounds, return_inverse=True)
         below = np.concatenate(([0], profile.at_most[lengths[:-1]]))
         return rank.astype(np.int64), profile.requests - below
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlotPrice:
-    """
-    A lower bound on the slots needed, as prices that hold for other stage times too.
-
-    Parameters
-    ----------
-    slots
-        The slots needed at the stage times that the prices were made for.
-    value
-        The share of a slot's whole time spent by each stage, 0 to 1, not decreasing, shape (stages + 1,).
-    start
-        The price of one start at each stage, shape (stages,); zero where starts are not limited.
-    """
-
-    slots: float
-    value: FloatArray
-    start: FloatArray
-
-
-def slot_price(times: IntArray, profile: LengthProfile) -> SlotPrice | None:
-    r"""
-    Return the fractional slots needed with stages at ``times``, or None if no number is enough.
-
-    The dual of the slot flow: each request pays the cheapest span that holds it, where a span costs the
-    slot time that passes in it,
-
-    .. math:: \max_{0 = v_0 \le \dots \le v_S = 1,\; q \ge 0}
-        \sum_i \min_{(a, b):\, t_b - t_a \ge n_i} (v_b - v_a + q_a) - Q \sum_a q_a
-
-    with :math:`Q` starts a stage at most (q is zero without such a limit).
-
-    Parameters
-    ----------
-    times
-        The rounds of the stages and the end, not decreasing, shape (stages + 1,).
-    profile
-        The requests' lengths.
-    """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    spans = Spans.between(times, profile)
-    if not len(spans) or spans.rounds.max() < profile.longest:
-        return None
-    rank, at_least = spans.demand(profile)
-    stages, ranks = len(times) - 1, len(at_least)
-    row = np.arange(len(spans))
-    step = len(spans) + np.arange(ranks - 1)
-    rising = len(spans) + ranks - 1 + np.arange(stages)
-    # Columns: the value of each stage and of the end, then the price of each rank, then of each start.
-    entries = [
-        (row, spans.last, 1.0),
-        (row, spans.first, -1.0),
-        (row, stages + 1 + rank, -1.0),
-        (step, stages + 2 + np.arange(ranks - 1), 1.0),
-        (step, stages + 1 + np.arange(ranks - 1), -1.0),
-        (rising, 1 + np.arange(stages), 1.0),
-        (rising, np.arange(stages), -1.0),
-    ]
-    starts = 0
-    if profile.starts_per_stage is not None:
-        starts = stages
-        entries.append((row, stages + 1 + ranks + spans.first, 1.0))
-    columns = stages + 1 + ranks + starts
-    cost = np.zeros(columns)
-    cost[stages + 1 : stages + 1 + ranks] = np.append(at_least[1:], 0) - at_least
-    lower, upper = np.zeros(columns), np.ones(columns)
-    upper[0], lower[stages] = 0.0, 1.0
-    if starts:
-        cost[-starts:] = profile.starts_per_stage
-        upper[-starts:] = np.inf
-        upper[stages + 1 : stages + 1 + ranks] = np.inf
-    result = milp(
-        cost,
-        bounds=Bounds(lower, upper),
-        constraints=LinearConstraint(_sparse(entries, (rising[-1] + 1, columns)), 0.0, np.inf),
-        options={"presolve": False},
-    )
-    if result.x is None:
-        return None
-    value = np.maximum.accumulate(np.clip(result.x[: stages + 1], 0.0, 1.0))
-    price = np.maximum(result.x[-starts:], 0.0) if starts else np.zeros(stages)
-    return SlotPrice(float(-result.fun), value, price)
-
-
-def slots_at_least(
-    times: IntArray, values: FloatArray, starts: FloatArray, profile: LengthProfile
-) -> FloatArray:
-    """
-    Return lower bounds on the slots needed at many stage times, from prices made for similar ones.
-
-    Any prices bound any stage times: each request pays at least the cheapest span that holds it.
-
-    Parameters
-    ----------
-    times
-        Shape (candidates, stages + 1); each row not decreasing.
-    values, starts
-        Prices (:class:`SlotPrice`), shape (prices, candidates or 1, stages + 1) and (..., stages).
-    profile
-        The requests' lengths.
-
-    Returns
-    -------
-    FloatArray
-        Shape (candidates,); infinite where some request fits into no span.
-    """
-    first, last = np.triu_indices(times.shape[1], 1)
-    held = times[:, last] - times[:, first]
-    reach = (times[:, last - 1] - times[:, first]).min(axis=0)
-    useful = (reach < profile.longest) & (held.max(axis=0) >= profile.shortest)
-    first, last, rounds = first[useful], last[useful], np.minimum(held[:, useful], profile.longest)
-    if not len(first):
-        return np.full(len(times), np.inf)
-    longest_first = np.argsort(-rounds, axis=1)
-    served = profile.at_most[np.take_along_axis(rounds, longest_first, axis=1)]
-    lacking = served[:, 0] < profile.requests
-    payers = -np.diff(served, axis=1, append=0).astype(np.float64)
-    bound = np.full(len(times), -np.inf)
-    for value, start in zip(values, starts, strict=True):
-        price = value[:, last] - value[:, first] + start[:, first]
-        if len(price) == 1:
-            price = price[0].take(longest_first)
-        else:
-            price = np.take_along_axis(price, longest_first, axis=1)
-        np.minimum.accumulate(price, axis=1, out=price)
-        slots = np.einsum("ij,ij->i", payers, price)
-        if profile.starts_per_stage is not None:
-            slots -= profile.starts_per_stage * start.sum(axis=-1)
-        np.maximum(bound, slots, out=bound)
-    bound[lacking] = np.inf
-    return bound
 
 
 def whole_slots(

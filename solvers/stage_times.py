@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.cost import FloatArray, IntArray
-from .slot_flow import LengthProfile, SlotPrice, Spans, slot_price, slots_at_least
+from .slot_flow import LengthProfile, Spans
+from .slot_price import SlotPrice, slot_price, slots_at_least
 
 LACKING, SPARE = 1.15, 0.85
 """Worth of a slot lacking and of one to spare, in shares of all rounds; the kink draws to the slots given."""
@@ -78,7 +79,7 @@ class StageTimesSearch:
     An annealing walk over stage times whose every step is screened by slot prices before it is solved.
 
     Pricing a candidate takes a linear programme. Prices made for earlier candidates bound the slots of the
-    next ones from below (:func:`~batchbound.solvers.slot_flow.slots_at_least`), hundreds at a time, and
+    next ones from below (:func:`~batchbound.solvers.slot_price.slots_at_least`), hundreds at a time, and
     those that the walk would refuse even at this bound are never solved.
 
     Parameters
@@ -147,7 +148,7 @@ class StageTimesSearch:
             if not len(alive) or out_of_time():
                 break
             chosen, alive = alive[0], alive[1:]
-            price = self._price(times[chosen])
+            price = self._price(times[chosen], neighbours.latest(chosen))
             if price is None:
                 continue
             neighbours = neighbours.with_price(price)
@@ -160,10 +161,10 @@ class StageTimesSearch:
         if times.shape[1] == len(self.times):
             self._pool = neighbours.pool(0)
 
-    def _price(self, times: IntArray) -> SlotPrice | None:
+    def _price(self, times: IntArray, near: SlotPrice | None = None) -> SlotPrice | None:
         """Return the price of ``times``, which are kept if there are slots enough."""
         self.priced += 1
-        price = slot_price(times, self._profile)
+        price = slot_price(times, self._profile, near)
         if price is not None and price.slots <= self._costs.slots + 1e-6:
             heapq.heappush(self._feasible, (-float(self._costs.seconds(times)), self.priced, times))
             if len(self._feasible) > FEASIBLE_KEPT:
@@ -247,6 +248,13 @@ class _Neighbours:
         return _Neighbours(
             self.times, values, np.concatenate((self.starts, np.broadcast_to(price.start, shape)))
         )
+
+    def latest(self, candidate: int) -> SlotPrice | None:
+        """Return the last price made, for one of the candidates."""
+        if not len(self.values):
+            return None
+        at = min(candidate, self.values.shape[1] - 1)
+        return SlotPrice(0.0, self.values[-1, at], self.starts[-1, at])
 
     def pool(self, candidate: int) -> _PricePool:
         """Return the prices for one of the candidates."""

@@ -20,11 +20,10 @@ from batchbound.solvers.schedule_search import search_schedule
 from batchbound.solvers.slot_flow import (
     LengthProfile,
     Spans,
-    slot_price,
-    slots_at_least,
     stages_of_requests,
     whole_slots,
 )
+from batchbound.solvers.slot_price import slot_price, slots_at_least
 from batchbound.solvers.stage_times import StageCosts, StageTimesSearch, moved
 from batchbound.solvers.token_caps import evened_out, stages_within_cap
 
@@ -122,6 +121,7 @@ def random_times(rng: np.random.Generator, longest: int) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(rng.integers(0, longest + 1, rng.integers(1, 7)))))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.none() | st.integers(1, 5))
 def test_prices_made_elsewhere_never_ask_for_more_slots_than_are_needed(seed: int, limit: int | None) -> None:
     rng = np.random.default_rng(seed)
@@ -140,6 +140,7 @@ def test_prices_made_elsewhere_never_ask_for_more_slots_than_are_needed(seed: in
         assert needed is None or bound <= needed.slots + 1e-6
 
 
+@settings(deadline=None)  # the first example loads the solvers
 @given(st.integers(0, 10**6))
 def test_whole_slots_serve_every_request(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -1,0 +1,176 @@
+"""What stage times ask of slots, as prices that bound it for other stage times too."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.cost import FloatArray, IntArray
+from .slot_flow import LengthProfile, Spans
+
+LOWER, BASIC, ZERO = 0, 1, 3
+"""Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotPrice:
+    """
+    A lower bound on the slots needed, as prices that hold for other stage times too.
+
+    Parameters
+    ----------
+    slots
+        The slots needed at the stage times that the prices were made for.
+    value
+        The share of a slot's whole time spent by each stage, 0 to 1, not decreasing, shape (stages + 1,).
+    start
+        The price of one start at each stage, shape (stages,); zero where starts are not limited.
+    """
+
+    slots: float
+    value: FloatArray
+    start: FloatArray
+
+
+def slot_price(times: IntArray, profile: LengthProfile, near: SlotPrice | None = None) -> SlotPrice | None:
+    r"""
+    Return the fractional slots needed with stages at ``times``, or None if no number is enough.
+
+    The dual of the slot flow: each request pays the cheapest span that holds it, where a span costs the
+    slot time that passes in it,
+
+    .. math:: \max_{0 = v_0 \le \dots \le v_S = 1,\; q \ge 0}
+        \sum_i \min_{(a, b):\, t_b - t_a \ge n_i} (v_b - v_a + q_a) - Q \sum_a q_a
+
+    with :math:`Q` starts a stage at most (q is zero without such a limit). With the spans ordered by length
+    the minimum is the span's own price less a discount :math:`u \ge 0`, and these minima must not fall with
+    the length. Hardly any discount is positive in the end, so the simplex method starts where only those are
+    that ``near`` asks for, and takes a fraction of the steps it would take from nothing.
+
+    Parameters
+    ----------
+    times
+        The rounds of the stages and the end, not decreasing, shape (stages + 1,).
+    profile
+        The requests' lengths.
+    near
+        Prices for as many stages, best those of similar times; None for prices that rise evenly.
+    """
+    from pyscipopt import LP
+
+    spans = Spans.between(times, profile)
+    if not len(spans) or spans.rounds.max() < profile.longest:
+        return None
+    if near is None:
+        evenly = times / times[-1] if times[-1] else np.linspace(0.0, 1.0, len(times))
+        near = SlotPrice(0.0, evenly, np.zeros(len(times) - 1))
+    starts = profile.starts_per_stage
+    # Columns: the changes of the inner stages' values and of the prices of starts, then the discounts.
+    asked = near.start if starts is not None else near.start[:0]
+    inner, chosen, count = len(times) - 2, len(times) - 2 + len(asked), len(spans)
+    order = np.argsort(spans.rounds, kind="stable")
+    first, last = spans.first[order], spans.last[order]
+    payers = np.diff(profile.at_most[spans.rounds[order]], prepend=0).astype(np.float64)
+    price = near.value[last] - near.value[first]
+    takes = np.zeros((count, len(times) + len(asked)))
+    row = np.arange(count)
+    takes[row, last] = 1.0
+    takes[row, first] = -1.0
+    if starts is not None:
+        price += asked[first]
+        takes[row, len(times) + first] = 1.0
+    takes = np.delete(takes, (0, inner + 1), axis=1)
+    lower = np.concatenate((np.full(inner, -np.inf), -asked))
+    cost = -payers @ takes
+    cost[inner:] += starts or 0.0
+    # Rows: minima rise with the length, values with the stage.
+    rising = np.zeros((inner + 1, chosen))
+    rising[:, :inner] = np.eye(inner + 1, inner) - np.eye(inner + 1, inner, -1)
+    rows = _entries(np.concatenate((np.diff(takes, axis=0), rising)))
+    for shorter in range(count - 1):
+        rows[shorter] += [(chosen + shorter, 1.0), (chosen + shorter + 1, -1.0)]
+    lp = LP(sense="minimize")
+    infinity = lp.infinity()
+    lp.addCols(
+        [[] for _ in range(chosen + count)],
+        objs=[*cost.tolist(), *payers.tolist()],
+        lbs=[*np.maximum(lower, -infinity).tolist(), *[0.0] * count],
+        ubs=[infinity] * (chosen + count),
+    )
+    least = np.concatenate((-np.diff(price), -np.diff(near.value)))
+    lp.addRows(rows, lhss=least.tolist(), rhss=[infinity] * len(rows))
+    cheapest = np.minimum.accumulate(price[::-1])[::-1]
+    discounted = price[:-1] > cheapest[1:]
+    apart = np.where(lower < 0, ZERO, LOWER).tolist()
+    lp.setBase(
+        [*apart, *np.where(discounted, BASIC, LOWER).tolist(), LOWER],
+        [*np.where(discounted, LOWER, BASIC).tolist(), *[BASIC] * (inner + 1)],
+    )
+    lp.solve(dual=False)
+    if not lp.isOptimal():
+        return None
+    change = np.array(lp.getPrimal()[:chosen])
+    value, start = near.value.copy(), near.start.copy()
+    value[1:-1] += change[:inner]
+    start[: len(asked)] = np.maximum(asked + change[inner:], 0.0)
+    slots = float(payers @ price) - lp.getObjVal() - (starts or 0.0) * float(asked.sum())
+    return SlotPrice(slots, np.maximum.accumulate(np.clip(value, 0.0, 1.0)), start)
+
+
+def _entries(matrix: FloatArray) -> list[list[tuple[int, float]]]:
+    """Return the column and the number of each entry that is not zero, row by row."""
+    row, column = np.nonzero(matrix)
+    entries = list(zip(column.tolist(), matrix[row, column].tolist(), strict=True))
+    ends = np.searchsorted(row, np.arange(len(matrix) + 1)).tolist()
+    return [entries[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def slots_at_least(
+    times: IntArray, values: FloatArray, starts: FloatArray, profile: LengthProfile
+) -> FloatArray:
+    """
+    Return lower bounds on the slots needed at many stage times, from prices made for similar ones.
+
+    Any prices bound any stage times: each request pays at least the cheapest span that holds it.
+
+    Parameters
+    ----------
+    times
+        Shape (candidates, stages + 1); each row not decreasing.
+    values, starts
+        Prices (:class:`SlotPrice`), shape (prices, candidates or 1, stages + 1) and (..., stages).
+    profile
+        The requests' lengths.
+
+    Returns
+    -------
+    FloatArray
+        Shape (candidates,); infinite where some request fits into no span.
+    """
+    first, last = np.triu_indices(times.shape[1], 1)
+    held = times[:, last] - times[:, first]
+    reach = (times[:, last - 1] - times[:, first]).min(axis=0)
+    useful = (reach < profile.longest) & (held.max(axis=0) >= profile.shortest)
+    first, last, rounds = first[useful], last[useful], np.minimum(held[:, useful], profile.longest)
+    if not len(first):
+        return np.full(len(times), np.inf)
+    longest_first = np.argsort(-rounds, axis=1)
+    served = profile.at_most[np.take_along_axis(rounds, longest_first, axis=1)]
+    lacking = served[:, 0] < profile.requests
+    payers = -np.diff(served, axis=1, append=0).astype(np.float64)
+    bound = np.full(len(times), -np.inf)
+    for value, start in zip(values, starts, strict=True):
+        price = value[:, last] - value[:, first] + start[:, first]
+        if len(price) == 1:
+            price = price[0].take(longest_first)
+        else:
+            price = np.take_along_axis(price, longest_first, axis=1)
+        np.minimum.accumulate(price, axis=1, out=price)
+        slots = np.einsum("ij,ij->i", payers, price)
+        if profile.starts_per_stage is not None:
+            slots -= profile.starts_per_stage * start.sum(axis=-1)
+        np.maximum(bound, slots, out=bound)
+    bound[lacking] = np.inf
+    return bound
