@@ -55,7 +55,8 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
         proof = refute_rounds(lengths, numbers, counts.slots, values, rounds, left)
         if proof is None:
             break
-        refuted = [old for old in refuted if (old.values, old.capacity) > (values, rounds)] + [proof]
+        told = [old for old in refuted if old.values > values or old.capacity > rounds]
+        refuted = [*told, proof]
     plain = best_bound(problem, counts)
     return max(plain, best_bound(problem, counts, refuted), key=lambda bound: bound.seconds)
 
