@@ -1,9 +1,12 @@
 """
 ExeGPT end to end on this machine: profile, search under a bound that binds, run, compare.
 
-For RRA and for WAA (two processes) one line a repeat: throughput in the steady state and 99th-percentile
-latency, predicted and measured. Profiles and runs take turns; the configuration is chosen on the first
-profile, and each run compared with what the profile right before it predicts. Answers are compared with
+RRA and WAA (two processes) are searched for on the medians of some passes of the profile, each under a bound
+half way (by ratio) from the least latency to that without a bound, with the margin that was measured
+(`search --latency-margin measured`). A machine's speed may change from one second to the next, so each run is
+compared with what a pass of the profile of its own time predicts: they go on in turns, a measurement and a
+stretch of each run, whose clock stands still meanwhile. One line a run: throughput in the steady state and
+99th-percentile latency, predicted and measured; in the end the medians. Answers are compared with
 per-request `generate`, token by token.
 
     python benchmarks/exegpt_run.py                 # on a quiet machine
@@ -18,13 +21,15 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from paused_run import PausedClock, PausedRun
 
 from batchbound.cli.search import planned_configuration, timelines_of
 from batchbound.data.configuration import PlannedConfiguration
@@ -33,15 +38,14 @@ from batchbound.data.generators import GENERATORS
 from batchbound.data.layer_profile import LayerProfile
 from batchbound.data.length_pair import LengthPair
 from batchbound.data.problem import Problem
-from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
-from batchbound.executor.configuration_run import steady_state
+from batchbound.executor.configuration_run import SteadyState, steady_state
 from batchbound.executor.encode_worker import EncodeWorker
 from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.huggingface import HuggingFaceEngine, vocabulary_of
 from batchbound.executor.journal import Journal
 from batchbound.executor.layer_profiling import profile_layers
-from batchbound.executor.loop import execute
+from batchbound.executor.loop import serve
 from batchbound.executor.model_source import load_model
 from batchbound.executor.profile_grid import Grid
 from batchbound.executor.profiling import grid
@@ -49,6 +53,7 @@ from batchbound.executor.prompts import Prompts
 from batchbound.executor.tiers import Tier, choose_tier
 from batchbound.executor.workload_aware import DecodeEngine
 from batchbound.heuristics.configured import dynamic_batch, rra_policy
+from batchbound.heuristics.round_robin_allocation import RoundRobinAllocation
 from batchbound.heuristics.workload_aware_allocation import WorkloadAwareAllocation
 from batchbound.models.exec_config import ExecConfig, Strategy
 from batchbound.models.timeline import Timeline
@@ -66,10 +71,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--task", default="T", help="of ExeGPT's Table 3 (default %(default)s)")
     parser.add_argument("--scale", type=float, default=0.25, help="of its lengths (default %(default)s)")
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=1600)
+    parser.add_argument("--passes", type=int, default=3, help="of the profile, before the search")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of both, with a pass beside them")
+    parser.add_argument("--stretch", type=float, default=0.1, help="seconds of a run at a time")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--margin", type=float, default=0.1, help="of the bound, not planned with")
     args = parser.parse_args()
     import torch
 
@@ -80,22 +86,44 @@ def main() -> None:
     problem = _problem(args)
     prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
     spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
-    strategies = [Strategy.RRA, Strategy.WAA_C]
-    chosen: dict[Strategy, tuple[ExecConfig, float]] = {}
+    profiled = partial(_profile, model, tier, spec, clock, problem)
+    profile = profiled(args.passes)
+    chosen = {
+        each: _choose(_timeline(profile, problem, each), each, profile.slowness)
+        for each in (Strategy.RRA, Strategy.WAA_C)
+    }
+    reached: dict[Strategy, list[tuple[float, SteadyState]]] = {each: [] for each in chosen}
     for repeat in range(args.repeats):
-        profile = _profile(model, tier, spec, clock, problem)
-        for strategy in strategies:
-            timeline = _timeline(profile, problem, strategy)
-            if strategy not in chosen:
-                chosen[strategy] = _choose(timeline, strategy, args.margin)
-            config, bound = chosen[strategy]
-            planned = planned_configuration(timeline, config, bound)
-            answers, trace = _run(planned, problem, model, tier, spec, prompts, args, clock)
-            _print(repeat, planned, trace)
+        with ExitStack() as workers:
+            runs = {
+                each: _Run(planned, problem, model, tier, spec, prompts, clock, workers)
+                for each, planned in chosen.items()
+            }
+
+            def go_on(*_: int, runs: Iterable[_Run] = tuple(runs.values())) -> None:
+                for run in runs:
+                    run.paused.go_on(args.stretch)
+
+            profile = profiled(1, on_point=go_on)
+            for run in runs.values():
+                run.paused.go_on(math.inf)
+        for strategy, planned in chosen.items():
+            state = runs[strategy].steady_state()
+            config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
+            predicted = _timeline(profile, problem, strategy)(config)
+            reached[strategy].append((predicted.throughput, state))
+            print(
+                f"{repeat} {planned.strategy:5s}: {predicted.throughput:7.2f}/s predicted,"
+                f" {state.throughput:7.2f}/s measured ({predicted.throughput / state.throughput - 1:+.1%});"
+                f" 99 % latency {predicted.latency:.3f} s predicted, {state.latency:.3f} s measured;"
+                f" {state.requests} requests",
+                flush=True,
+            )
             if repeat == 0:
-                print(
-                    f"    {_mismatches(model, prompts, answers)} of {CHECKED} answers differ from `generate`"
-                )
+                wrong = _mismatches(model, prompts, runs[strategy].engine.answers)
+                print(f"  {wrong} of {CHECKED} answers differ from `generate`", flush=True)
+    for strategy, planned in chosen.items():
+        _print(planned, reached[strategy])
 
 
 def _problem(args: argparse.Namespace) -> Problem:
@@ -109,15 +137,20 @@ def _problem(args: argparse.Namespace) -> Problem:
 
 
 def _profile(
-    model: Any, tier: Tier, spec: EngineSpec, clock: Callable[[], float], problem: Problem
+    model: Any,
+    tier: Tier,
+    spec: EngineSpec,
+    clock: Callable[[], float],
+    problem: Problem,
+    passes: int,
+    on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
     longest = int((problem.prompt_tokens + problem.rounds).max())
-    measured = Grid(tuple(grid(128, points=6)), tuple(grid(longest, least=8, points=4)))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Journal(Path(folder) / "points", {"clock": str(clock)}) as journal,
-    ):
-        return profile_layers(model, tier, measured, journal, pinned=True, worker=spec, clock=clock)
+    sizes = Grid(tuple(grid(128, points=6)), tuple(grid(longest, least=8, points=4)), repeats=passes)
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
+        return profile_layers(
+            model, tier, sizes, journal, pinned=True, worker=spec, clock=clock, on_point=on_point
+        )
 
 
 def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Timeline:
@@ -126,7 +159,7 @@ def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Ti
     return timelines_of([profile], lengths, devices)[strategy is not Strategy.RRA]
 
 
-def _choose(timeline: Timeline, strategy: Strategy, margin: float) -> tuple[ExecConfig, float]:
+def _choose(timeline: Timeline, strategy: Strategy, slowness: float) -> PlannedConfiguration:
     """Return the best under a bound half way (by ratio) from the least latency to that without a bound."""
     batches = (1, MOST_ENCODE_BATCH)
     free = search(timeline, strategy, 1, math.inf, encode_batches=batches)
@@ -134,52 +167,77 @@ def _choose(timeline: Timeline, strategy: Strategy, margin: float) -> tuple[Exec
     least = timeline(ExecConfig(strategy, 1, rounds)).latency
     assert free.performance is not None
     bound = math.sqrt(least * free.performance.latency)
-    found = search(timeline, strategy, 1, bound * (1 - margin), encode_batches=batches)
+    found = search(timeline, strategy, 1, bound / slowness, encode_batches=batches)
     if found.config is None:
         raise SystemExit(f"{strategy.value}: no configuration under {bound:.3f} s")
-    print(f"{strategy.value}: least latency {least:.3f} s, without a bound {free.performance.latency:.3f} s")
-    return found.config, bound
-
-
-def _run(
-    planned: PlannedConfiguration,
-    problem: Problem,
-    model: Any,
-    tier: Tier,
-    spec: EngineSpec,
-    prompts: Prompts,
-    args: argparse.Namespace,
-    clock: Callable[[], float],
-) -> tuple[list[list[int]], Trace]:
-    problem = replace(problem, slots=min(len(problem), planned.slots))
-    most = problem.workload.output_tokens
-    if not planned.handed_over:
-        single = HuggingFaceEngine(problem, model, prompts.tokens, most, tier=tier, clock=clock)
-        return single.answers, execute(problem, rra_policy(planned), single)
-    batch = dynamic_batch(planned)
-    with closing(EncodeWorker(spec, batch.most, int(problem.prompt_tokens.max()))) as worker:
-        engine = DecodeEngine(
-            worker, problem, model, prompts.tokens, most_tokens=most, tier=tier, clock=clock
-        )
-        trace = execute(problem, WorkloadAwareAllocation(engine, batch, planned.lead), engine)
-    began = engine.encode_began if args.clock == "wall" else np.full(len(problem), np.nan)
-    return engine.answers, replace(trace, prefilled=began)
-
-
-def _print(repeat: int, planned: PlannedConfiguration, trace: Trace) -> None:
-    reached = steady_state(trace)
-    if reached is None:
-        raise SystemExit("the run is too short for a steady state: give more --requests")
-    assert planned.latency_bound is not None
-    # NaN where encoding began on another clock.
-    latency, bound = reached.latency, planned.latency_bound
-    met = "met" if latency <= bound else "missed" if latency > bound else "not known"
+    planned = planned_configuration(timeline, found.config, bound)
     print(
-        f"{repeat} {planned.strategy:5s} B_E {planned.encode_batch:3d} N_D {planned.decode_rounds:3d}"
-        f" B_D {planned.decode_batch:5.1f}: throughput {planned.throughput:7.2f}/s predicted,"
-        f" {reached.throughput:7.2f}/s measured ({planned.throughput / reached.throughput - 1:+.1%});"
-        f" 99 % latency {planned.latency:.3f} s predicted, {latency:.3f} s measured,"
-        f" bound {bound:.3f} s {met}; {reached.requests} requests",
+        f"{planned.strategy}: least latency {least:.3f} s, without a bound {free.performance.latency:.3f} s;"
+        f" under {bound:.3f} / {slowness:.2f} s B_E {planned.encode_batch}, N_D {planned.decode_rounds}, B_D"
+        f" {planned.decode_batch:.1f}: {planned.throughput:.2f}/s, 99 % latency {planned.latency:.3f} s",
+        flush=True,
+    )
+    return planned
+
+
+class _Run:
+    """A run of a configuration that waits to be told to go on; its worker ends with ``workers``."""
+
+    def __init__(
+        self,
+        planned: PlannedConfiguration,
+        problem: Problem,
+        model: Any,
+        tier: Tier,
+        spec: EngineSpec,
+        prompts: Prompts,
+        clock: Callable[[], float],
+        workers: ExitStack,
+    ) -> None:
+        problem = replace(problem, slots=min(len(problem), planned.slots))
+        most = problem.workload.output_tokens
+        self._clock = PausedClock(clock)
+        self._wall = clock is time.perf_counter
+        options: dict[str, Any] = {"most_tokens": most, "tier": tier, "clock": self._clock}
+        self._origin = self._clock()
+        self.engine: HuggingFaceEngine
+        policy: RoundRobinAllocation | WorkloadAwareAllocation
+        if planned.handed_over:
+            batch = dynamic_batch(planned)
+            worker = EncodeWorker(spec, batch.most, int(problem.prompt_tokens.max()))
+            workers.enter_context(closing(worker))
+            self.engine = DecodeEngine(worker, problem, model, prompts.tokens, **options)
+            policy = WorkloadAwareAllocation(self.engine, batch, planned.lead)
+        else:
+            self.engine = HuggingFaceEngine(problem, model, prompts.tokens, **options)
+            policy = rra_policy(planned)
+        self.paused = PausedRun(serve(problem, policy, self.engine), self._clock)
+
+    def steady_state(self) -> SteadyState:
+        """Return what the run reached."""
+        trace = self.paused.trace
+        assert trace is not None
+        if isinstance(self.engine, DecodeEngine):
+            # When encoding began is known on the clock that went on; in CPU seconds it is not known.
+            began = self.engine.encode_began + self._origin
+            began = self._clock.read_at(began) if self._wall else np.full_like(began, np.nan)
+            trace = replace(trace, prefilled=began - self._origin)
+        reached = steady_state(trace)
+        if reached is None:
+            raise SystemExit("the run is too short for a steady state: give more --requests")
+        return reached
+
+
+def _print(planned: PlannedConfiguration, reached: list[tuple[float, SteadyState]]) -> None:
+    assert planned.latency_bound is not None
+    off = np.array([predicted / state.throughput - 1 for predicted, state in reached])
+    # NaN where encoding began on another clock.
+    latencies = np.array([state.latency for _, state in reached])
+    met = int((latencies <= planned.latency_bound).sum())
+    print(
+        f"{planned.strategy}: predicted {np.median(off):+.1%} ({off.min():+.1%} to {off.max():+.1%})"
+        f" over measured; bound {planned.latency_bound:.3f} s met by {met} of {len(reached)} runs"
+        f" ({latencies.min():.3f} to {latencies.max():.3f} s)",
         flush=True,
     )
 

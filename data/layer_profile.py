@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -208,6 +209,14 @@ class LayerProfile:
         What a reader noticed in the data and left out.
     kv_tokens
         Tokens of keys and values that fit on the device beside the weights; 0 if unknown.
+    slowness
+        What the slowest hundredth of the measurements took at least, over the median of the same one in all
+        passes: how far the machine's own speed changes. 1 if unknown.
+
+    Raises
+    ------
+    ValueError
+        If the slowness is below 1 or not finite.
     """
 
     shape: ModelShape
@@ -220,6 +229,11 @@ class LayerProfile:
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     kv_tokens: int = 0
+    slowness: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slowness < math.inf:
+            raise ValueError(f"a slowness of {self.slowness} is not a finite number from 1 on")
 
     def operation(self, name: str) -> Operation | None:
         """Return the operation of that name, or None."""
@@ -242,6 +256,7 @@ class LayerProfile:
             "versions": dict(self.versions),
             "warnings": list(self.warnings),
             "kv_tokens": self.kv_tokens,
+            "slowness": self.slowness,
             "operations": [
                 {
                     "name": operation.name,
@@ -311,4 +326,5 @@ def _from_json(value: Mapping[str, object]) -> LayerProfile:
         versions={str(name): str(text) for name, text in versions.items()},
         warnings=tuple(str(text) for text in warnings),
         kv_tokens=int(str(value.get("kv_tokens", 0))),
+        slowness=float(str(value.get("slowness", 1.0))),
     )

@@ -11,18 +11,20 @@ import numpy as np
 
 from ..data.layer_profile import LayerProfile, ModelShape, Operation
 from ..models.layer_cost import LayerCost
-from .profile_grid import Grid, spread
+from .profile_grid import ROUNDS_BEFORE, Grid, spread
 
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
 
+_SLOWEST = 0.99
+"""The quantile of latencies that a bound is for."""
 _LINE = np.array([[0.0], [1e6]])
 """Requests: a line through these is exact everywhere."""
 
 
-def at(batch: int, length: int, what: str) -> str:
-    """Return the name of a measurement at a point."""
-    return f"{batch} x {length} tokens, {what}"
+def at(batch: int, length: int, what: str, number: int) -> str:
+    """Return the name of a measurement at a point, in one of the passes."""
+    return f"{batch} x {length} tokens, {what}, pass {number}"
 
 
 def composed(
@@ -50,15 +52,20 @@ def composed(
     """
     batches = np.array([batch for batch, _ in points], dtype=np.float64)
     tokens = np.array([sum(spread(length, batch)) for batch, length in points], dtype=np.float64)
-    held = np.array([length + (grid.rounds + 1) / 2 for _, length in points])
+    held = np.array([length + ROUNDS_BEFORE + (grid.rounds + 1) / 2 for _, length in points])
     operations: list[Operation] = []
+    slowness = []
     for kind, axes in (("encode", ("sequences", "length")), ("decode", ("decodes", "context"))):
-        repeats = np.array([_repeats(found, grid, point, kind) for point in points])
+        repeats = np.array([_passes(found, grid, point, "stages", kind) for point in points])
         seconds = np.median(repeats, axis=1)
+        slowness.append(repeats / seconds[:, None])
         deviation = np.subtract(*np.quantile(repeats, (0.75, 0.25), axis=1)) / 2 / seconds
-        parts = [found[at(*point, "layers")] for point in points]
-        layers = seconds * [_number(part, f"{kind}_layers") for part in parts] / shape.layers
-        attention = seconds * [_number(part, f"{kind}_attention") for part in parts] / shape.layers
+        layers, attention = (
+            seconds
+            * [median(_passes(found, grid, point, "layers", f"{kind}_{part}")) for point in points]
+            / shape.layers
+            for part in ("layers", "attention")
+        )
         size = tokens if kind == "encode" else batches
         sizes = np.unique(size)
         rest = np.array([np.median((layers - attention)[size == each]) for each in sizes])
@@ -70,12 +77,16 @@ def composed(
             Operation("attention", kind, axes, corners, attention, spread=deviation * attention),
             Operation("iteration", kind, axes, corners, once, per_layer=False, spread=deviation * once),
         ]
-    changes = np.array([median(_repeats(found, grid, point, "change")) for point in points])
-    left = [_number(entry, "leave") for entry in found.values() if "leave" in entry]
-    loop = max(0.0, median(_number(entry, "loop") for entry in found.values() if "loop" in entry))
+    large = [point for point in points if "leave" in found[at(*point, "stages", 0)]]
+    left = [each for point in large for each in _passes(found, grid, point, "stages", "leave")]
+    leaving = max(0.0, median(left or [0.0]))
+    # One request was done in each call that was timed.
+    whole = np.array([median(_passes(found, grid, point, "stages", "change")) for point in points])
+    changes = np.maximum(0.0, whole - leaving)
+    loop = max(0.0, median(_passes(found, grid, points[len(points) // 2], "job", "loop")))
     operations += [
         Operation("change", "run", ("decodes", "context"), np.column_stack((batches, held)), changes),
-        Operation("leave", "run", ("sequences",), _LINE, max(0.0, median(left or [0.0])) * _LINE[:, 0]),
+        Operation("leave", "run", ("sequences",), _LINE, leaving * _LINE[:, 0]),
         Operation("loop", "run", ("sequences",), _LINE, np.full(2, loop)),
     ]
     profile = LayerProfile(
@@ -85,6 +96,7 @@ def composed(
         tensor_parallel=1,
         operations=tuple(operations),
         source="measured on this machine, through the engine's own prefill and decode calls",
+        slowness=max(1.0, float(np.quantile(slowness, _SLOWEST))),
     )
     if not joining:
         return profile
@@ -100,22 +112,23 @@ def _of_two(
     loop: float,
 ) -> list[Operation]:
     """Return what two workers, one encoding and one decoding, take besides their stages."""
-    alone, layers = LayerCost(profile), profile.shape.layers
+    cost, layers = LayerCost(profile), profile.shape.layers
     joins, sends = [], []
     for prompts, length in joining:
-        per_layer, once = alone.encode(prompts, sum(spread(length, prompts)) / prompts)
-        encode = median(_repeats(found, grid, (prompts, length), "beside"))
+        per_layer, once = cost.encode(prompts, sum(spread(length, prompts)) / prompts)
+        encode = median(_passes(found, grid, (prompts, length), "joining", "beside"))
         sends.append(max(0.0, encode - layers * per_layer - once))
-        between = _repeats(found, grid, (prompts, length), "between")
-        stages = _repeats(found, grid, (prompts, length), "stages")
+        between = _passes(found, grid, (prompts, length), "joining", "between")
+        stages = _passes(found, grid, (prompts, length), "joining", "stages")
         # Where batches join less often than in every stage, the loop alone is what passes in between.
         joins.append(loop + max(0.0, median(np.subtract(between, np.multiply(stages, loop)).tolist())))
     corners = np.array(joining, dtype=np.float64)
     slowed: dict[int, list[float]] = {}
     for batch, length in points:
-        pair = found[at(batch, length, "beside encoding")]
-        lost = 1 - _number(pair, "alone") / _number(pair, "beside")
-        slowed.setdefault(batch, []).append(max(0.0, lost))
+        alone, beside = (
+            _passes(found, grid, (batch, length), "beside encoding", kind) for kind in ("alone", "beside")
+        )
+        slowed.setdefault(batch, []).append(max(0.0, median((1 - np.divide(alone, beside)).tolist())))
     decodes = np.array(sorted(slowed), dtype=np.float64)[:, None]
     crowding = np.array([median(slowed[batch]) for batch in sorted(slowed)])
     return [
@@ -132,12 +145,8 @@ def shape_of(model: Any) -> ModelShape:
     return replace(shape, bytes_per_value=model.dtype.itemsize)
 
 
-def _repeats(found: Found, grid: Grid, point: tuple[int, int], kind: str) -> list[float]:
-    name = "joining" if kind in ("between", "stages", "beside") else "repeat"
-    return [_number(found[at(*point, f"{name} {repeat}")], kind) for repeat in range(grid.repeats)]
-
-
-def _number(values: Mapping[str, object], name: str) -> float:
-    value = values[name]
-    assert isinstance(value, int | float)
-    return float(value)
+def _passes(found: Found, grid: Grid, point: tuple[int, int], what: str, kind: str) -> list[float]:
+    values = [found[at(*point, what, number)][kind] for number in range(grid.repeats)]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    assert len(numbers) == grid.repeats
+    return numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
 from .layer_composition import at, composed, shape_of
 from .loop import execute
-from .profile_grid import Grid, spread
+from .profile_grid import ROUNDS_BEFORE, Grid, spread
 from .prompts import Prompts
 from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
 from .workload_aware import DecodeEngine
@@ -41,9 +41,10 @@ _REQUESTS_PER_SLOT = 6
 """Of the job that measures what passes between stages."""
 _NEVER = frozenset({-1})
 """An end that no answer has: the engine looks for it, and decodes to the full length."""
-_AT_A_TIME = 4
-_DONE = (1,) * _AT_A_TIME + (_AT_A_TIME,) * _AT_A_TIME + (1,) * _AT_A_TIME
-"""Requests done in each of some rounds in a row, to time what such a change of the batch costs."""
+_AT_A_TIME = ROUNDS_BEFORE
+_SINGLE = ((1, 1),) * _AT_A_TIME
+_AFTER = (*_SINGLE[1:], *((1, _AT_A_TIME),) * _AT_A_TIME, *_SINGLE)
+"""Decode calls after a long one: rounds of each, and requests done in its last one."""
 
 EngineFor = Callable[[Problem], HuggingFaceEngine]
 _Engine = TypeVar("_Engine", bound=HuggingFaceEngine)
@@ -131,30 +132,34 @@ def profile_layers(
         return engine_of(partial(DecodeEngine, encoding), problem)
 
     engine_for: EngineFor = partial(engine_of, HuggingFaceEngine)
-    tasks: dict[str, Callable[[], dict[str, float]]] = {}
-    for repeat in range(grid.repeats):
-        for point in points:
-            tasks[at(*point, f"repeat {repeat}")] = partial(_point, engine_for, *point, grid.rounds)
-    shares = LayerShares(model, clock)
-    for point in points:
-        tasks[at(*point, "layers")] = partial(_shares, engine_for, *point, grid.rounds, shares)
-    middle = points[len(points) // 2]
-    for repeat in range(grid.repeats):
-        tasks[at(*middle, f"job {repeat}")] = partial(_job, engine_for, middle, grid.rounds, repeat)
+    shares, middle = LayerShares(model, clock), points[len(points) // 2]
     # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
     _point(engine_for, *points[-1], 2)
     with ExitStack() as open_:
+        pair = None
         if worker is not None and joining:
             several, longest = joining[-1]
             pair = open_.enter_context(
                 WorkerPair(worker, decode_engine, several, max(spread(longest, several)), clock)
             )
+        tasks: dict[str, Callable[[], dict[str, float]]] = {}
+        # Pass by pass: a machine's speed changes, and what is measured in a row sees it at one speed.
+        for number in range(grid.repeats):
             for point in points:
-                tasks[at(*point, "beside encoding")] = partial(_crowd, engine_for, pair, point, grid.rounds)
-            for repeat in range(grid.repeats):
-                for prompts, length in joining:
-                    job = partial(pair.join, prompts, length, points[-1][0])
-                    tasks[at(prompts, length, f"joining {repeat}")] = job
+                tasks[at(*point, "stages", number)] = partial(_point, engine_for, *point, grid.rounds)
+                tasks[at(*point, "layers", number)] = partial(
+                    _shares, engine_for, *point, grid.rounds, shares
+                )
+            tasks[at(*middle, "job", number)] = partial(_job, engine_for, middle, grid.rounds, number)
+            if pair is None:
+                continue
+            for point in points:
+                tasks[at(*point, "beside encoding", number)] = partial(
+                    _crowd, engine_for, pair, point, grid.rounds
+                )
+            for prompts, length in joining:
+                job = partial(pair.join, prompts, length, points[-1][0])
+                tasks[at(prompts, length, "joining", number)] = job
         for name, measure in tasks.items():
             if name not in measured.finished:
                 measured.append(name, measure())
@@ -176,37 +181,59 @@ def profile_layers(
     )
 
 
-def _used_engine(engine_for: EngineFor, batch: int, length: int, rounds: int) -> HuggingFaceEngine:
+def _used_engine(
+    engine_for: EngineFor, batch: int, length: int, rounds: int, leaving: Sequence[int] = ()
+) -> HuggingFaceEngine:
     """
     Return an engine whose buffers a first batch has used and left.
 
-    The requests to measure come after those of that batch. None of them is done within ``rounds`` rounds;
-    after that, :data:`_DONE` are in each round.
+    The requests to measure come after those of that batch: a batch of which none is done within ``rounds``
+    rounds but those that ``leaving`` names, and :data:`_AT_A_TIME` requests beside it. ``leaving`` has the
+    rounds after which requests are done: first of those beside, then of the batch.
     """
     lengths = spread(length, batch)
-    done_in = np.repeat(np.arange(len(_DONE)), _DONE)[:batch]
-    extra = np.append(done_in, np.full(batch - len(done_in), len(_DONE))) + 1
-    workload = Workload.from_lengths(lengths * 2, [2] * batch + (1 + rounds + extra).tolist())
-    engine = engine_for(Problem(workload, _NO_COST, batch, prefill_emits_first_token=True))
+    stay = np.full(batch + _AT_A_TIME, rounds + 1)
+    stay[: len(leaving)] = leaving[: len(stay)]
+    outputs = 1 + np.roll(stay, -_AT_A_TIME)
+    workload = Workload.from_lengths(lengths * 2 + [length] * _AT_A_TIME, [2] * batch + outputs.tolist())
+    engine = engine_for(Problem(workload, _NO_COST, batch + _AT_A_TIME, prefill_emits_first_token=True))
     engine.prefill(range(batch), range(batch))
     engine.decode(1, float("inf"))
     return engine
 
 
 def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[str, float]:
-    engine = _used_engine(engine_for, batch, length, rounds)
+    """
+    Return the seconds of an encoding, of a decode round, and of what a call of some rounds takes besides.
+
+    A call of many rounds is timed, and calls of one round before and after it, when as many more and as many
+    fewer requests run. In the last round of each one request is done, as it is in a run.
+    """
+    calls = (*_SINGLE, (rounds, 1), *_AFTER)
+    ends = np.cumsum([call for call, _ in calls])
+    leaving = np.repeat(ends, [done for _, done in calls])
+    engine = _used_engine(engine_for, batch, length, int(ends[-1]), leaving.tolist())
     encode, _ = engine.prefill(range(batch, 2 * batch), range(batch))
-    decode, _ = engine.decode(rounds, float("inf"))
-    each = decode.seconds / decode.rounds
-    rounds_left = int(np.searchsorted(np.cumsum(_DONE), batch)) + 1
-    calls = [engine.decode(1, float("inf"))[0].seconds for _ in range(min(rounds_left, len(_DONE)))]
-    # The first round of a kind still packs, or does not, for the one before it.
-    alone = median(calls[1:_AT_A_TIME] or calls)
-    found = {"encode": encode.seconds, "decode": each, "change": max(0.0, alone - each)}
-    if batch >= sum(_DONE):
-        many, again = median(calls[_AT_A_TIME + 1 : 2 * _AT_A_TIME]), median(calls[2 * _AT_A_TIME + 1 :])
-        # The batch shrinks all the while: rounds before and after are compared with those between.
-        found["leave"] = (many - (alone + again) / 2) / (_AT_A_TIME - 1)
+    engine.prefill(range(2 * batch, 2 * batch + _AT_A_TIME), range(batch, batch + _AT_A_TIME))
+    # Small batches are done before all calls are.
+    left = batch + _AT_A_TIME - np.cumsum([0, *(done for _, done in calls[:-1])])
+    seconds = [
+        engine.decode(most, float("inf"))[0].seconds
+        for (most, _), running in zip(calls, left.tolist(), strict=True)
+        if running > 0
+    ]
+    # The first call follows the encoding: another change of the batch.
+    before, many, after = seconds[1:_AT_A_TIME], seconds[_AT_A_TIME], seconds[_AT_A_TIME + 1 :][:3]
+    near = min(len(after), batch - 1)
+    single = median(before[-near:] + after[:near] if near else before[-1:])
+    # Where noise hides what a call costs, all of it counts as its rounds'.
+    each = (many - single) / (rounds - 1) if single < many else many / rounds
+    found = {"encode": encode.seconds, "decode": each, "change": max(0.0, single - each)}
+    if batch >= leaving.size - _AT_A_TIME:
+        several, again = seconds[-2 * _AT_A_TIME + 1 : -_AT_A_TIME], seconds[-_AT_A_TIME + 1 :]
+        # The batch shrinks all the while: calls before and after are compared with those between.
+        alone = (median(after) + median(again)) / 2
+        found["leave"] = (median(several) - alone) / (_AT_A_TIME - 1)
     return found
 
 

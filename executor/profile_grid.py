@@ -10,7 +10,9 @@ import numpy as np
 _DEVIATION = 0.45
 """Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
 _MOST_JOINING = 8
-_MORE_ROUNDS = 6
+ROUNDS_BEFORE = 4
+"""Decode rounds of a point before those timed together."""
+_MORE_ROUNDS = 16
 """Than those timed that a point may run."""
 
 
@@ -28,7 +30,7 @@ class Grid:
     rounds
         Decode rounds timed at a point.
     repeats
-        Measurements of a point, of which the median counts.
+        Passes over all that is measured, of which medians count.
     """
 
     batches: tuple[int, ...]
@@ -39,8 +41,8 @@ class Grid:
     def __post_init__(self) -> None:
         if min(len(set(self.batches)), len(set(self.lengths))) < 2:
             raise ValueError("a grid needs two batches and two lengths at least")
-        if min(*self.batches, *self.lengths, self.rounds, self.repeats) < 1:
-            raise ValueError("a grid's numbers must be at least 1")
+        if min(*self.batches, *self.lengths, self.rounds - 1, self.repeats) < 1:
+            raise ValueError("a grid's numbers must be at least 1, and its rounds at least 2")
 
     @property
     def points(self) -> list[tuple[int, int]]:
@@ -62,8 +64,8 @@ class Grid:
 
     def measurements(self, *, paired: bool) -> int:
         """Return how many there are, with (``paired``) or without a worker that encodes."""
-        pairs = len(self.points) + self.repeats * len(self.joining)
-        return len(self.points) * (self.repeats + 1) + self.repeats + paired * pairs
+        pairs = len(self.points) + len(self.joining)
+        return self.repeats * (2 * len(self.points) + 1 + paired * pairs)
 
 
 def spread(length: int, batch: int) -> list[int]:

@@ -20,7 +20,7 @@ from batchbound.executor.calibrate import calibrate_to_profile
 from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.journal import Journal
 from batchbound.executor.layer_profiling import profile_layers
-from batchbound.executor.profile_grid import Grid
+from batchbound.executor.profile_grid import ROUNDS_BEFORE, Grid
 from batchbound.models.layer_cost import LayerCost
 from batchbound.models.run_profile import can_hand_over
 from batchbound.models.whole_model_profile import whole_model_profile
@@ -83,11 +83,20 @@ def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile
     cost, layers = LayerCost(profile), profile.shape.layers
     for batch in GRID.batches:
         for length in GRID.lengths:
-            repeats = [found[f"{batch} x {length} tokens, repeat {repeat}"] for repeat in range(GRID.repeats)]
-            per_layer, once = cost.decode(batch, length + (GRID.rounds + 1) / 2)
+            repeats = [
+                found[f"{batch} x {length} tokens, stages, pass {repeat}"] for repeat in range(GRID.repeats)
+            ]
+            per_layer, once = cost.decode(batch, length + ROUNDS_BEFORE + (GRID.rounds + 1) / 2)
             composed = layers * per_layer + once
             # Noise can make a layer seem to take more than the whole: what is left over is never negative.
             assert composed >= 0.99 * np.median([each["decode"] for each in repeats])
+    points = [f"{batch} x {length} tokens" for batch in GRID.batches for length in GRID.lengths]
+    slowest = []
+    for point in points:
+        for kind in ("encode", "decode"):
+            seconds = [found[f"{point}, stages, pass {number}"][kind] for number in range(GRID.repeats)]
+            slowest += (np.array(seconds) / np.median(seconds)).tolist()
+    assert profile.slowness == pytest.approx(np.quantile(slowest, 0.99))
     attention = [operation for operation in profile.operations if operation.name == "attention"]
     assert [operation.phase for operation in attention] == ["encode", "decode"]
     assert all((operation.seconds > 0).all() and operation.per_layer for operation in attention)
@@ -188,6 +197,37 @@ def test_from_profile_to_search_to_run(
     said = capsys.readouterr().err
     assert f"from B_E {short.encode_batch}, N_D {short.decode_rounds}" in said
     assert (tmp_path / "again.jsonl").read_text().splitlines() == first
+
+
+def test_a_search_keeps_back_what_the_profile_says_is_slow(
+    profiled: tuple[LayerProfile, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs, path, plan = (str(tmp_path / name) for name in ("jobs.csv", "profile.json", "plan.json"))
+    Path(jobs).write_text("\n".join(["input_tokens,output_tokens", *["10,8", "16,12"] * 20]))
+    words = ["search", jobs, "--most-encode-batch", "4", "--latency-margin", "measured"]
+    assert main([*words, "--cost", "paper"]) == 2
+    assert "nothing was measured" in capsys.readouterr().err
+    words += ["--profile", path, "--overwrite", "-o", plan, "--latency-bound"]
+    replace(profiled[0], slowness=1.0).save(path)
+    assert main([*words, "10"]) == 0
+    alone = Plan.load(plan).configuration
+    assert alone is not None
+    # The same latency, on a machine that may be half as fast: the bound has to be twice as high.
+    replace(profiled[0], slowness=2.0).save(path)
+    assert main([*words, str(1.99 * alone.latency)]) == 0
+    slower = Plan.load(plan).configuration
+    assert slower is not None
+    assert slower.latency < alone.latency
+    assert main([*words, str(2.01 * alone.latency)]) == 0
+    assert Plan.load(plan).configuration == replace(alone, latency_bound=2.01 * alone.latency)
+
+
+@pytest.mark.parametrize("slowness", [0.5, float("inf"), float("nan")])
+def test_a_slowness_that_none_can_be_is_refused(
+    profiled: tuple[LayerProfile, dict[str, Any]], slowness: float
+) -> None:
+    with pytest.raises(ValueError, match="slowness"):
+        replace(profiled[0], slowness=slowness)
 
 
 def test_a_layer_profile_is_measured_from_the_command_line(

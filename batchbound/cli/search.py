@@ -76,10 +76,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--devices", type=positive, default=1, help="default %(default)s")
     group.add_argument(
         "--latency-margin",
-        type=float,
+        type=_margin,
         default=0.0,
         metavar="SHARE",
-        help="share of the bound kept back for what a prediction misses (default %(default)s)",
+        help="share of the bound kept back for what a prediction misses, or `measured`: for what the slowest"
+        " hundredth of the profile's measurements took beyond their medians (default %(default)s)",
     )
     group.add_argument(
         "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
@@ -108,9 +109,12 @@ def run(args: argparse.Namespace) -> int:
     """Search, print the table, and write the plan."""
     if args.output is not None:
         refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
-    if not 0 <= args.latency_margin < 1:
+    if args.latency_margin is not None and not 0 <= args.latency_margin < 1:
         mend = "Give a share of the bound, as 0.1."
         raise InputError(f"{args.latency_margin} is not in [0, 1)", where="--latency-margin", mend=mend)
+    if args.latency_margin is None and not args.profile:
+        mend = "Give a share of the bound, or a --profile measured in several passes."
+        raise InputError("nothing was measured", where="--latency-margin", mend=mend)
     begun = time.perf_counter()
     inputs = read_inputs(args, keep_arrivals=False)
     profiles = _profiles(args, inputs.problem)
@@ -132,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         for handed_over, timeline in timelines.items()
         for each in search_all(
             timeline,
-            (1 - args.latency_margin) * bound,
+            bound * _kept(args.latency_margin, profiles),
             strategies=_STRATEGIES[handed_over],
             encode_batches=_encode_batches(args),
         )
@@ -150,6 +154,16 @@ def run(args: argparse.Namespace) -> int:
         _plan(inputs, configuration, args).save(args.output)
         note(f"{args.output}: the {chosen.strategy.value} configuration as a plan for `batchbound run`")
     return 0 if any(each.config for each in found) else 1
+
+
+def _margin(text: str) -> float | None:
+    """Return a share of the bound; None for what was measured."""
+    return None if text == "measured" else float(text)
+
+
+def _kept(margin: float | None, profiles: Sequence[LayerProfile]) -> float:
+    """Return the share of the bound that is planned with."""
+    return 1 - margin if margin is not None else 1 / max(profile.slowness for profile in profiles)
 
 
 def planned_configuration(
