@@ -4,10 +4,10 @@ ExeGPT end to end on this machine: profile, search under a bound that binds, run
 RRA and WAA (two processes) are searched for on the medians of some passes of the profile, each under a bound
 half way (by ratio) from the least latency to that without a bound, with the margin that was measured
 (`search --latency-margin measured`). A machine's speed may change from one second to the next, so each run is
-compared with what a pass of the profile of its own time predicts: they go on in turns, a measurement and a
-stretch of each run, whose clock stands still meanwhile. One line a run: throughput in the steady state and
-99th-percentile latency, predicted and measured; in the end the medians. Answers are compared with
-per-request `generate`, token by token.
+compared with what the profile predicts that is measured beside the runs: they go on in turns, a measurement
+and a stretch of each run, whose clock stands still meanwhile. One line a run: throughput in the steady state
+and 99th-percentile latency; in the end what is predicted, then and when it was searched, over what was
+measured. Answers are compared with per-request `generate`, token by token.
 
     python benchmarks/exegpt_run.py                 # on a quiet machine
     python benchmarks/exegpt_run.py --clock cpu     # in CPU seconds of the process that decodes
@@ -21,8 +21,8 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ from batchbound.executor.workload_aware import DecodeEngine
 from batchbound.heuristics.configured import dynamic_batch, rra_policy
 from batchbound.heuristics.round_robin_allocation import RoundRobinAllocation
 from batchbound.heuristics.workload_aware_allocation import WorkloadAwareAllocation
-from batchbound.models.exec_config import ExecConfig, Strategy
+from batchbound.models.exec_config import ExecConfig, Performance, Strategy
 from batchbound.models.timeline import Timeline
 from batchbound.solvers.execution_search import search
 
@@ -87,43 +87,57 @@ def main() -> None:
     prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
     spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
     profiled = partial(_profile, model, tier, spec, clock, problem)
-    profile = profiled(args.passes)
+    with _points() as points:
+        profile = profiled(points, args.passes)
     chosen = {
         each: _choose(_timeline(profile, problem, each), each, profile.slowness)
         for each in (Strategy.RRA, Strategy.WAA_C)
     }
-    reached: dict[Strategy, list[tuple[float, SteadyState]]] = {each: [] for each in chosen}
-    for repeat in range(args.repeats):
-        with ExitStack() as workers:
-            runs = {
-                each: _Run(planned, problem, model, tier, spec, prompts, clock, workers)
-                for each, planned in chosen.items()
-            }
+    reached: dict[Strategy, list[SteadyState]] = {each: [] for each in chosen}
+    with _points() as points:
+        for repeat in range(args.repeats):
+            with ExitStack() as workers:
+                runs = {
+                    each: _Run(planned, problem, model, tier, spec, prompts, clock, workers)
+                    for each, planned in chosen.items()
+                }
+                measured = [len(points.finished)]
 
-            def go_on(*_: int, runs: Iterable[_Run] = tuple(runs.values())) -> None:
-                for run in runs:
-                    run.paused.go_on(args.stretch)
+                def go_on(
+                    done: int,
+                    _: int,
+                    measured: list[int] = measured,
+                    runs: Iterable[_Run] = tuple(runs.values()),
+                ) -> None:
+                    # Those of earlier passes are counted, too.
+                    if done > measured[-1]:
+                        measured.append(done)
+                        for run in runs:
+                            run.paused.go_on(args.stretch)
 
-            profile = profiled(1, on_point=go_on)
-            for run in runs.values():
-                run.paused.go_on(math.inf)
-        for strategy, planned in chosen.items():
-            state = runs[strategy].steady_state()
-            config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
-            predicted = _timeline(profile, problem, strategy)(config)
-            reached[strategy].append((predicted.throughput, state))
-            print(
-                f"{repeat} {planned.strategy:5s}: {predicted.throughput:7.2f}/s predicted,"
-                f" {state.throughput:7.2f}/s measured ({predicted.throughput / state.throughput - 1:+.1%});"
-                f" 99 % latency {predicted.latency:.3f} s predicted, {state.latency:.3f} s measured;"
-                f" {state.requests} requests",
-                flush=True,
-            )
-            if repeat == 0:
-                wrong = _mismatches(model, prompts, runs[strategy].engine.answers)
-                print(f"  {wrong} of {CHECKED} answers differ from `generate`", flush=True)
+                profile = profiled(points, repeat + 1, on_point=go_on)
+                for run in runs.values():
+                    run.paused.go_on(math.inf)
+            for strategy, run in runs.items():
+                state = run.steady_state()
+                reached[strategy].append(state)
+                print(
+                    f"{repeat} {chosen[strategy].strategy:5s}: {state.throughput:7.2f}/s, 99 % latency"
+                    f" {state.latency:.3f} s, {state.requests} requests",
+                    flush=True,
+                )
+                if repeat == 0:
+                    wrong = _mismatches(model, prompts, run.engine.answers)
+                    print(f"  {wrong} of {CHECKED} answers differ from `generate`", flush=True)
     for strategy, planned in chosen.items():
-        _print(planned, reached[strategy])
+        config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
+        _print(planned, _timeline(profile, problem, strategy)(config), reached[strategy])
+
+
+@contextmanager
+def _points() -> Iterator[Journal]:
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
+        yield journal
 
 
 def _problem(args: argparse.Namespace) -> Problem:
@@ -142,15 +156,16 @@ def _profile(
     spec: EngineSpec,
     clock: Callable[[], float],
     problem: Problem,
+    points: Journal,
     passes: int,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
+    """Return the medians of so many passes; those that are in ``points`` are not made again."""
     longest = int((problem.prompt_tokens + problem.rounds).max())
     sizes = Grid(tuple(grid(128, points=6)), tuple(grid(longest, least=8, points=4)), repeats=passes)
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
-        return profile_layers(
-            model, tier, sizes, journal, pinned=True, worker=spec, clock=clock, on_point=on_point
-        )
+    return profile_layers(
+        model, tier, sizes, points, pinned=True, worker=spec, clock=clock, on_point=on_point
+    )
 
 
 def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Timeline:
@@ -228,16 +243,20 @@ class _Run:
         return reached
 
 
-def _print(planned: PlannedConfiguration, reached: list[tuple[float, SteadyState]]) -> None:
+def _print(planned: PlannedConfiguration, predicted: Performance, reached: list[SteadyState]) -> None:
     assert planned.latency_bound is not None
-    off = np.array([predicted / state.throughput - 1 for predicted, state in reached])
+    measured = np.array([state.throughput for state in reached])
+    off = predicted.throughput / measured - 1
     # NaN where encoding began on another clock.
-    latencies = np.array([state.latency for _, state in reached])
+    latencies = np.array([state.latency for state in reached])
     met = int((latencies <= planned.latency_bound).sum())
     print(
-        f"{planned.strategy}: predicted {np.median(off):+.1%} ({off.min():+.1%} to {off.max():+.1%})"
-        f" over measured; bound {planned.latency_bound:.3f} s met by {met} of {len(reached)} runs"
-        f" ({latencies.min():.3f} to {latencies.max():.3f} s)",
+        f"{planned.strategy}: {predicted.throughput:.2f}/s predicted ({planned.throughput:.2f} when"
+        f" searched), {np.median(measured):.2f}/s measured: {np.median(off):+.1%} ({off.min():+.1%} to"
+        f" {off.max():+.1%}; when searched {planned.throughput / np.median(measured) - 1:+.1%});"
+        f" 99 % latency {predicted.latency:.3f} s predicted, {np.median(latencies):.3f} s measured"
+        f" ({latencies.min():.3f} to {latencies.max():.3f}), bound {planned.latency_bound:.3f} s met by"
+        f" {met} of {len(reached)} runs",
         flush=True,
     )
 

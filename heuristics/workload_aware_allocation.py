@@ -47,6 +47,7 @@ class WorkloadAwareAllocation:
         self._ahead = 0
         self._ready: deque[list[int]] = deque()
         self._sent = np.zeros(0, dtype=np.bool_)
+        self._joined: list[int] = []
 
     def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
         """Go on with another configuration after the batches under way."""
@@ -54,24 +55,29 @@ class WorkloadAwareAllocation:
 
     def __call__(self, state: State) -> Step:
         """Return the next iteration, with the batch that joins before it."""
-        self._encode_ahead(state)
+        # They run by now: one that waits again was put back.
+        self._sent[self._joined] = False
+        self._encode_ahead(state, 0)
         idle = not len(state.running) and not self._ready
         self._ready.extend(self._encoding.encoded(wait=idle))
-        chosen = self._joining(state)
-        self._sent[chosen] = False
+        self._joined = chosen = self._joining(state)
+        # Asked for an iteration later, the next batch would find the other worker idle until then.
+        self._encode_ahead(state, len(chosen))
         return Step(
             prefill=chosen,
             slots=state.free_slots[: len(chosen)].tolist(),
             rounds=1 if state.waiting.any() else UNTIL_CHANGE,
         )
 
-    def _encode_ahead(self, state: State) -> None:
+    def _encode_ahead(self, state: State, joining: int) -> None:
+        if self._ahead >= self._lead:
+            return
         if not len(self._sent):
             self._sent = np.zeros(len(state.waiting), dtype=np.bool_)
         fresh = np.flatnonzero(state.waiting & ~self._sent)
         while len(fresh) and self._ahead < self._lead:
             prompts = state.problem.prompt_tokens[fresh[: self._batch.most]]
-            count = max(1, self._batch.size(prompts, len(state.running)))
+            count = max(1, self._batch.size(prompts, len(state.running) + joining))
             chosen: list[int] = fresh[:count].tolist()
             self._encoding.encode(chosen)
             self._ahead += 1

@@ -39,6 +39,7 @@ from batchbound.executor.tokenizers import load_tokenizer
 from batchbound.heuristics.adaptive_configuration import AdaptiveConfiguration
 from batchbound.heuristics.configured import dynamic_batch, rra_policy
 from batchbound.heuristics.dynamic_batch import DynamicBatch
+from batchbound.heuristics.policy import State, Step
 from batchbound.heuristics.workload_aware_allocation import WorkloadAwareAllocation
 from batchbound.models.length_drift import LengthDrift
 
@@ -237,6 +238,24 @@ def test_encoding_runs_ahead_of_decoding() -> None:
     ]
 
 
+def test_the_other_worker_is_asked_for_more_as_soon_as_a_batch_joins() -> None:
+    problem = Problem(
+        Workload.from_lengths([5] * 12, [9] * 12), CostModel.paper(), 12, prefill_emits_first_token=True
+    )
+    encoding = Slow(1)
+    policy = WorkloadAwareAllocation(encoding, DynamicBatch(2, 5.0, None), 2)
+    under_way = []
+
+    def watched(state: State) -> Step:
+        step = policy(state)
+        under_way.append(len(encoding.under_way))
+        return step
+
+    execute(problem, watched, Simulator(problem))
+    # Six batches: one joins before each of the first six iterations, and two are under way while there are.
+    assert under_way[:6] == [2, 2, 2, 2, 1, 0]
+
+
 def test_a_change_leaves_what_is_being_encoded_as_it_is() -> None:
     problem = Problem(
         Workload.from_lengths([5] * 24, [9] * 24), CostModel.paper(), 24, prefill_emits_first_token=True
@@ -250,9 +269,9 @@ def test_a_change_leaves_what_is_being_encoded_as_it_is() -> None:
     policy = WorkloadAwareAllocation(Slow(1), dynamic_batch(planned), planned.lead)
     trace = execute(problem, AdaptiveConfiguration(policy, planned, halved, cohort=2), Simulator(problem))
     assert schedule_of(trace).check(problem) is None
-    # One batch joins a round: eight until then, one more that was being encoded, and then six single prompts.
+    # One batch joins a round: eight until then, two more that were being encoded, then four single prompts.
     joined = [stage.active for stage in trace.stages if stage.kind == "prefill"]
-    assert joined == [2] * 9 + [1] * 6
+    assert joined == [2] * 10 + [1] * 4
 
 
 def test_processes_that_share_layers_give_the_answers_of_the_model_alone(
