@@ -33,7 +33,6 @@ from batchbound.executor.serving_simulation import WAITING, ServingRun, serve
 from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_registry import (
     BLOCK_ALLOCATION,
-    SERVING_POLICIES,
     ServingOptions,
     serving_policy,
 )
@@ -41,14 +40,22 @@ from batchbound.heuristics.serving_registry import (
 ERROR = 0.126
 PAPER = EconoServeSettings(padding=0.10, reserved=0.02, buffer=0.15)
 """Alpaca's, as benchmarks/econoserve has them."""
-SYSTEMS = {name: (name, PAPER) for name in SERVING_POLICIES if name in BLOCK_ALLOCATION} | {
+SYSTEMS = {
+    "vllm": ("vllm", PAPER),
+    "sarathi": ("sarathi", PAPER),
     "multires": ("multires", PAPER),
     "sync-coupled": ("sync-coupled", PAPER),
     "econoserve-sdo": ("econoserve-sdo", PAPER),
+    "econoserve 3.2": ("econoserve", replace(PAPER, hosted="answers")),
     "econoserve": ("econoserve", PAPER),
     "half the sizes": ("econoserve", replace(PAPER, padding=0.05, buffer=0.075)),
     "no pad, no buffer": ("econoserve", replace(PAPER, padding=0.0, buffer=0.0)),
 }
+
+
+def paged(system: str, sizes: EconoServeSettings) -> bool:
+    """Return whether blocks lie anywhere; else a request has one region, in which it may host others."""
+    return system in BLOCK_ALLOCATION and sizes.hosted == "requests"
 
 
 @dataclass(slots=True)
@@ -110,7 +117,7 @@ def grid(options: argparse.Namespace) -> None:
                 workload, predicted = job(options.requests, seed)
                 longest = int((workload.input_tokens + workload.output_tokens).max())
                 capacity = int(options.share * options.slots * longest)
-                ledger = PlacedLedger(capacity, len(workload), block, paged=system in BLOCK_ALLOCATION)
+                ledger = PlacedLedger(capacity, len(workload), block, paged=paged(system, sizes))
                 recorder = Recorder(Clock())
                 policy = serving_policy(system, ServingOptions(longest, 1024, sizes))
                 run = serve(workload, policy, recorder, ledger, predicted=predicted)
@@ -180,7 +187,7 @@ def main() -> None:
         )
         for label, (system, sizes) in SYSTEMS.items():
             begun = time.process_time()
-            ledger = PlacedLedger(capacity, len(workload), block, paged=system in BLOCK_ALLOCATION)
+            ledger = PlacedLedger(capacity, len(workload), block, paged=paged(system, sizes))
             engine = ServingEngine(model, prompts, ledger)
             recorder = Recorder(engine)
             policy = serving_policy(system, ServingOptions(longest, 1024, sizes))

@@ -1,19 +1,16 @@
-"""EconoServe: prompts fill the iteration, answers fill the memory, and unused memory is lent."""
+"""EconoServe: prompts fill the iteration, answers fill the memory, and its second halves are lent."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .econoserve_settings import EconoServeSettings
-from .guest_queue import GuestQueue
 from .prompt_reserve import PromptReserve
 from .serving_policy import ServingState, Step
 from .synced_groups import SyncedGroups
 from .task_queue import TaskQueue
-from .unused_parts import UnusedParts
 
 
 @dataclass(slots=True)
@@ -22,7 +19,6 @@ class _Changes:
     stop: list[int] = field(default_factory=list)
     swap_out: list[int] = field(default_factory=list)
     swap_in: list[int] = field(default_factory=list)
-    drop: list[int] = field(default_factory=list)
 
 
 class EconoServe:
@@ -30,54 +26,38 @@ class EconoServe:
     EconoServe's decision for one iteration (its Algorithm 1).
 
     Where the paper leaves the rule open: a prompt beyond the reserved memory is begun only if no answer waits
-    and its own answer will fit, for which it is given room at once if memory is lent to whole requests; an
-    answer longer than predicted asks for a block at a time, or for what is unused, and when there is neither
-    it pauses in place, predicted to need ``padding`` of its length more (the paper's L_new, predicted minus
-    generated, would be zero), at least a block; when everything left has paused so, the one that holds most
-    is moved to the host.
+    and its own answer will fit; an answer longer than predicted asks for a block at a time, and when there is
+    none it pauses in place, predicted to need ``padding`` of its length more (the paper's L_new, predicted
+    minus generated, would be zero), at least a block; when everything left has paused so, the one that holds
+    most is moved to the host.
 
     Parameters
     ----------
     settings
-        Parts and sizes.
+        Parts and sizes. If memory is lent, it is to answers alone.
     """
 
     def __init__(self, settings: EconoServeSettings | None = None) -> None:
         self.settings = settings = EconoServeSettings() if settings is None else settings
         self._prompts = TaskQueue(ordered=settings.ordered)
         self._answers = TaskQueue(ordered=settings.ordered)
-        # Prompts again, by how long they would stay.
-        self._guests = GuestQueue(settings.buffer, settings.forward_size)
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
-        # Given up before their prompt was done, to be queued anew.
-        self._dropped: list[int] = []
         self._target: dict[int, int] = {}
         self._reserve = PromptReserve(settings.reserved)
         self._groups = SyncedGroups()
         self._look = True
-        self._lends_whole = settings.pipelined and settings.hosted == "requests"
-        # Whether a part of a region may have become lendable since the last search.
-        self._gaps = False
-        self._parts: UnusedParts | None = None
 
     def __call__(self, state: ServingState) -> Step:
         """Return the next iteration."""
         changes = _Changes()
-        self._parts = None
-        self._gaps |= bool(state.arrived or state.finished or state.prefilled)
-        for request in (*state.arrived, *self._dropped):
-            self._queue_prompt(state, request)
-        self._dropped = []
+        for request in state.arrived:
+            self._prompts.push(request, int(state.prompt[request]), float(state.deadline[request]), 0)
         for request in state.finished:
             self._finish(request)
         for request in state.prefilled:
-            if request in self._target:
-                # It was promised room for its answer when its prompt began.
-                self._join(request, changes, self._groups.new())
-            else:
-                self._queue_answer(state, request, self._predict(state, request), again=False)
+            self._queue_answer(state, request, self._predict(state, request), again=False)
         self._make_room(state, changes)
         while self._host and self._call_back(state, changes, self._available(state)):
             pass
@@ -85,8 +65,6 @@ class EconoServe:
             self._select(state, changes)
         decodes = len(state.running) + len(changes.start) - len(changes.stop) - len(changes.swap_out)
         prefill = self._fill(state, self.settings.forward_size - decodes)
-        if self._lends_whole and self._gaps:
-            self._host_tasks(state, changes, self.settings.forward_size - decodes, prefill)
         if decodes <= 0 and not prefill and (len(self._answers) or self._host):
             self._unlock(state, changes)
         return Step(
@@ -95,30 +73,17 @@ class EconoServe:
             stop=changes.stop,
             swap_out=changes.swap_out,
             swap_in=changes.swap_in,
-            drop=changes.drop,
         )
-
-    def _queue_prompt(self, state: ServingState, request: int) -> None:
-        length = int(state.prompt[request])
-        if self._lends_whole:
-            # It is given room for both.
-            answer = self._predict(state, request)
-            due = math.isfinite(state.deadline[request])
-            self._guests.push(request, length, answer, due=due)
-            length += answer
-        self._prompts.push(request, length, float(state.deadline[request]), 0)
 
     def _predict(self, state: ServingState, request: int) -> int:
         padded = math.ceil(int(state.predicted[request]) * (1 + self.settings.padding))
         return max(1, padded - int(state.generated[request]))
 
-    def _rest(self, state: ServingState, request: int) -> int:
+    def _more(self, state: ServingState, request: int) -> int:
         """Return how much longer an answer is taken to be that is longer than predicted."""
         padding = math.ceil(int(state.predicted[request]) * self.settings.padding)
-        return max(1, padding, int(state.generated[request] * self.settings.extension))
-
-    def _more(self, state: ServingState, request: int) -> int:
-        return max(self._rest(state, request), state.ledger.block_tokens)
+        extension = int(state.generated[request] * self.settings.extension)
+        return max(padding, extension, state.ledger.block_tokens)
 
     def _queue_answer(self, state: ServingState, request: int, length: int, *, again: bool) -> None:
         most = state.ledger.blocks * state.ledger.block_tokens - int(state.held[request])
@@ -146,13 +111,13 @@ class EconoServe:
             guests = ledger.first_guests(request)
             for guest in guests:
                 if guest in ledger.loans:
-                    self._move_out(state, guest, changes, but=guests)
+                    self._move_out(state, guest, changes)
             if guests:
-                continue
-            if self.settings.shortage == "reserve" and self._extend(state, request, changes):
                 continue
             if request in ledger.loans:
                 self._move_out(state, request, changes)
+            elif self.settings.shortage == "reserve" and ledger.grow(request, int(state.held[request]) + 1):
+                continue
             elif self.settings.shortage == "offload":
                 self._send(state, request, changes)
             else:
@@ -160,53 +125,20 @@ class EconoServe:
                 changes.stop.append(request)
                 self._queue_answer(state, request, self._more(state, request), again=True)
 
-    def _move_out(self, state: ServingState, guest: int, changes: _Changes, but: Sequence[int] = ()) -> None:
-        """Move a guest that overstays to blocks of its own, or to other unused parts, or to the host."""
-        ledger, but = state.ledger, (*but, guest)
+    def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
+        """Move a guest that overstays, and its guests, to blocks of their own, or to the host."""
+        ledger = state.ledger
         for inner in ledger.guests_of(guest):
-            self._move_out(state, inner, changes, but)
+            self._move_out(state, inner, changes)
         held = int(state.held[guest])
         left = max(self._target[guest] - int(state.generated[guest]), 1)
-        self._parts = None
-        if ledger.settle(guest, held + left) or ledger.settle(guest, held + 1):
-            return
-        lacks = held + left - ledger.own.get(guest, 0) * ledger.block_tokens
-        if self._lends_whole and lacks > 0:
-            parts = self._unused(state, changes, but)
-            if parts.room(lacks, left) == lacks:
-                before = tuple(ledger.loans[guest])
-                parts.take(guest, lacks, left)
-                ledger.give_back(guest, before)
-                return
-        self._send(state, guest, changes)
-
-    def _extend(self, state: ServingState, request: int, changes: _Changes) -> bool:
-        """Give a request that needs more than predicted a block, or else unused parts, if there are any."""
-        ledger = state.ledger
-        if request not in ledger.loans and ledger.grow(request, int(state.held[request]) + 1):
-            return True
-        if not self._lends_whole:
-            return False
-        if self._parts is None:
-            self._parts = self._unused(state, changes)
-        more = self._rest(state, request)
-        if self._parts.room(more, self._guests.stay(more)) < more:
-            return False
-        self._parts.take(request, more, self._guests.stay(more))
-        self._target[request] = int(state.generated[request]) + more
-        return True
+        if not (ledger.settle(guest, held + left) or ledger.settle(guest, held + 1)):
+            self._send(state, guest, changes)
 
     def _send(self, state: ServingState, request: int, changes: _Changes) -> None:
         self._look |= self._groups.leave(request)
         self._reserve.leave(request)
-        self._parts = None
         state.ledger.release(request)
-        if request == self._partial:
-            self._partial = None
-            del self._target[request]
-            self._dropped.append(request)
-            changes.drop.append(request)
-            return
         changes.swap_out.append(request)
         self._host.append(request)
         self._away[request] = int(state.held[request])
@@ -218,17 +150,9 @@ class EconoServe:
             return False
         more = self._more(state, request)
         needed = min(self._away[request] + more, ledger.blocks * ledger.block_tokens)
-        if ledger.lacking(request, needed) <= available:
-            ledger.grow(request, needed)
-        elif self._lends_whole:
-            more = self._rest(state, request)
-            needed = self._away[request] + more
-            parts = self._unused(state, changes)
-            if parts.room(needed, self._guests.stay(more)) < needed:
-                return False
-            parts.take(request, needed, self._guests.stay(more))
-        else:
+        if ledger.lacking(request, needed) > available:
             return False
+        ledger.grow(request, needed)
         self._host.popleft()
         del self._away[request]
         changes.swap_in.append(request)
@@ -254,7 +178,7 @@ class EconoServe:
                     full = True
                     break
         self._look = False
-        if self.settings.hosted == "answers" and self.settings.pipelined:
+        if self.settings.pipelined:
             self._lend_halves(state, hosts, changes)
 
     def _start(
@@ -273,10 +197,6 @@ class EconoServe:
     def _begin(self, request: int, changes: _Changes, group: int) -> None:
         self._answers.remove(request)
         self._reserve.leave(request)
-        self._gaps = True
-        self._join(request, changes, group)
-
-    def _join(self, request: int, changes: _Changes, group: int) -> None:
         self._groups.join(request, group)
         if request in changes.stop:
             changes.stop.remove(request)
@@ -311,84 +231,14 @@ class EconoServe:
             begun, self._partial = self._partial, None
             budget = self._chunk(state, begun, budget, prefill)
         while budget > 0 and len(self._prompts) and self._partial is None:
-            most = state.ledger.free * state.ledger.block_tokens if self._lends_whole else budget
-            request = self._prompts.fitting(most)
+            request = self._prompts.fitting(budget)
             if request is None:
                 request = self._prompts.head()
             if request is None or not self._admit(state, request):
                 break
-            self._take_prompt(request)
+            self._prompts.remove(request)
             budget = self._chunk(state, request, budget, prefill)
         return prefill
-
-    def _take_prompt(self, request: int) -> None:
-        self._prompts.remove(request)
-        if self._lends_whole:
-            self._guests.remove(request)
-
-    def _host_tasks(
-        self, state: ServingState, changes: _Changes, budget: int, prefill: list[tuple[int, int]]
-    ) -> None:
-        """Lend what is unused to answers and to whole requests that wait, the longest that fits first."""
-        budget -= sum(new for _, new in prefill)
-        parts = self._unused(state, changes)
-        while (answer := self._fitting_answer(parts)) is not None:
-            length = self._target[answer] - int(state.generated[answer])
-            self._begin(answer, changes, self._groups.new())
-            lacks = int(state.held[answer]) + length - state.ledger.promised(answer)
-            if lacks > 0:
-                parts.take(answer, lacks, self._guests.stay(length))
-            parts.add(answer, int(state.held[answer]))
-        if len(self._answers) or self._host:
-            # What nobody needs becomes free for those that wait for more than parts.
-            parts = self._unused(state, changes, left_behind=False)
-        while budget > 0 and self._partial is None:
-            guest = self._guests.fitting(parts, self._spare(state), budget)
-            if guest is None:
-                break
-            self._take_prompt(guest)
-            self._take_room(state, parts, guest, budget)
-            budget = self._chunk(state, guest, budget, prefill)
-            if self._partial is None:
-                parts.add(guest, int(state.prompt[guest]))
-        self._gaps = budget <= 0 or self._partial is not None
-
-    def _unused(
-        self, state: ServingState, changes: _Changes, but: Sequence[int] = (), *, left_behind: bool = True
-    ) -> UnusedParts:
-        """Return the unused parts but those of some."""
-        # Of whoever comes back from the host this state does not show what it will hold.
-        gone = {*changes.stop, *changes.swap_out, *changes.swap_in, *but}
-        parts = UnusedParts(state.ledger)
-        for host in state.ledger.left_behind if left_behind else ():
-            parts.add_left_behind(host)
-        for host in (*state.running.tolist(), *changes.start):
-            if host not in gone:
-                parts.add(host, int(state.held[host]))
-        return parts
-
-    def _fitting_answer(self, parts: UnusedParts) -> int | None:
-        if not len(self._answers):
-            return None
-        most = self._answers.longest()
-        return self._answers.closest(parts.longest(most, lambda length: (length, self._guests.stay(length))))
-
-    def _spare(self, state: ServingState) -> int:
-        """Return the free tokens that nobody waits for."""
-        waited = len(self._answers) or self._host
-        return 0 if waited else max(0, self._available(state)) * state.ledger.block_tokens
-
-    def _take_room(self, state: ServingState, parts: UnusedParts, request: int, budget: int) -> None:
-        """Give a request unused parts, and blocks of its own for what these lack."""
-        ledger, prompt = state.ledger, int(state.prompt[request])
-        self._target[request] = answer = self._predict(state, request)
-        tokens, iterations = prompt + answer, self._guests.stay(answer, prompt, budget)
-        own = ledger.blocks_for(tokens - parts.room(tokens, iterations))
-        own = min(own, self._spare(state) // ledger.block_tokens)
-        if own:
-            ledger.grow(request, own * ledger.block_tokens)
-        if (lent := tokens - own * ledger.block_tokens) > 0:
-            parts.take(request, lent, iterations)
 
     def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
         lacks = state.lacks(request)
@@ -406,11 +256,6 @@ class EconoServe:
         whole = min(ledger.blocks_for(prompt + answer), ledger.blocks)
         alone = ledger.free == ledger.blocks
         beyond = (self.settings.beyond_reserve or alone) and not len(self._answers) and whole <= ledger.free
-        if beyond and self._lends_whole:
-            ledger.grow(request, whole * ledger.block_tokens)
-            self._target[request] = answer
-            self._gaps = True
-            return True
         if blocks > ledger.free or not (beyond or self._reserve.holds(ledger, blocks)):
             return False
         ledger.grow(request, prompt)

@@ -26,8 +26,8 @@ class EconoServeSettings:
     reserved
         Share of the memory kept for prompts.
     buffer
-        Share of its predicted length by which a guest may overstay before its host needs the place (the
-        paper's b); hosting ``"answers"``, share of the lent half that the guest is not predicted to fill.
+        Share of its predicted length by which a guest may overstay before its place is needed (the paper's
+        b); hosting ``"answers"``, share of the lent half that the guest is not predicted to fill.
     forward_size
         Tokens of an iteration to aim at (TFS).
     extension
@@ -35,12 +35,12 @@ class EconoServeSettings:
         padding's).
     shortage
         What an answer longer than predicted does (the three solutions of section 2.3): takes free memory, the
-        reserve included, a block at a time and pauses in place if there is none (``"reserve"``); pauses in
-        place (``"pause"``); or moves to the host (``"offload"``).
+        reserve included, a block at a time (``"reserve"``) and pauses in place if there is none; pauses in
+        place (``"pause"``); or moves to the host (``"offload"``). Who hosts whole requests knows the first.
     hosted
-        Who is put into a lent part: ``"answers"`` whose prompt is computed and lies elsewhere, when their
-        host begins (section 3.2); or also whole ``"requests"``, prompt and answer, whenever parts are unused,
-        of several hosts together.
+        To whom unused memory is lent: ``"answers"`` whose prompt is computed and lies elsewhere, when their
+        host begins (section 3.2); or whole ``"requests"``, prompt and answer, as soon as they will be gone
+        before it is needed.
     beyond_reserve
         Whether a prompt may begin outside of the reserve as well, if no answer waits and its own will fit.
     """

@@ -71,7 +71,6 @@ class KvLedger:
         self.loans: dict[int, list[Loan]] = {}
         self.guests: dict[int, dict[int, list[Loan]]] = {}
         self._gone: set[int] = set()
-        self._gaps: dict[int, list[tuple[int, int]]] = {}
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold ``tokens``."""
@@ -158,11 +157,10 @@ class KvLedger:
         """
         Take everything a request has.
 
-        Blocks that its guests still write to are freed when they leave, and may be lent until then; guests
-        in what it borrowed are from now on those of whom it borrowed it from.
+        Blocks that its guests still write to are freed when they leave; guests in what it borrowed are from
+        now on those of whom it borrowed it from.
         """
         self.room[request] = 0
-        self._gaps.pop(request, None)
         if request in self.loans:
             self._hand_on(request)
             self._give_back(request, self.loans[request])
@@ -199,20 +197,6 @@ class KvLedger:
             begin += part.tokens
         return found
 
-    def give_back(self, guest: int, loans: Sequence[Loan]) -> None:
-        """
-        Take back what a guest that lends nothing borrowed.
-
-        Parameters
-        ----------
-        guest
-            Its tokens are copied to what it has besides, which takes no time worth counting.
-        loans
-            Some of its own.
-        """
-        self._give_back(guest, loans)
-        self._measure(guest)
-
     def _give_back(self, guest: int, loans: Sequence[Loan]) -> None:
         gone = list(loans)
         self.loans[guest] = [loan for loan in self.loans[guest] if loan not in gone]
@@ -243,11 +227,6 @@ class KvLedger:
             return []
         guest = min(mine, key=lambda g: min(loan.start for loan in mine[g]))
         return [*self.guests_of(guest), guest]
-
-    @property
-    def left_behind(self) -> frozenset[int]:
-        """Requests that are gone, with guests in their blocks."""
-        return frozenset(self._gone)
 
     def check(self, resident: IntArray, held: IntArray) -> None:
         """
@@ -285,22 +264,10 @@ class KvLedger:
         borrowed = sum(loan.tokens for loan in self.loans.get(request, ()))
         return self.own.get(request, 0) * self.block_tokens + borrowed
 
-    def gaps(self, request: int) -> list[tuple[int, int]]:
-        """Return the first token and the one past the last of each piece that is not lent, in order."""
-        if request not in self._gaps:
-            begin, gaps = 0, list[tuple[int, int]]()
-            for loan in sorted(self.lent(request), key=lambda loan: loan.start):
-                if loan.start > begin:
-                    gaps.append((begin, loan.start))
-                begin = loan.start + loan.tokens
-            if (full := self.promised(request)) > begin:
-                gaps.append((begin, full))
-            self._gaps[request] = gaps
-        return self._gaps[request]
-
     def _measure(self, request: int) -> None:
-        self._gaps.pop(request, None)
         if request in self._gone:
             return
         full = self.promised(request)
-        self.room[request] = min((loan.start for loan in self.lent(request)), default=full)
+        if self.guests.get(request):
+            full = min((loan.start for loan in self.lent(request)), default=full)
+        self.room[request] = full

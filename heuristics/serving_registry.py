@@ -8,6 +8,7 @@ from typing import Any
 
 from .econoserve import EconoServe
 from .econoserve_settings import EconoServeSettings
+from .pipelined_requests import PipelinedRequests
 from .serving_baselines import MultiRes, Sarathi, SyncCoupled, Vllm
 from .serving_max_allocation import FastServe, Orca, ShortestRemaining
 from .serving_policy import ServingPolicy
@@ -33,10 +34,16 @@ class ServingOptions:
     settings: EconoServeSettings = field(default_factory=EconoServeSettings)
 
 
+def econoserve(settings: EconoServeSettings) -> ServingPolicy:
+    """Return EconoServe with these parts and sizes, fresh."""
+    whole = settings.pipelined and settings.hosted == "requests"
+    return PipelinedRequests(settings) if whole else EconoServe(settings)
+
+
 def _econoserve(synced: bool, ordered: bool, pipelined: bool) -> Callable[[ServingOptions], ServingPolicy]:
     def make(options: ServingOptions) -> ServingPolicy:
         parts: dict[str, Any] = {"synced": synced, "ordered": ordered, "pipelined": pipelined}
-        return EconoServe(replace(options.settings, forward_size=options.forward_size, **parts))
+        return econoserve(replace(options.settings, forward_size=options.forward_size, **parts))
 
     return make
 
@@ -56,8 +63,8 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
 }
 """Fresh policies by name."""
 
-BLOCK_ALLOCATION = frozenset({"vllm", "sarathi"})
-"""Policies that take a block at a time, wherever it lies."""
+BLOCK_ALLOCATION = frozenset({"vllm", "sarathi", "econoserve"})
+"""Policies that take a block at a time, wherever it lies (EconoServe where it hosts whole requests)."""
 
 
 def serving_policy(name: str, options: ServingOptions | None = None) -> ServingPolicy:

@@ -25,12 +25,13 @@ class LengthIndex:
         self._lengths: list[int] = []
         self._length: dict[int, int] = {}
 
-    def __contains__(self, task: int) -> bool:
-        return task in self._length
-
     def longest(self) -> int:
         """Return the greatest length, 0 of none."""
         return self._lengths[-1] if self._lengths else 0
+
+    def shortest(self, count: int) -> list[int]:
+        """Return the oldest task of each of the least lengths, shortest first."""
+        return [next(iter(self._tasks[length])) for length in self._lengths[:count]]
 
     def push(self, task: int, length: int) -> None:
         """Add a task that is not in it."""
@@ -158,6 +159,10 @@ class TaskQueue:
     def longest(self) -> int:
         """Return the greatest length, 0 of none."""
         return self._lengths.longest()
+
+    def shortest(self, count: int) -> list[int]:
+        """Return the oldest task of each of the ``count`` least lengths, shortest first."""
+        return self._lengths.shortest(count)
 
     def closest(self, most: int) -> int | None:
         """Return the longest of all tasks that is no longer than ``most``, the oldest of those, or None."""

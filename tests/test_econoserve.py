@@ -1,7 +1,7 @@
 """EconoServe's queue, its parts, the two-device split and the figures of a run."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,10 +16,9 @@ from batchbound.executor.disaggregated import simulate_disaggregated
 from batchbound.executor.serving_metrics import serving_metrics
 from batchbound.executor.serving_schedule import serving_schedule
 from batchbound.executor.serving_simulation import ServingError, ServingRun, simulate_serving
-from batchbound.heuristics.econoserve import EconoServe
 from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_baselines import Vllm
-from batchbound.heuristics.serving_registry import ServingOptions, serving_policy
+from batchbound.heuristics.serving_registry import ServingOptions, econoserve, serving_policy
 from batchbound.heuristics.task_queue import TaskQueue
 
 UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
@@ -37,7 +36,7 @@ def serve(
     requests: Workload, sizes: EconoServeSettings, capacity: int, predicted: list[int] | None = None
 ) -> ServingRun:
     seen = None if predicted is None else np.array(predicted)
-    return simulate_serving(requests, EconoServe(sizes), UNIT, capacity, block_tokens=1, predicted=seen)
+    return simulate_serving(requests, econoserve(sizes), UNIT, capacity, block_tokens=1, predicted=seen)
 
 
 def test_a_queue_without_order_gives_the_first_that_came() -> None:
@@ -99,11 +98,11 @@ def test_prompts_join_while_answers_are_under_way() -> None:
 
 
 def test_unused_memory_is_lent_to_an_answer_half_as_long() -> None:
-    # 24 places: a prompt of 1 with an answer of 16 leaves 7, too few for 1 + 8; half of the 16 is lent.
+    # 22 places: a prompt of 1 with an answer of 16 leaves 5, too few for 1 + 8; half of the 16 is lent.
     requests = workload([1, 1], [16, 8])
-    reserve = EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0, forward_size=100)
-    alone = serve(requests, EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0, pipelined=False), 22)
-    lent = serve(requests, reserve, 22)
+    halves = replace(EXACT, reserved=0.1, hosted="answers")
+    alone = serve(requests, replace(halves, pipelined=False), 22)
+    lent = serve(requests, halves, 22)
     assert (alone.lent_tokens, lent.lent_tokens > 0) == (0, True)
     assert lent.finished.max() < alone.finished.max()
     assert lent.held.mean() > alone.held.mean()
@@ -111,45 +110,43 @@ def test_unused_memory_is_lent_to_an_answer_half_as_long() -> None:
 
 
 def test_a_whole_request_is_hosted_in_what_a_running_one_has_not_used() -> None:
-    # 42 places, of which the first takes 41; of its 40 unused ones the second needs 4 + 8, and 8 iterations.
+    # 42 places, of which the first will take 1 + 40; the second needs 4 + 8 of them, for 8 iterations.
     requests = workload([1, 4], [40, 8], [0.0, 0.5])
-    sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
-    run = serve(requests, sizes, 42)
-    assert (run.lent_tokens, run.preempted.tolist()) == (4 + 8, [0, 0])
+    run = serve(requests, EXACT, 42)
+    assert (run.lent_tokens, run.preempted.tolist()) == (40 + 12 - 42, [0, 0])
     assert run.finished.tolist() == [40.0, 9.0]
-    # What a guest holds counts: when its prompt is done it is the first's 2 tokens and its own 4.
+    # When the second's prompt is done it is the first's 2 tokens and its own 4.
     assert run.held.tolist()[:3] == [1, 2 + 4, 3 + 5]
-    alone = serve(requests, replace(sizes, hosted="answers"), 42)
+    alone = serve(requests, replace(EXACT, hosted="answers"), 42)
     assert (alone.lent_tokens, alone.finished.tolist()) == (0, [40.0, 48.0])
 
 
-def test_an_answer_is_hosted_if_its_prompt_fits_nowhere_but_in_free_memory() -> None:
-    # The first takes 41 of 73 places. A prompt of 30 fits into the rest, an answer of 4 more does not.
-    requests = workload([1, 30], [40, 4])
-    sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
-    run = serve(requests, sizes, 73)
-    assert run.lent_tokens > 0
-    assert run.finished.tolist()[1] < 10
-    assert run.preempted.tolist() == [0, 0]
+def test_nothing_is_lent_to_whom_would_be_there_when_it_is_needed() -> None:
+    # When the second ends the first holds 1 + 18 tokens, and the second 5 + 18 or 4 + 18.
+    assert serve(workload([1, 5], [40, 18], [0.0, 0.5]), EXACT, 41).lent_tokens == 0
+    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), EXACT, 41).lent_tokens == 40 + 22 - 41
+    assert serve(workload([1, 5], [40, 18], [0.0, 0.5]), EXACT, 42).lent_tokens == 40 + 23 - 42
+    # With a buffer it may still be there when the first holds 1 + 27.
+    buffered = replace(EXACT, buffer=0.5)
+    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), buffered, 41).lent_tokens == 0
 
 
-def test_a_part_is_not_lent_to_whom_would_be_there_when_its_host_comes() -> None:
-    requests = workload([1, 5], [40, 18], [0.0, 0.5])
-    sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
-    # Its 5 + 18 tokens and 18 iterations are one more than the 40 unused ones.
-    assert serve(requests, sizes, 41).lent_tokens == 0
-    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), sizes, 41).lent_tokens == 4 + 18
-    # A free block of its own will do for that one.
-    assert serve(requests, sizes, 42).lent_tokens == 5 + 18 - 1
+def test_of_those_that_are_due_the_one_that_needs_least_is_hosted_of_others_the_largest() -> None:
+    # One fits beside the first, which takes 41 of 44 places; the third in order never does.
+    requests = workload([1, 2, 2, 30], [40, 4, 12, 9], [0.0, 0.5, 0.5, 0.5])
+    due = serve(requests, EXACT, 44)
+    assert due.spent[:, 0].tolist()[1] < 1
+    never = replace(requests, deadline=np.full(4, np.inf))
+    assert serve(never, EXACT, 26 + 15).spent[2, 0] < 1
 
 
 def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
-    requests = workload([1, 1], [16, 14])
-    sizes = EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0, forward_size=100)
-    run = serve(requests, sizes, 20, predicted=[16, 7])
-    assert run.lent_tokens > 0
+    # At 20 places the second has 7 of its 14 when it was to be gone; it goes on till none is left.
+    run = serve(workload([1, 1], [16, 14]), EXACT, 20, predicted=[16, 7])
+    assert run.lent_tokens == 17 + 8 - 20
     assert run.tokens.tolist() == [16, 14]
-    assert run.preempted[0] == 0 < run.preempted[1]
+    # Then its 10 tokens move to the host, half a second each.
+    assert (run.finished[0], run.preempted.tolist()) == (16.0 + 5.0, [0, 1])
 
 
 def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
@@ -160,12 +157,14 @@ def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
 
 @pytest.mark.parametrize("shortage", ["reserve", "pause"])
 def test_with_memory_free_a_longer_answer_goes_on_at_once(shortage: Literal["reserve", "pause"]) -> None:
-    run = serve(workload([2], [8]), replace(EXACT, shortage=shortage), 80, predicted=[5])
+    sizes = replace(EXACT, shortage=shortage, hosted="answers")
+    run = serve(workload([2], [8]), sizes, 80, predicted=[5])
     assert (run.finished[0], run.preempted[0]) == (8.0, 0)
 
 
 def test_offloading_a_longer_answer_costs_both_ways() -> None:
-    run = serve(workload([2], [7]), replace(EXACT, shortage="offload"), 80, predicted=[5])
+    sizes = replace(EXACT, shortage="offload", hosted="answers")
+    run = serve(workload([2], [7]), sizes, 80, predicted=[5])
     # Where the prediction ends 7 tokens are held: 3.5 s to the host and 3.5 s back, for one more token.
     assert (run.finished[0], run.preempted[0]) == (6.0 + 3.5 + 3.5 + 1.0, 1)
 
@@ -193,6 +192,12 @@ def test_a_shortage_or_a_guest_of_no_such_kind_is_refused() -> None:
         EconoServeSettings(shortage="wait")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="hosted is 'all'"):
         EconoServeSettings(hosted="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"shortage": "offload"}, {"beyond_reserve": False}])
+def test_who_hosts_whole_requests_lets_them_take_what_is_free(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="shortage must be 'reserve', and beyond_reserve true"):
+        econoserve(EconoServeSettings(**wrong))
 
 
 @pytest.mark.parametrize("wrong", [{"padding": -0.1}, {"reserved": 1.0}, {"buffer": float("nan")}])
@@ -229,7 +234,7 @@ def test_the_figures_of_a_run_add_up() -> None:
 
 def test_a_run_that_is_stopped_counts_what_is_still_there_with_what_it_has_spent() -> None:
     requests = workload([2, 2, 2], [5, 50, 4], [0.0, 0.0, 9.5])
-    policy = EconoServe(replace(EXACT, pipelined=False))
+    policy = econoserve(replace(EXACT, pipelined=False))
     run = simulate_serving(requests, policy, UNIT, 100, block_tokens=1, until=10.0)
     assert run.finished[0] == 5.0
     assert np.isnan(run.finished[1:]).all()

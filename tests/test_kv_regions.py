@@ -1,6 +1,7 @@
 """Regions of keys and values on the device, guests in them, and a model that is served from them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from batchbound.cli import main
 from batchbound.data.generators import generate
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.executor.kv_regions import PlacedLedger
-from batchbound.executor.serving_simulation import WAITING
 from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_registry import BLOCK_ALLOCATION, ServingOptions, serving_policy
 
@@ -98,11 +98,8 @@ def test_no_place_ever_belongs_to_two(moves: list[tuple[int, int, int]], paged: 
             ledger.settle(request, tokens)
         elif tokens % 2 and request not in ledger.loans:
             ledger.grow(request, tokens)
-        elif (gaps := ledger.gaps(other)) and ledger.room[request] and not ledger.guests.get(request):
-            # The second half of some piece that is not lent, be its owner there or gone.
-            begin, end = gaps[tokens % len(gaps)]
-            if request not in ledger.left_behind:
-                ledger.lend(other, request, start=(begin + end) // 2, tokens=end - (begin + end) // 2)
+        elif (room := int(ledger.room[other])) and ledger.room[request] and not ledger.guests.get(request):
+            ledger.lend(other, request, start=room // 2, tokens=room - room // 2)
         taken: list[int] = []
         for resident in range(6):
             room = int(ledger.room[resident])
@@ -139,22 +136,28 @@ def test_every_policy_gives_the_models_own_answers_from_half_the_memory(family: 
     own = [own_answer(model, p, int(n)) for p, n in zip(prompts, requests.output_tokens, strict=True)]
     longest = int((requests.input_tokens + requests.output_tokens).max())
     sizes = EconoServeSettings(padding=0.0, reserved=0.1, buffer=0.0)
-    moved = stopped = 0
-    for name in ("vllm", "sarathi", "multires", "fastserve", "econoserve-sdo", "econoserve"):
+    halves = replace(sizes, hosted="answers")
+    moved = stopped = lent = 0
+    policies = dict.fromkeys(
+        ("vllm", "sarathi", "multires", "fastserve", "econoserve-sdo", "econoserve"), sizes
+    )
+    for name, parts in (*policies.items(), ("econoserve", halves)):
         done = serve_on_model(
             model,
             prompts,
             requests,
-            serving_policy(name, ServingOptions(longest, 12, sizes)),
+            serving_policy(name, ServingOptions(longest, 12, parts)),
             2 * longest,
             block_tokens=4,
-            paged=name in BLOCK_ALLOCATION,
+            paged=name in BLOCK_ALLOCATION and parts is sizes,
             predicted=np.array(predicted),
         )
         assert done.answers == own
         moved += done.moved_tokens
         stopped += int(done.run.preempted.sum())
-    assert done.run.lent_tokens > 0
+        if name == "econoserve":
+            lent += done.run.lent_tokens > 0
+    assert lent == 2
     assert moved > 0
     assert stopped > 0
 
@@ -163,25 +166,25 @@ def test_a_guest_that_overstays_moves_out_and_keeps_its_tokens() -> None:
     from batchbound.executor.model_source import load_model
     from batchbound.executor.serving_run import own_answer, serve_on_model
 
-    # The third is predicted to end before the first needs what it lends. It comes when it has not: the second
-    # is gone by then, and the third's 9 tokens move to its blocks.
-    requests, prompts = workload([2, 4, 1], [24, 6, 20]), [[5, 6], [7, 8, 9, 10], [11]]
+    # The second lies in the first's second half and is predicted to end before the first comes. It comes when
+    # it has not: its tokens move to what was kept for prompts.
+    requests, prompts = workload([1, 1], [16, 14]), [[5], [11]]
     model = load_model("tiny:llama:0", dtype="float64")
-    sizes = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0)
+    sizes = EconoServeSettings(padding=0.0, reserved=0.3, buffer=0.0, hosted="answers")
     policy = serving_policy("econoserve", ServingOptions(32, 64, sizes))
-    predicted = np.array([24, 6, 8])
-    done = serve_on_model(model, prompts, requests, policy, 36, block_tokens=1, predicted=predicted)
-    assert done.run.lent_tokens > 0
+    predicted = np.array([16, 7])
+    done = serve_on_model(model, prompts, requests, policy, 32, block_tokens=1, predicted=predicted)
+    assert done.run.lent_tokens == 7
     assert done.moved_tokens > 0
-    assert done.answers == [own_answer(model, p, n) for p, n in zip(prompts, [24, 6, 20], strict=True)]
+    assert done.run.preempted.tolist() == [0, 0]
+    assert done.answers == [own_answer(model, p, n) for p, n in zip(prompts, [16, 14], strict=True)]
 
 
-def test_lending_holds_more_than_exact_allocation_and_than_large_blocks() -> None:
+def test_lending_holds_more_than_exact_allocation_and_than_blocks_alone() -> None:
     from batchbound.executor.model_source import load_model
     from batchbound.executor.serving_run import serve_on_model
 
-    # A quarter of Alpaca's lengths on blocks of a quarter of 256 tokens, of which FlashAttention's paged
-    # kernels take multiples.
+    # A quarter of Alpaca's lengths on blocks of a quarter of 32 tokens, the paper's.
     drawn, count = generate("alpaca", 0, 96), 96
     inputs, outputs = (-(-lengths // 4) for lengths in (drawn.input_tokens, drawn.output_tokens))
     requests = workload(inputs.clip(1, 32).tolist(), outputs.tolist())
@@ -197,13 +200,12 @@ def test_lending_holds_more_than_exact_allocation_and_than_large_blocks() -> Non
             requests,
             serving_policy(name, ServingOptions(longest, 1024, EconoServeSettings(reserved=0.02))),
             8 * longest,
-            block_tokens=64,
+            block_tokens=8,
             paged=name in BLOCK_ALLOCATION,
             predicted=np.rint(guess).clip(1).astype(np.int64),
         )
-        queued = done.run.start < done.run.spent[:, WAITING].max()
-        held[name] = float(done.run.held[queued].mean()) / done.run.capacity
-    assert held["econoserve"] > 1.1 * max(held["vllm"], held["multires"], held["econoserve-sdo"])
+        held[name] = float(done.run.held.mean()) / done.run.capacity
+    assert held["econoserve"] > 1.05 * max(held["vllm"], held["multires"], held["econoserve-sdo"])
 
 
 def test_serve_runs_a_model_and_says_whether_its_answers_are_right(

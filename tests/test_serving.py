@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,12 +114,13 @@ def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
     capacity = data.draw(st.integers(48, 120))
     requests = workload(prompts, answers, arrival)
     shares = st.sampled_from([0.0, 0.15, 0.6])
+    parts: dict[str, Any] = data.draw(
+        st.sampled_from(
+            [{}, *({"hosted": "answers", "shortage": name} for name in ("reserve", "pause", "offload"))]
+        )
+    )
     sizes = EconoServeSettings(
-        padding=data.draw(shares),
-        reserved=data.draw(shares),
-        buffer=data.draw(shares),
-        shortage=data.draw(st.sampled_from(["reserve", "pause", "offload"])),
-        hosted=data.draw(st.sampled_from(["answers", "requests"])),
+        padding=data.draw(shares), reserved=data.draw(shares), buffer=data.draw(shares), **parts
     )
     options = ServingOptions(40, data.draw(st.integers(13, 40)), sizes)
 

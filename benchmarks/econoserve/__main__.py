@@ -56,10 +56,6 @@ def main() -> None:
     parser.add_argument(
         "--latency", type=float, default=3.0, help="normalized, over the unloaded one, in rates"
     )
-    parser.add_argument(
-        "--shortage", choices=("reserve", "pause", "offload"), default="reserve", help="in sweet"
-    )
-    parser.add_argument("--strict", action="store_true", help="prompts begin in the reserve alone, in sweet")
     parser.add_argument("--fields", nargs="+", choices=GRIDS, default=list(GRIDS), help="in sweet")
     parser.add_argument("--system", default="econoserve", help="in sweet")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the planner")

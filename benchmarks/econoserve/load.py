@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -55,26 +56,38 @@ def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
 
 
 def decisions(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
-    """Time decisions while thousands are queued: EconoServe beside MultiRes."""
+    """Time decisions while thousands are queued, with and without garbage collection, beside MultiRes'."""
     found: dict[str, object] = {}
-    study = make("sharegpt")
-    for count in (2_500, 5_000, 10_000):
-        drawn = study.workload(study.trace.rate, count / study.trace.rate / 60)
-        workload = replace(drawn, arrival=np.zeros(len(drawn)))
-        for system in ("econoserve", "multires", "vllm"):
-            run = study.run(system, workload, known=False)
-            # The first decision takes the whole queue in; the next ones see nearly all of it.
-            early = run.decided[1 : max(2, count // 5)] * 1e6
-            took = run.prompt_tokens[1 : max(2, count // 5)] > 0
-            busy = early[took].mean() if took.any() else float("nan")
-            figures = [float(early.mean()), float(busy), float(np.quantile(early, 0.99)), float(early.max())]
-            print(
-                f"{count:6} queued  {system:11} mean {figures[0]:7.1f} us,"
-                f" when prompts are taken {figures[1]:7.1f},"
-                f" 99th percentile {figures[2]:7.1f}, longest {figures[3]:8.1f}"
-            )
-            found[f"{system} {count}"] = figures
+    for name in options.traces:
+        study = make(name)
+        for count in (2_500, 5_000, 10_000):
+            drawn = study.workload(study.trace.rate, count / study.trace.rate / 60)
+            workload = replace(drawn, arrival=np.zeros(len(drawn)))
+            for system in ("econoserve", "multires", "vllm"):
+                for collected in (True, False) if system == "econoserve" else (True,):
+                    _collect(collected)
+                    run = study.run(system, workload, known=False)
+                    _collect(True)
+                    # The first decision takes the whole queue in; the next ones see nearly all of it.
+                    early = run.decided[1 : max(2, count // 5)] * 1e6
+                    took = run.prompt_tokens[1 : max(2, count // 5)] > 0
+                    busy = early[took].mean() if took.any() else math.nan
+                    tail = [float(np.quantile(early, 0.99)), float(early.max())]
+                    figures = [float(early.mean()), float(busy), *tail]
+                    label = system if collected else f"{system}, no garbage collected"
+                    print(
+                        f"{name:11}{count:6} queued  {label:33} mean {figures[0]:7.1f} us,"
+                        f" when prompts are taken {figures[1]:7.1f},"
+                        f" 99th percentile {figures[2]:7.1f}, longest {figures[3]:8.1f}",
+                        flush=True,
+                    )
+                    found[f"{name} {count} {label}"] = figures
     return found
+
+
+def _collect(on: bool) -> None:
+    gc.collect()
+    (gc.enable if on else gc.disable)()
 
 
 def hours(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:

@@ -43,11 +43,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                     study = make(name)
                     study.seed = seed
                     workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-                    sizes = replace(
-                        _with(study.sizes, field, value),
-                        shortage=options.shortage,
-                        beyond_reserve=not options.strict,
-                    )
+                    sizes = _with(study.sizes, field, value)
                     run = study.run(options.system, workload, known=False, sizes=sizes)
                     rows[value].append(serving_metrics(run))
             found[f"{name} {field}"] = _minimum(name, field, rows)

@@ -1,0 +1,181 @@
+"""EconoServe lending to whole requests: one begins if it will be gone before its memory is needed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..data.cost import IntArray
+from .econoserve_settings import EconoServeSettings
+from .kv_forecast import KvForecast
+from .serving_policy import ServingState, Step
+from .task_queue import TaskQueue
+
+_TRIED = 8
+"""Lengths looked at for one that fits, at most: a decision must not cost the whole queue."""
+
+
+class PipelinedRequests:
+    """
+    EconoServe's decision for one iteration, with everything promised and unused lent.
+
+    A request is promised what it is predicted to need, but for the time at which it will: whoever is
+    predicted to be gone by then may begin in that memory, prompt and answer (:class:`KvForecast`). Blocks are
+    taken one at a time. The first in EconoServe's order begins if it fits; if not, of requests with a
+    deadline one of those that need least, which are gone soonest, and of others the one that needs most,
+    which fills best. An answer longer than predicted goes on, in the reserve's blocks as well; where there
+    are none left for someone, whoever began last is moved to the host.
+
+    Parameters
+    ----------
+    settings
+        Sizes. All parts are on but for the groups: an answer begins when its prompt is done.
+
+    Raises
+    ------
+    ValueError
+        If an answer longer than predicted is to stop, or prompts are to begin in the reserve alone.
+    """
+
+    def __init__(self, settings: EconoServeSettings) -> None:
+        if settings.shortage != "reserve" or not settings.beyond_reserve:
+            raise ValueError(
+                "who hosts whole requests lets answers and prompts take what is free:"
+                " shortage must be 'reserve', and beyond_reserve true"
+            )
+        self._settings = settings
+        # By prompt and predicted answer together.
+        self._prompts = TaskQueue(ordered=settings.ordered)
+        # On the host, with the tokens each held.
+        self._host: dict[int, int] = {}
+        self._partial: int | None = None
+        self._end: IntArray = np.zeros(0, dtype=np.int64)
+        self._look = False
+
+    def __call__(self, state: ServingState) -> Step:
+        """Return the next iteration."""
+        if not len(self._end):
+            self._end = np.zeros(len(state.prompt), dtype=np.int64)
+        for request in state.arrived:
+            answer = max(1, math.ceil(int(state.predicted[request]) * (1 + self._settings.padding)))
+            self._end[request] = answer
+            length = int(state.prompt[request]) + answer
+            self._prompts.push(request, length, float(state.deadline[request]), 0)
+        self._look |= bool(state.arrived or state.finished)
+        going, sent = self._make_room(state)
+        back = [] if sent else self._call_back(state, going)
+        going = np.append(going, np.array(back, dtype=np.int64))
+        prefill = self._fill(state, going)
+        started = [request for request in state.prefilled if request not in sent]
+        return Step(prefill, start=started + back, swap_out=sent, swap_in=back)
+
+    def _make_room(self, state: ServingState) -> tuple[IntArray, list[int]]:
+        """Give everyone under way a place for the next token; return who generates and who must go."""
+        ledger, sizes = state.ledger, self._settings
+        going = np.append(state.running, np.array(state.prefilled, dtype=np.int64))
+        over = going[state.generated[going] >= self._end[going]]
+        if over.size:
+            padding = np.ceil(state.predicted[over] * sizes.padding).astype(np.int64)
+            extension = (state.generated[over] * sizes.extension).astype(np.int64)
+            self._end[over] = state.generated[over] + np.maximum(np.maximum(padding, extension), 1)
+        sent: list[int] = []
+        left = len(going)
+        for request in going[state.held[going] + 1 > ledger.room[going]].tolist():
+            while request not in sent and not ledger.grow(request, int(state.held[request]) + 1):
+                # The last one in is a guest in what the others were promised.
+                left -= 1
+                guest = int(going[left])
+                ledger.release(guest)
+                self._host[guest] = int(state.held[guest])
+                sent.append(guest)
+        return going[:left], sent
+
+    def _call_back(self, state: ServingState, going: IntArray) -> list[int]:
+        """Bring back from the host, in order, those for whom there is room again."""
+        back: list[int] = []
+        ledger = state.ledger
+        alone = not going.size and self._partial is None
+        for request, tokens in tuple(self._host.items()):
+            kept = 0 if alone and not back else int(self._settings.reserved * ledger.blocks)
+            if ledger.lacking(request, tokens + 1) > ledger.free - kept:
+                break
+            ledger.grow(request, tokens + 1)
+            del self._host[request]
+            back.append(request)
+        return back
+
+    def _fill(self, state: ServingState, going: IntArray) -> list[tuple[int, int]]:
+        """Choose prompts up to the target forward size; the last one may be a chunk."""
+        prefill: list[tuple[int, int]] = []
+        budget = self._settings.forward_size - len(going)
+        if self._partial is not None:
+            begun, self._partial = self._partial, None
+            budget = self._chunk(state, begun, budget, prefill)
+        if self._host or not self._look:
+            return prefill
+        forecast = self._forecast(state, going)
+        while budget > 0 and self._partial is None:
+            request = self._next(state, forecast)
+            if request is None:
+                self._look = False
+                break
+            self._begin(state, request, forecast)
+            budget = self._chunk(state, request, budget, prefill)
+        return prefill
+
+    def _forecast(self, state: ServingState, going: IntArray) -> KvForecast:
+        ledger = state.ledger
+        capacity = int(ledger.blocks * ledger.block_tokens * (1 - self._settings.reserved))
+        there = going if self._partial is None else np.append(going, self._partial)
+        held = np.maximum(state.held[there], state.prompt[there]) + ledger.block_tokens // 2
+        rest = np.maximum(self._end[there] - state.generated[there], 1)
+        return KvForecast(capacity, self._settings.buffer, held, rest)
+
+    def _next(self, state: ServingState, forecast: KvForecast) -> int | None:
+        """Return the request to begin with, or None if none fits."""
+        queue = self._prompts
+        first = queue.head()
+        if first is None or self._fits(state, first, forecast):
+            return first
+        if not math.isfinite(state.deadline[first]):
+            return self._largest(state, forecast)
+        least = queue.shortest(_TRIED)
+        return next((request for request in least if self._fits(state, request, forecast)), None)
+
+    def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
+        """Return the request that needs most of those that fit, as far as those that need less fit, too."""
+        found, low, high = None, 0, self._prompts.longest() + 1
+        while high - low > 1 and (task := self._prompts.closest((low + high) // 2)) is not None:
+            length = self._prompts.length(task)
+            if length <= low:
+                low = (low + high) // 2
+            elif self._fits(state, task, forecast):
+                found, low = task, (low + high) // 2
+            else:
+                high = length
+        return found
+
+    def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
+        ledger, prompt = state.ledger, int(state.prompt[request])
+        if ledger.blocks_for(prompt) > ledger.free:
+            return False
+        answer = int(self._end[request])
+        return forecast.fits(prompt + ledger.block_tokens // 2, answer) or ledger.free == ledger.blocks
+
+    def _begin(self, state: ServingState, request: int, forecast: KvForecast) -> None:
+        ledger, prompt = state.ledger, int(state.prompt[request])
+        self._prompts.remove(request)
+        ledger.grow(request, prompt)
+        forecast.add(prompt + ledger.block_tokens // 2, int(self._end[request]))
+        # What everyone is promised beyond what there is.
+        beyond = forecast.promised - ledger.blocks * ledger.block_tokens
+        ledger.lent_tokens += min(max(beyond, 0), prompt + int(self._end[request]))
+
+    def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
+        lacks = state.lacks(request)
+        new = max(1, min(budget, lacks))
+        if new < lacks:
+            self._partial = request
+        prefill.append((request, new))
+        return budget - new
