@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Self
 from ..data.files import InputError
 
 JOURNAL_VERSION = 1
+
+_LOG = logging.getLogger(__name__)
 
 
 class Journal:
@@ -30,7 +34,8 @@ class Journal:
     Raises
     ------
     InputError
-        If the file belongs to another run, is damaged in its middle, or cannot be written.
+        If the file belongs to another run, which may be under way, is damaged in its middle, or cannot be
+        written.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: Mapping[str, object]) -> None:
@@ -43,6 +48,7 @@ class Journal:
         except OSError as error:
             raise self._unwritable(error) from error
         try:
+            self._claim()
             self._recover()
         except BaseException:
             self.close()
@@ -84,6 +90,17 @@ class Journal:
         """Close the file and delete it: its answers stand elsewhere now."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+    def _claim(self) -> None:
+        """Keep the file to this process: two runs that append to it would each do the other's work again."""
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            mend = "Wait for it, or choose another output."
+            raise InputError("is written by a run under way", file=self.path, mend=mend) from None
+        except OSError as error:
+            # Some network file systems have no locks; a run goes on without, as two into one file are rare.
+            _LOG.warning("%s cannot be locked (%s)", self.path, error.strerror)
 
     def _recover(self) -> None:
         self._stream.seek(0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import resource
 from pathlib import Path
 
@@ -24,6 +25,29 @@ def test_what_was_appended_is_there_when_the_journal_is_opened_again(tmp_path: P
     second = Journal(tmp_path / "journal", RUN)
     assert second.finished == {"a": {"text": "one\ntwo"}, "b": {"text": "drei\u2028ü"}}
     second.close()
+
+
+def test_a_journal_that_a_run_is_writing_is_refused_to_another(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal(path, RUN) as first:
+        first.append("a", {"text": "mine"})
+        with pytest.raises(InputError, match=r"journal: is written by a run under way\. Wait for it"):
+            Journal(path, RUN)
+        first.append("b", {"text": "mine, too"})
+    assert list(finished(path)) == ["a", "b"]
+
+
+def test_a_journal_is_kept_where_files_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_locks(stream: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("batchbound.executor.journal.fcntl.flock", without_locks)
+    with Journal(tmp_path / "journal", RUN) as journal:
+        journal.append("a", {"text": "mine"})
+    assert "cannot be locked (No locks available)" in caplog.text
+    assert list(finished(tmp_path / "journal")) == ["a"]
 
 
 @pytest.mark.parametrize("kept", range(1, 40, 3))
