@@ -114,8 +114,10 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far the makespan is above the bound, as a fraction of it; None without a bound."""
-        return None if self.bound is None else self.bound.gap(self.makespan)
+        """How far the makespan is above the bound, as a fraction of it; None without one above zero."""
+        if self.bound is None or not self.bound.valid or self.bound.seconds <= 0:
+            return None
+        return self.bound.gap(self.makespan)
 
     def digest(self) -> str:
         """Return the SHA-256 of what the plan says, by which a run recognises its own earlier part."""

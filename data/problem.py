@@ -9,6 +9,9 @@ import numpy as np
 from .cost import CostModel, IntArray
 from .workload import Workload
 
+MOST_SLOTS = 1_000_000
+"""Most slots of a problem: beyond any device, and each costs memory."""
+
 
 class ProblemError(ValueError):
     """
@@ -60,7 +63,7 @@ class Problem:
     Raises
     ------
     ValueError
-        If ``slots`` or a limit is below one.
+        If ``slots`` or a limit is below one, or there are more slots than :data:`MOST_SLOTS`.
     ProblemError
         If one request alone exceeds a limit.
     """
@@ -79,6 +82,8 @@ class Problem:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.slots > MOST_SLOTS:
+            raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
         rounds = self.workload.output_tokens - int(self.prefill_emits_first_token)
         rounds.flags.writeable = False
         object.__setattr__(self, "rounds", rounds)

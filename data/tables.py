@@ -238,7 +238,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
     try:
         frame = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, skip_blank_lines=False)
     except pd.errors.EmptyDataError:
-        raise InputError("the file is empty", file=path, mend="Give a table with a header.") from None
+        raise InputError(
+            "the file is empty", file=path, mend="Give requests, or a table with a header."
+        ) from None
     except pd.errors.ParserError as error:
         why = str(error).removeprefix("Error tokenizing data. C error: ").strip()
         message = f"not a readable CSV table ({why})"

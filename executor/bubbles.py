@@ -27,7 +27,7 @@ def slot_seconds(trace: Trace) -> dict[str, float]:
         The run. If requests were evicted, those count as waiting from the start until their last prefill.
     """
     seconds = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
-    if not trace.stages:
+    if not trace.makespan:
         return seconds
     start, end = _edges(trace)
     length = end - start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,8 @@ class Sampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0.0:
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or more and finite, got {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:

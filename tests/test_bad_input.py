@@ -74,11 +74,11 @@ def edited(**changes: object) -> Callable[[Path], None]:
     return edit
 
 
-def cost_file(text: str) -> Callable[[Path], list[str]]:
+def cost_file(text: str, *options: str, command: str = "plan") -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
         (folder / "prompts.jsonl").write_text(line() + "\n")
         (folder / "cost.json").write_text(text)
-        return ["plan", "prompts.jsonl", "--cost", "cost.json"]
+        return [command, "prompts.jsonl", "--cost", "cost.json", *options]
 
     return write
 
@@ -115,6 +115,30 @@ def model_of(config: dict[str, object]) -> Callable[[Path], None]:
 
 def replaced(folder: Path) -> None:
     (folder / "prompts.jsonl").write_text(line(custom_id="b"))
+
+
+def measured(**costs: float) -> str:
+    """A file of `profile`, of no seconds but those given."""
+    names = ("prefill_base", "prefill_per_token", "decode_base", "decode_per_slot")
+    error = {
+        "prefill_mape": 0.0,
+        "decode_mape": 0.0,
+        "makespan": 0.0,
+        "prefill_stages": 1,
+        "decode_rounds": 1,
+    }
+    engine = {"name": "huggingface", "model": "llama", "device": "cpu", "dtype": "float32"}
+    cost = {**dict.fromkeys(names, 0.0), **costs}
+    grids = {"slots_grid": [1], "prompt_grid": [8]}
+    whole = {
+        "batchbound_cost": 1,
+        "cost": cost,
+        "error": error,
+        "engine": engine,
+        "date": "2026-01-01",
+        **grids,
+    }
+    return json.dumps(whole)
 
 
 def trace_of_nothing(folder: Path) -> list[str]:
@@ -209,6 +233,37 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"--verify is for a real device",
     ),
     "an unknown generator": (options("plan", "tabel3:0"), r"'tabel3'.*table3"),
+    "a name too long for a file": (
+        options("plan", "x" * 300),
+        r"x: cannot be reached \(File name too long\)",
+    ),
+    "a name too long for an output": (
+        options("plan", "table3:0:5", "-o", "x" * 300),
+        r"x: cannot be reached \(File name too long\)",
+    ),
+    "no request at all": (batch(""), r"the file is empty. Give requests, or a table"),
+    "a trace that is not there": (options("validate", "none.jsonl"), r"none.jsonl: no such file"),
+    "a cost model of no time": (cost_file(measured()), r"cost.json: no stage of this job takes any time"),
+    "decoding that takes no time, and no prefill either": (
+        cost_file(measured(decode_base=1.0), "--lengths", "constant:1"),
+        r"cost.json: no stage of this job takes any time",
+    ),
+    "a cost model of endless rounds": (
+        cost_file(measured(decode_base=1e308)),
+        r"cost.json: the job takes more seconds than can be counted",
+    ),
+    "a search with nothing to weigh": (
+        cost_file(measured(decode_base=1.0), command="search"),
+        r"cost.json: prefilling or decoding takes no time",
+    ),
+    "a plan of more slots than memory": (
+        planned(change=edited(limits={"slots": 10**12, "prefill_emits_first_token": True})),
+        r"plan.json: the plan is damaged \(slots is 1000000000000; it must be at most 1,000,000\)",
+    ),
+    "an endless temperature": (
+        planned(run=("--temperature", "inf")),
+        r"temperature must be 0 or more and finite",
+    ),
     "an answer beyond the model's positions": (
         table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),
         r"lengths.csv.*110 tokens.*max_position = 100.*Lower its output_tokens.*--longest-answer \(50 fit",

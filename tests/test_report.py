@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.cli import main
 from batchbound.data.bound import Bound
 from batchbound.data.calibration import FitError
 from batchbound.data.cost import CostModel
@@ -38,6 +39,8 @@ from batchbound.executor.report import model_seconds, report
 from batchbound.executor.report_table import report_rows, report_table, report_text
 from batchbound.executor.simulator import Simulator
 from batchbound.heuristics.policy import UNTIL_CHANGE, Policy, State, Step
+from batchbound.planning import make_plan
+from batchbound.solvers.result import Limits
 
 COST = CostModel(prefill_base=1.0, prefill_per_token=0.5, decode_base=1.0, decode_per_slot=0.5)
 
@@ -341,3 +344,26 @@ def test_every_request_and_stage_is_an_event_of_the_perfetto_trace(tmp_path: Pat
     path = tmp_path / "trace.json"
     save_perfetto(path, [trace])
     assert len(json.loads(path.read_text())["traceEvents"]) == len(events)
+
+
+def test_a_plan_of_no_time_has_no_gap_and_is_verified_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timeless = Problem(Workload.from_lengths([2, 3], [2, 4]), CostModel(0.0, 0.0, 0.0, 0.0), slots=1)
+    plan = make_plan(timeless, limits=Limits(work=1))
+    assert plan.gap is None
+    plan.save(tmp_path / "plan.json")
+    assert main(["verify", str(tmp_path / "plan.json")]) == 0
+    assert "no gap to a bound of no time" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "plan.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan_s"] == 0
+
+
+def test_a_trace_of_another_plan_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = three_requests()
+    served(replace(problem, workload=replace(problem.workload, ids=np.array(["x", "y", "z"])))).save(
+        tmp_path / "trace.jsonl"
+    )
+    make_plan(problem, limits=Limits(work=1)).save(tmp_path / "plan.json")
+    assert main(["report", str(tmp_path / "plan.json"), str(tmp_path / "trace.jsonl")]) == 2
+    assert capsys.readouterr().err.count("Give the plan that was run") == 1

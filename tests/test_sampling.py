@@ -48,7 +48,7 @@ def test_seed_request_and_index_decide_a_draw_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
+        ({"temperature": -1.0}, "temperature must be 0 or more and finite, got -1.0"),
         ({"temperature": float("nan")}, "temperature must be 0 or more"),
         ({"top_k": -2}, "top_k must be 0"),
         ({"top_p": 0.0}, "top_p must lie in"),

@@ -58,6 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away, `head` say: nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A path that cannot even be looked at: a folder of somebody else's, a name that is too long.
+        return _failed(f"{error.filename}: cannot be reached ({error.strerror}). Check the path.", 2)
     return status
 
 

@@ -17,14 +17,11 @@ from ..data.files import InputError
 from ..data.openai_batch import PromptRecord
 from ..data.plan import PromptSource
 from ..data.prediction_error import LARGEST_SD
-from ..data.problem import Problem, ProblemError
+from ..data.problem import MOST_SLOTS, Problem, ProblemError
 from ..data.read import JobInput, TokenCounter, read_workload
 from ..data.workload import LONGEST, Workload
 
 DEFAULT_SLOTS = 32
-
-MOST_SLOTS = 1_000_000
-"""Most slots that a command takes: beyond any device, and each costs memory."""
 
 MOST_ROUNDS = 100_000_000
 """Decode rounds, of which each costs memory, that a job may need at least: months on any device."""
@@ -149,6 +146,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         )
     except ProblemError as error:
         raise _too_long(job, error, given=getattr(args, error.limit) is not None) from None
+    _refuse_timeless(problem, args.cost)
     return Inputs(problem, job, source, tokenizer)
 
 
@@ -317,6 +315,21 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
         mends.append(f"raise --{error.limit.replace('_', '-')}")
     mend = f"{', '.join(mends)} or leave the request out."
     return InputError(error.what, file=job.source, where=where, mend=mend[0].upper() + mend[1:])
+
+
+def _refuse_timeless(problem: Problem, source: str) -> None:
+    """Raise InputError if a job takes no time at all, or more than can be counted."""
+    cost, mend = problem.cost, "Measure a model with `batchbound profile`."
+    decoding = problem.rounds.any() and cost.decode_seconds(1, 1) > 0
+    if cost.prefill_seconds(1) == 0 and not decoding:
+        raise InputError("no stage of this job takes any time", file=source, mend=mend)
+    prompts, rounds = problem.prompt_tokens.astype(float), problem.rounds.astype(float)
+    with np.errstate(over="ignore"):
+        alone = cost.prefill_seconds(1) + cost.prefill_per_token * prompts
+        alone += rounds * cost.decode_seconds(1) + cost.decode_per_kv_token * rounds * (prompts + rounds)
+        seconds = alone.sum()
+    if not np.isfinite(seconds):
+        raise InputError("the job takes more seconds than can be counted", file=source, mend=mend)
 
 
 def _refuse_endless(job: JobInput, slots: int) -> None:

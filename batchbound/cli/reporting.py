@@ -44,6 +44,7 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
         If the trace is of another plan.
     """
     calibrated = calibration_of(plan)
+    run_bound = proven_bound(_served(plan.problem, trace))
     try:
         found = report(
             plan.problem,
@@ -51,7 +52,7 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
             plan.bound,
             plan.makespan,
             None if calibrated is None else calibrated.error,
-            run_bound=proven_bound(_served(plan.problem, trace)),
+            run_bound=run_bound,
             seconds=seconds,
         )
     except ValueError as error:

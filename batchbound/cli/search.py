@@ -121,6 +121,10 @@ def run(args: argparse.Namespace) -> int:
     if args.profile and args.cost == "paper":
         inputs = _with_cost_of(inputs, profiles[0])
     whole = not args.profile and not args.roofline
+    cost = inputs.problem.cost
+    if whole and 0 in (cost.prefill_seconds(1), cost.decode_seconds(1, 1)):
+        what = "prefilling or decoding takes no time, and a search weighs the one against the other"
+        raise InputError(what, file=args.cost, mend="Measure a model with `batchbound profile`.")
     timelines = timelines_of(
         profiles,
         _lengths(args, inputs.problem),

@@ -48,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
             note("the run does not say how many tokens of keys and values fit: taken as unlimited")
         validation = validate_run(measured, LayerCost(profile))
     else:
+        trace = Trace.load(args.run_path)
         if args.cost is None:
             mend = "Say --cost with a file of `batchbound profile`."
             raise InputError("the trace needs a cost model", file=args.run_path, mend=mend)
-        validation = validate_trace(Trace.load(args.run_path), read_cost(args.cost)[0])
+        validation = validate_trace(trace, read_cost(args.cost)[0])
     print(json.dumps(validation.to_json()) if args.json else _table(validation))
     return 0
 

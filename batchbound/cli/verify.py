@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
         print(f"no schedule takes less than {bound.seconds:.6f} s: {bound.source}")
-        print(f"gap {plan.gap:.4%}")
+        print("no gap to a bound of no time" if plan.gap is None else f"gap {plan.gap:.4%}")
     return 0
