@@ -13,6 +13,9 @@ from .slot_flow import LengthProfile, Spans
 LOWER, BASIC, ZERO = 0, 1, 3
 """Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
 
+ITERATION_LIMIT, ITERATIONS = 10, 20
+"""SCIP's number for this setting of an LP, and the steps after which it is asked whether they are enough."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotPrice:
@@ -34,7 +37,9 @@ class SlotPrice:
     start: FloatArray
 
 
-def slot_price(times: IntArray, profile: LengthProfile, near: SlotPrice | None = None) -> SlotPrice | None:
+def slot_price(
+    times: IntArray, profile: LengthProfile, near: SlotPrice | None = None, most: float = np.inf
+) -> SlotPrice | None:
     r"""
     Return the fractional slots needed with stages at ``times``, or None if no number is enough.
 
@@ -57,6 +62,9 @@ def slot_price(times: IntArray, profile: LengthProfile, near: SlotPrice | None =
         The requests' lengths.
     near
         Prices for as many stages, best those of similar times; None for prices that rise evenly.
+    most
+        Slots beyond which it does not matter how many are needed: then the first prices that prove so much
+        are returned, with what they prove.
     """
     from pyscipopt import LP
 
@@ -108,15 +116,19 @@ def slot_price(times: IntArray, profile: LengthProfile, near: SlotPrice | None =
         [*apart, *np.where(discounted, BASIC, LOWER).tolist(), LOWER],
         [*np.where(discounted, LOWER, BASIC).tolist(), *[BASIC] * (inner + 1)],
     )
-    lp.solve(dual=False)
-    if not lp.isOptimal():
-        return None
+    constant = float(payers @ price) - (starts or 0.0) * float(asked.sum())
+    lp.setIntParam(ITERATION_LIMIT, ITERATIONS)
+    while not lp.isOptimal():
+        lp.solve(dual=False)
+        if lp.isPrimalFeasible() and constant - lp.getObjVal() > most:
+            break
+        if lp.getNIterations() < ITERATIONS and not lp.isOptimal():
+            return None
     change = np.array(lp.getPrimal()[:chosen])
     value, start = near.value.copy(), near.start.copy()
     value[1:-1] += change[:inner]
     start[: len(asked)] = np.maximum(asked + change[inner:], 0.0)
-    slots = float(payers @ price) - lp.getObjVal() - (starts or 0.0) * float(asked.sum())
-    return SlotPrice(slots, np.maximum.accumulate(np.clip(value, 0.0, 1.0)), start)
+    return SlotPrice(constant - lp.getObjVal(), np.maximum.accumulate(np.clip(value, 0.0, 1.0)), start)
 
 
 def _entries(matrix: FloatArray) -> list[list[tuple[int, float]]]:

@@ -73,6 +73,11 @@ class StageCosts:
         rounds = np.maximum(times[..., -1], 1)
         return np.asarray(self.seconds(times) + self.round * rounds * worth, dtype=np.float64)
 
+    def slots_within(self, times: IntArray, limit: float) -> float:
+        """Return the slots needed at which the guide of ``times``, shape (stages + 1,), is ``limit``."""
+        worth = (limit - float(self.seconds(times))) / (self.round * max(int(times[-1]), 1))
+        return self.slots * (1.0 + worth / (LACKING if worth > 0 else SPARE))
+
 
 class StageTimesSearch:
     """
@@ -148,7 +153,7 @@ class StageTimesSearch:
             if not len(alive) or out_of_time():
                 break
             chosen, alive = alive[0], alive[1:]
-            price = self._price(times[chosen], neighbours.latest(chosen))
+            price = self._price(times[chosen], neighbours.latest(chosen), limit[chosen])
             if price is None:
                 continue
             neighbours = neighbours.with_price(price)
@@ -161,10 +166,17 @@ class StageTimesSearch:
         if times.shape[1] == len(self.times):
             self._pool = neighbours.pool(0)
 
-    def _price(self, times: IntArray, near: SlotPrice | None = None) -> SlotPrice | None:
-        """Return the price of ``times``, which are kept if there are slots enough."""
+    def _price(
+        self, times: IntArray, near: SlotPrice | None = None, limit: float = np.inf
+    ) -> SlotPrice | None:
+        """
+        Return the price of ``times``, which are kept if there are slots enough.
+
+        Nothing more than the first prices at which the guide exceeds ``limit`` is asked for.
+        """
         self.priced += 1
-        price = slot_price(times, self._profile, near)
+        most = max(self._costs.slots_within(times, limit), self._costs.slots + 1e-3)
+        price = slot_price(times, self._profile, near, most)
         if price is not None and price.slots <= self._costs.slots + 1e-6:
             heapq.heappush(self._feasible, (-float(self._costs.seconds(times)), self.priced, times))
             if len(self._feasible) > FEASIBLE_KEPT:
