@@ -72,8 +72,8 @@ def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
         return _least_seconds(problem, stages, rounds)
     if certificate["kind"] == "difference set":
         charges = [int(charge) for charge in certificate["charges"]]
-        unfit = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
-        return _difference_seconds(problem, slots, stages, rounds, charges, unfit)
+        refuted = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
+        return _difference_seconds(problem, slots, stages, rounds, charges, refuted)
     raise _Refuted("a certificate is of a known kind", f"{certificate['kind']!r} is not")
 
 
@@ -250,7 +250,7 @@ def _difference_seconds(
     stages: int,
     rounds: int,
     charges: list[int],
-    unfit: list[tuple[int, int]],
+    refuted: list[tuple[int, int]],
 ) -> float:
     """Return the least cost over all numbers of stages, the waste of each bounded by the charges."""
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
@@ -262,19 +262,57 @@ def _difference_seconds(
     for number in range(stages, len(problem) + 1):
         if _least_seconds(problem, number, rounds) >= best:
             break
-        # Step from the first point as far as less than the longest request reaches, and on, to the end.
-        # Points of this chain two steps apart are too far apart to matter; any other point is too far from
-        # all of the chain but the point before it and the two after.
-        near, reached, chain = (number + 1) * number // 2, 0, 0
-        while reached <= rounds:
-            near -= chain
-            reached, chain = reached + longest, chain + 1
-        near -= max(0, number - chain) * max(0, chain - 2)
-        near = max(0, near)
-        waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
-        needed = max([rounds, -(-(work + waste) // slots), *(r + 1 for k, r in unfit if near <= k)])
-        best = min(best, _least_seconds(problem, number, needed))
+        # Each number of spans of exactly the longest request, one after the other, is a case.
+        needed = math.inf
+        for exact in range(number + 1):
+            if exact * longest >= needed:
+                break
+            near = min(_near_in_chain(number, longest, rounds), _near_beside(number, longest, rounds, exact))
+            waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
+            waste += max(0, have[-1][1] - exact * slots)
+            unfit = [capacity + 1 for values, capacity in refuted if near <= values]
+            needed = min(needed, max([rounds, exact * longest, -(-(work + waste) // slots), *unfit]))
+        best = min(best, _least_seconds(problem, number, int(needed)))
     return best
+
+
+def _near_in_chain(stages: int, longest: int, rounds: int) -> int:
+    """
+    Return how many of the pairs of points can be nearer than the longest request.
+
+    Step from the first point as far as less than the longest request reaches, and on, to the end. Points of
+    this chain two steps apart are too far apart to matter; any other point is too far from all of the chain
+    but the point before it and the two after.
+    """
+    near, reached, chain = (stages + 1) * stages // 2, 0, 0
+    while reached <= rounds:
+        near -= chain
+        reached, chain = reached + longest, chain + 1
+    return max(0, near - max(0, stages - chain) * max(0, chain - 2))
+
+
+def _near_beside(stages: int, longest: int, rounds: int, exact: int) -> float:
+    """
+    Return the same if ``exact`` spans of the longest request follow one another, however many of them join.
+
+    A point outside of a span is too far from its start or from its end, so from one point of each span but
+    the one it lies in; and only the ends of that one and of its neighbours are near at all. The ends of
+    spans are near each other across a gap only.
+    """
+    if exact == 0:
+        return math.inf
+    most = 0
+    for gaps in range(exact):
+        ends = exact + 1 + gaps
+        others = stages + 1 - ends
+        if others < 0:
+            continue
+        near = gaps + sum(range(others)) + others * min(4, ends - (exact - 1))
+        if gaps == 0 and rounds > exact * longest:
+            # Something lies before the first span or after the last, so in none.
+            near -= 1
+        most = max(most, near)
+    return most
 
 
 def _relaxed_waste(have: list[tuple[int, int]], charge: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .least_counts import Counts, cost_terms, least_counts
 from .rounded_packing import RoundedPacking
 
 
-def useful_differences(stages: int, longest: int, rounds: int) -> int:
+def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0) -> int:
     r"""
     Return how many differences below the longest request S start times and the end can have between them.
 
@@ -29,6 +29,14 @@ def useful_differences(stages: int, longest: int, rounds: int) -> int:
     of them is M and nothing lies between. The pairs left of C(D + 1, 2) are most with D = S and m as small
     as can be.
 
+    Some pairs of points may be known to differ by exactly M, :math:`a_i` and :math:`b_i = a_i + M` with
+    :math:`b_i \le a_{i + 1}`, e of them, s of the :math:`b_i` being an :math:`a_{i + 1}`. Of their 2 e - s
+    points only a :math:`b_i` and the :math:`a_{i + 1}` after it can be nearer than M without being the same.
+    Another point between :math:`a_j` and :math:`b_j` is at least M from the :math:`a_i` before and the
+    :math:`b_i` after these, which leaves it e + 1 - s of these points, and no others than
+    :math:`b_{j - 1}`, :math:`a_j`, :math:`b_j` and :math:`a_{j + 1}`; one between no two is left one fewer.
+    If they all join, s = e - 1, and R > e M, the first point or the end is such a one.
+
     Parameters
     ----------
     stages
@@ -37,15 +45,27 @@ def useful_differences(stages: int, longest: int, rounds: int) -> int:
         Rounds M of the longest request.
     rounds
         A lower bound on the decode rounds R.
+    exact
+        Pairs e of points that differ by exactly M, none beginning before another has ended.
 
     Returns
     -------
     int
         The number of pairs that can differ by less than M.
     """
+    points = stages + 1
     steps = rounds // longest + 1
     far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
-    return max(0, stages * (stages + 1) // 2 - far)
+    most = max(0, points * stages // 2 - far)
+    if not exact:
+        return most
+    among = [0]
+    for joined in range(exact):
+        others = points - 2 * exact + joined
+        if others >= 0:
+            near = others * (others - 1) // 2 + others * min(4, exact + 1 - joined) + exact - 1 - joined
+            among.append(near - (joined == exact - 1 and rounds > exact * longest))
+    return min(most, max(among))
 
 
 @dataclass(slots=True)
@@ -171,11 +191,17 @@ def difference_set_bound(
 
     .. math:: R(S) \ge \lceil (\sum_i n_i + W(k(S))) / J \rceil .
 
-    Prolonged lengths must also fit the slots one by one, which ``refuted`` shows them not to do for some k
-    and R. The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the
-    least over S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token
-    caps, KV capacity and slots that stay empty only mean fewer differences or more waste, so all of them
-    keep the bound valid.
+    The A longest requests, M rounds each, are held longer than that, one round of waste each, but for those
+    between points exactly M apart. If no more than e such pairs of points follow one another, e points of
+    time lie in all of them, and J requests are in progress at each: then A - J e rounds are wasted beside
+    W(k), k counts the differences that e such pairs leave, and R is e M at least. Whatever e is, one of
+    these cases holds. Prolonged lengths must also fit the slots one by one, which ``refuted`` shows them not
+    to do for some k and R.
+
+    The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
+    S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
+    capacity and slots that stay empty only mean fewer differences or more waste, so all of them keep the
+    bound valid.
 
     Parameters
     ----------
@@ -194,55 +220,106 @@ def difference_set_bound(
         shortest paths, and the refutations used.
     """
     counts = least_counts(problem) if counts is None else counts
-    stages, rounds, charges = cheapest_counts(problem, counts, refuted)
-    terms = cost_terms(problem, stages, rounds)
+    cheapest = cheapest_counts(problem, counts, refuted)
+    terms = cost_terms(problem, cheapest.stages, cheapest.rounds)
     certificate = {
         "kind": "difference set",
         "slots": counts.slots,
         **counts.claims,
-        "charges": charges,
+        "charges": list(cheapest.charges),
         "refuted": [proof.witness for proof in refuted],
     }
     source = "difference set and prices" if refuted else "difference set"
     return Bound(sum(terms.values()), source, terms, certificate)
 
 
+@dataclass(frozen=True, slots=True)
+class CheapestCounts:
+    """
+    The stages and rounds that cost least of those that the differences allow.
+
+    Parameters
+    ----------
+    stages, rounds
+        The counts.
+    values
+        The most values below the longest request that lengths can be rounded up to there.
+    charges
+        Charges (Lagrange multipliers) that prove it.
+    """
+
+    stages: int
+    rounds: int
+    values: int
+    charges: tuple[int, ...]
+
+
 def cheapest_counts(
     problem: Problem, counts: Counts, refuted: Sequence[RoundedPacking] = ()
-) -> tuple[int, int, list[int]]:
+) -> CheapestCounts:
     """
-    Return the stages and rounds that cost least of those that the differences allow, and the charges used.
+    Return the stages and rounds that cost least of those that the differences allow.
 
     Parameters
     ----------
     problem, counts, refuted
         As in :func:`difference_set_bound`.
     """
-    work = problem.rounds[problem.rounds > 0]
-    lengths, numbers = np.unique(work, return_counts=True)
-    round_up = RoundUp(lengths, numbers)
-    total, longest = int(work.sum()), max(1, int(work.max(initial=0)))
-
-    def rounds_needed(values: int, waste: int) -> int:
-        unfit = [proof.capacity + 1 for proof in refuted if values <= proof.values]
-        return max(counts.rounds, -(-(total + waste) // counts.slots), *unfit)
+    waste = _Waste(problem, counts, refuted)
 
     def seconds(stages: int, rounds: int) -> float:
         return sum(cost_terms(problem, stages, rounds).values())
 
-    best: tuple[float, int, int] | None = None
-    charges: set[int] = set()
+    best: CheapestCounts | None = None
+    least = np.inf
     for stages in range(counts.stages, len(problem) + 1):
-        if best is not None and seconds(stages, counts.rounds) >= best[0]:
+        if seconds(stages, counts.rounds) >= least:
             break
-        values = useful_differences(stages, longest, counts.rounds)
-        rounds = rounds_needed(values, round_up.certified_waste(values, sorted(charges)))
-        if best is None or seconds(stages, rounds) < best[0]:
-            waste = round_up.least_waste(values)
-            tight = [c for c in round_up.charged if round_up.certified_waste(values, [c]) == waste]
-            charges.update(tight[:1])
-            rounds = rounds_needed(values, waste)
-            if best is None or seconds(stages, rounds) < best[0]:
-                best = seconds(stages, rounds), stages, rounds
+        rounds, values = waste.rounds(stages)
+        while seconds(stages, rounds) < least and waste.tighten(values):
+            rounds, values = waste.rounds(stages)
+        if seconds(stages, rounds) < least:
+            least, best = seconds(stages, rounds), CheapestCounts(stages, rounds, values, ())
     assert best is not None, "every problem has a request, so some number of stages is possible"
-    return best[1], best[2], sorted(charges)
+    return replace(best, charges=tuple(sorted(waste.charges)))
+
+
+class _Waste:
+    """What rounding lengths up to few values wastes, as far as the charges tried so far prove it."""
+
+    def __init__(self, problem: Problem, counts: Counts, refuted: Sequence[RoundedPacking]) -> None:
+        work = problem.rounds[problem.rounds > 0]
+        lengths, numbers = np.unique(work, return_counts=True)
+        self._round_up = RoundUp(lengths, numbers)
+        self._work, self._longest = int(work.sum()), max(1, int(work.max(initial=0)))
+        self._number = int(numbers[-1]) if len(numbers) else 0
+        self._counts = counts
+        self._refuted = refuted
+        self._tight: set[int] = set()
+        self.charges: set[int] = set()
+
+    def rounds(self, stages: int) -> tuple[int, int]:
+        """Return the rounds that so many stages need, and the most values in a case that needs no more."""
+        needed, most, exact = np.iinfo(np.int64).max, 0, 0
+        while exact * self._longest < needed and exact <= stages:
+            values = useful_differences(stages, self._longest, self._counts.rounds, exact)
+            beside = max(0, self._number - exact * self._counts.slots)
+            waste = beside + self._round_up.certified_waste(values, sorted(self.charges))
+            unfit = [proof.capacity + 1 for proof in self._refuted if values <= proof.values]
+            filled = -(-(self._work + waste) // self._counts.slots)
+            rounds = max(self._counts.rounds, exact * self._longest, filled, *unfit)
+            if rounds <= needed:
+                needed, most = rounds, max(values, most) if rounds == needed else values
+            exact += 1
+        return int(needed), most
+
+    def tighten(self, values: int) -> bool:
+        """Add the charge that proves the waste for so many values, and return whether it was missing."""
+        if values in self._tight:
+            return False
+        self._tight.add(values)
+        waste = self._round_up.least_waste(values)
+        charges = self._round_up.charged
+        tight = [c for c in charges if self._round_up.certified_waste(values, [c]) == waste]
+        self.charges.update(tight[:1])
+        return True

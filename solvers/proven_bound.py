@@ -9,7 +9,7 @@ import numpy as np
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..models.bounds import best_bound
-from ..models.difference_bound import cheapest_counts, useful_differences
+from ..models.difference_bound import cheapest_counts
 from ..models.least_counts import PRICED_WORK, Counts, least_counts
 from ..models.rounded_packing import MOST_WORK, RoundedPacking
 from .partition import partition_bound
@@ -47,8 +47,8 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     lengths, numbers = np.unique(problem.rounds[problem.rounds > 0], return_counts=True)
     refuted: list[RoundedPacking] = []
     while len(lengths):
-        stages, rounds, _ = cheapest_counts(problem, counts, refuted)
-        values = useful_differences(stages, int(lengths[-1]), counts.rounds)
+        cheapest = cheapest_counts(problem, counts, refuted)
+        values, rounds = cheapest.values, cheapest.rounds
         if values * len(lengths) ** 2 > MOST_WORK or rounds * len(lengths) > PRICED_WORK:
             break
         left = deadline - time.process_time()

@@ -86,7 +86,7 @@ def evened_out(problem: Problem, times: IntArray, spans: Spans, used: IntArray) 
     tokens = np.bincount(stage, weights=prompt, minlength=len(times) - 1).astype(np.int64)
     rng, kicks = np.random.default_rng(0), 0
     for _ in range(4 * len(problem)):
-        heaviest_first = np.argsort(-tokens, kind="stable")
+        heaviest_first = np.argsort(-tokens, kind="stable")[: np.count_nonzero(tokens)]
         if tokens[heaviest_first[0]] <= cap:
             return stage
         for heavy in heaviest_first[:TRIED]:

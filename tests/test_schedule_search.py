@@ -181,6 +181,14 @@ def test_a_stage_that_no_swap_makes_light_enough_starts_fewer_requests() -> None
     assert np.bincount(within, weights=problem.prompt_tokens).tolist() == [3, 18, 18]
 
 
+def test_a_stage_that_starts_nothing_is_left_alone() -> None:
+    problem = problem_of([(9, 4), (9, 4)], 2, prefill_token_cap=10)
+    times = np.array([0, 4, 4])
+    spans = Spans.between(times, LengthProfile.of(problem.rounds))
+    stage = evened_out(problem, times, spans, np.where(spans.first == 0, 2, 0))
+    assert stage.tolist() == [0, 0]
+
+
 def test_a_cap_that_no_flow_keeps_is_reported() -> None:
     problem = problem_of([(9, 4), (9, 4), (9, 4), (9, 4)], 2, prefill_token_cap=10)
     times, profile = np.array([0, 4, 8]), LengthProfile.of(problem.rounds, 2.0)
