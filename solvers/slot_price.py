@@ -14,7 +14,7 @@ LOWER, BASIC, ZERO = 0, 1, 3
 """Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
 
 ITERATION_LIMIT, ITERATIONS = 10, 20
-"""SCIP's number for this setting of an LP, and the steps after which it is asked whether they are enough."""
+"""SCIP's number for this setting of an LP, and the steps after which it is first asked how far it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +66,6 @@ def slot_price(
         Slots beyond which it does not matter how many are needed: then the first prices that prove so much
         are returned, with what they prove.
     """
-    from pyscipopt import LP
-
     spans = Spans.between(times, profile)
     if not len(spans) or spans.rounds.max() < profile.longest:
         return None
@@ -99,36 +97,73 @@ def slot_price(
     rows = _entries(np.concatenate((np.diff(takes, axis=0), rising)))
     for shorter in range(count - 1):
         rows[shorter] += [(chosen + shorter, 1.0), (chosen + shorter + 1, -1.0)]
-    lp = LP(sense="minimize")
-    infinity = lp.infinity()
-    lp.addCols(
-        [[] for _ in range(chosen + count)],
-        objs=[*cost.tolist(), *payers.tolist()],
-        lbs=[*np.maximum(lower, -infinity).tolist(), *[0.0] * count],
-        ubs=[infinity] * (chosen + count),
-    )
     least = np.concatenate((-np.diff(price), -np.diff(near.value)))
-    lp.addRows(rows, lhss=least.tolist(), rhss=[infinity] * len(rows))
     cheapest = np.minimum.accumulate(price[::-1])[::-1]
     discounted = price[:-1] > cheapest[1:]
-    apart = np.where(lower < 0, ZERO, LOWER).tolist()
-    lp.setBase(
-        [*apart, *np.where(discounted, BASIC, LOWER).tolist(), LOWER],
+    basis = (
+        [*np.where(lower < 0, ZERO, LOWER).tolist(), *np.where(discounted, BASIC, LOWER).tolist(), LOWER],
         [*np.where(discounted, LOWER, BASIC).tolist(), *[BASIC] * (inner + 1)],
     )
     constant = float(payers @ price) - (starts or 0.0) * float(asked.sum())
-    lp.setIntParam(ITERATION_LIMIT, ITERATIONS)
-    while not lp.isOptimal():
-        lp.solve(dual=False)
-        if lp.isPrimalFeasible() and constant - lp.getObjVal() > most:
-            break
-        if lp.getNIterations() < ITERATIONS and not lp.isOptimal():
-            return None
-    change = np.array(lp.getPrimal()[:chosen])
+    found = _least(
+        np.concatenate((cost, payers)),
+        np.concatenate((lower, np.zeros(count))),
+        rows,
+        least,
+        basis,
+        constant - most,
+    )
+    if found is None:
+        return None
     value, start = near.value.copy(), near.start.copy()
-    value[1:-1] += change[:inner]
-    start[: len(asked)] = np.maximum(asked + change[inner:], 0.0)
-    return SlotPrice(constant - lp.getObjVal(), np.maximum.accumulate(np.clip(value, 0.0, 1.0)), start)
+    value[1:-1] += found[1][:inner]
+    start[: len(asked)] = np.maximum(asked + found[1][inner:chosen], 0.0)
+    return SlotPrice(constant - found[0], np.maximum.accumulate(np.clip(value, 0.0, 1.0)), start)
+
+
+def _least(
+    cost: FloatArray,
+    lower: FloatArray,
+    rows: list[list[tuple[int, float]]],
+    least: FloatArray,
+    basis: tuple[list[int], list[int]],
+    enough: float,
+) -> tuple[float, FloatArray] | None:
+    """
+    Return the least cost and where it is, or the first below ``enough``; None if there is no least.
+
+    Parameters
+    ----------
+    cost, lower
+        Of each column, shape (columns,).
+    rows, least
+        Entries of each row, and what they must come to at least, shape (rows,).
+    basis
+        Where the columns and the rows are at first.
+    enough
+        A cost below which there is no need to go on.
+    """
+    from pyscipopt import LP
+
+    lp = LP(sense="minimize")
+    infinity = lp.infinity()
+    lp.addCols(
+        [[] for _ in cost],
+        objs=cost.tolist(),
+        lbs=np.maximum(lower, -infinity).tolist(),
+        ubs=[infinity] * len(cost),
+    )
+    lp.addRows(rows, lhss=least.tolist(), rhss=[infinity] * len(rows))
+    lp.setBase(*basis)
+    iterations = ITERATIONS
+    while True:
+        lp.setIntParam(ITERATION_LIMIT, iterations)
+        lp.solve(dual=False)
+        if lp.isOptimal() or (lp.isPrimalFeasible() and lp.getObjVal() < enough):
+            return lp.getObjVal(), np.array(lp.getPrimal())
+        if lp.getNIterations() < iterations:
+            return None
+        iterations *= 2
 
 
 def _entries(matrix: FloatArray) -> list[list[tuple[int, float]]]:

@@ -117,6 +117,27 @@ def test_a_request_between_two_span_lengths_takes_the_longer_one() -> None:
     assert price.slots == pytest.approx(2.5)  # a slot for each 3, half of one for the 2
 
 
+def test_a_price_begun_near_another_is_the_same_and_one_cut_short_proves_too_many_slots() -> None:
+    problem = batch_like(7, 200, 20)
+    profile = LengthProfile.of(problem.rounds)
+    times = np.asarray(ski_rental_schedule(problem).starts)
+    price = slot_price(times, profile)
+    assert price is not None
+    cut_short = 0
+    for other in moved(times, profile, np.random.default_rng(0), 30):
+        needed, near = slot_price(other, profile), slot_price(other, profile, price)
+        assert needed is not None
+        assert near is not None
+        assert near.slots == pytest.approx(needed.slots)
+        less = slot_price(other, profile, price, most=0.97 * needed.slots)
+        assert less is not None
+        assert 0.97 * needed.slots < less.slots <= needed.slots + 1e-9
+        proven = slots_at_least(other[None], less.value[None, None], less.start[None, None], profile)[0]
+        assert less.slots - 1e-9 <= proven <= needed.slots + 1e-9
+        cut_short += less.slots < needed.slots - 1e-6
+    assert cut_short, "else nothing was saved"
+
+
 def random_times(rng: np.random.Generator, longest: int) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(rng.integers(0, longest + 1, rng.integers(1, 7)))))
 
