@@ -141,6 +141,14 @@ def measured(**costs: float) -> str:
     return json.dumps(whole)
 
 
+def planned_lengths(*run: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        assert main([*table("input_tokens,output_tokens\n5,6\n")(folder), "--time-limit", "0.05"]) == 0
+        return ["run", "plan.json", "--model", "tiny:llama", *run]
+
+    return write
+
+
 def trace_of_nothing(folder: Path) -> list[str]:
     planned()(folder)
     return ["report", "plan.json", "prompts.jsonl"]
@@ -367,6 +375,10 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "prompts that are gone": (
         planned(change=lambda folder: (folder / "prompts.jsonl").unlink()),
         r"--prompts",
+    ),
+    "prompts for a plan of lengths": (
+        planned_lengths("--prompts", "lengths.csv"),
+        r"plan.json: the plan is of lengths only, and --prompts says nothing",
     ),
     "an unknown tiny model": (planned(run=("--model", "tiny:lama")), r"tiny:lama"),
     "a model that is not there": (planned(run=("--model", "./no/model")), r"no/model"),

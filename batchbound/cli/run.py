@@ -183,6 +183,9 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
     from ..executor.tokenizers import load_tokenizer
 
     source = plan.prompts
+    if source is None and args.prompts is not None:
+        mend = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
+        raise InputError("the plan is of lengths only, and --prompts says nothing", file=args.plan, mend=mend)
     records = None if source is None else _planned_records(plan, args)
     sampler = _sampler(records or (), args)
     model = load(args) if shape is None else shape
