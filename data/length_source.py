@@ -172,6 +172,19 @@ class LengthSource:
         return cls(**value)  # type: ignore[arg-type]  # each entry's type was checked above
 
 
+def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -> int | None:
+    """
+    Return the most tokens of any answer by what a plan records of its lengths, None for no such limit.
+
+    Raises
+    ------
+    InputError
+        If the record's limit is none.
+    """
+    limit = {name: value for name, value in lengths.items() if name == "longest"}
+    return LengthSource.from_json({"kind": "cap", **limit}, file=file).longest
+
+
 _MEND = {
     "known": "Give each request output_tokens, or choose constant:N, cap, answers:FILE or quantile:Q:FILE.",
     "cap": "Give each request a max_tokens, give --longest-answer, or choose constant:N, answers:FILE or"

@@ -13,7 +13,7 @@ import numpy as np
 from ..data.answers import answer_line, dump_line
 from ..data.cost import IntArray
 from ..data.files import InputError, atomic_write
-from ..data.length_source import LengthSource
+from ..data.length_source import LengthSource, longest_planned
 from ..data.plan import Plan
 from ..data.trace import Stage, Trace
 from ..heuristics.follow import following
@@ -119,8 +119,7 @@ class Job:
         planned = self.plan.problem.workload.output_tokens
         if self.pinned:
             return planned
-        limit = {name: value for name, value in self.plan.lengths.items() if name == "longest"}
-        source = LengthSource.from_json({"kind": "cap", **limit})
+        source = LengthSource("cap", longest=longest_planned(self.plan.lengths))
         caps = source.capped([record.max_tokens for record in self.prompts.records])
         room = self._positions() - self.prompts.lengths
         most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]

@@ -257,6 +257,17 @@ def test_a_plan_is_simulated_on_lengths_as_they_come_out(
     assert "has no" in capsys.readouterr().err
 
 
+def test_a_simulation_of_a_plan_stops_answers_where_a_run_of_it_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n3,9\n3,2\n")
+    table, plan = str(tmp_path / "lengths.csv"), str(tmp_path / "plan.json")
+    assert main(["plan", table, "--longest-answer", "5", "--time-limit", "0.05", "-o", plan]) == 0
+    capsys.readouterr()
+    assert main(["simulate", table, "--plan", plan, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output_tokens"] == 7
+
+
 def test_a_damaged_expectation_is_refused() -> None:
     good = Expectation(2.0, 1.0, 3.0, 0.9, 99, "as-given", 0.5).to_json()
     assert Expectation.from_json(good).follow == "as-given"

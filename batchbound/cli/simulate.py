@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from ..data.files import InputError
+from ..data.length_source import longest_planned
 from ..data.plan import Plan
 from ..data.report import Report
 from ..data.trace import Trace
@@ -86,6 +87,9 @@ def _followed(args: argparse.Namespace) -> tuple[Trace, Report]:
         raise InputError(f"--{option} says nothing beside --plan", mend="Leave one of them out.")
     plan = Plan.load(args.plan)
     args.slots, args.max_position = plan.problem.slots, None
+    if args.longest_answer is None:
+        # A run of the plan stops there.
+        args.longest_answer = longest_planned(plan.lengths, file=args.plan)
     answered = read_inputs(args, keep_arrivals=False).problem.workload
     ids = plan.problem.workload.ids.tolist()
     row_of = {name: row for row, name in enumerate(answered.ids.tolist())}
