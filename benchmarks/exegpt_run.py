@@ -4,10 +4,10 @@ ExeGPT end to end on this machine: profile, search under a bound that binds, run
 RRA and WAA (two processes) are searched for on the medians of some passes of the profile, each under a bound
 half way (by ratio) from the least latency to that without a bound, with the margin that was measured
 (`search --latency-margin measured`). A machine's speed may change from one second to the next, so each run is
-compared with what the profile predicts that is measured beside the runs: they go on in turns, a measurement
-and a stretch of each run, whose clock stands still meanwhile. One line a run: throughput in the steady state
-and 99th-percentile latency; in the end what is predicted, then and when it was searched, over what was
-measured. Answers are compared with per-request `generate`, token by token.
+compared with what as many passes of the profile predict that are made beside it: they go on in turns, a
+measurement and a stretch of each run, whose clock stands still meanwhile. One line a run: throughput in the
+steady state and 99th-percentile latency, predicted and measured; in the end the medians, with the prediction
+that the search made beforehand. Answers are compared with per-request `generate`, token by token.
 
     python benchmarks/exegpt_run.py                 # on a quiet machine
     python benchmarks/exegpt_run.py --clock cpu     # in CPU seconds of the process that decodes
@@ -21,8 +21,8 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -71,10 +71,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--task", default="T", help="of ExeGPT's Table 3 (default %(default)s)")
     parser.add_argument("--scale", type=float, default=0.25, help="of its lengths (default %(default)s)")
-    parser.add_argument("--requests", type=int, default=1600)
-    parser.add_argument("--passes", type=int, default=3, help="of the profile, before the search")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of both, with a pass beside them")
-    parser.add_argument("--stretch", type=float, default=0.1, help="seconds of a run at a time")
+    parser.add_argument("--requests", type=int, default=3200)
+    parser.add_argument(
+        "--passes", type=int, default=3, help="of the profile, before the search and beside each run"
+    )
+    parser.add_argument("--repeats", type=int, default=4, help="runs of both")
+    parser.add_argument("--stretch", type=float, default=0.07, help="seconds of a run at a time")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     args = parser.parse_args()
     import torch
@@ -86,58 +88,44 @@ def main() -> None:
     problem = _problem(args)
     prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
     spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
-    profiled = partial(_profile, model, tier, spec, clock, problem)
-    with _points() as points:
-        profile = profiled(points, args.passes)
+    profiled = partial(_profile, model, tier, spec, clock, problem, args.passes)
+    profile = profiled()
     chosen = {
         each: _choose(_timeline(profile, problem, each), each, profile.slowness)
         for each in (Strategy.RRA, Strategy.WAA_C)
     }
-    reached: dict[Strategy, list[SteadyState]] = {each: [] for each in chosen}
-    with _points() as points:
-        for repeat in range(args.repeats):
-            with ExitStack() as workers:
-                runs = {
-                    each: _Run(planned, problem, model, tier, spec, prompts, clock, workers)
-                    for each, planned in chosen.items()
-                }
-                measured = [len(points.finished)]
+    reached: dict[Strategy, list[tuple[Performance, SteadyState]]] = {each: [] for each in chosen}
+    for repeat in range(args.repeats):
+        with ExitStack() as workers:
+            runs = {
+                each: _Run(planned, problem, model, tier, spec, prompts, clock, workers)
+                for each, planned in chosen.items()
+            }
 
-                def go_on(
-                    done: int,
-                    _: int,
-                    measured: list[int] = measured,
-                    runs: Iterable[_Run] = tuple(runs.values()),
-                ) -> None:
-                    # Those of earlier passes are counted, too.
-                    if done > measured[-1]:
-                        measured.append(done)
-                        for run in runs:
-                            run.paused.go_on(args.stretch)
+            def go_on(*_: int, runs: Iterable[_Run] = tuple(runs.values())) -> None:
+                for run in runs:
+                    run.paused.go_on(args.stretch)
 
-                profile = profiled(points, repeat + 1, on_point=go_on)
-                for run in runs.values():
-                    run.paused.go_on(math.inf)
-            for strategy, run in runs.items():
-                state = run.steady_state()
-                reached[strategy].append(state)
-                print(
-                    f"{repeat} {chosen[strategy].strategy:5s}: {state.throughput:7.2f}/s, 99 % latency"
-                    f" {state.latency:.3f} s, {state.requests} requests",
-                    flush=True,
-                )
-                if repeat == 0:
-                    wrong = _mismatches(model, prompts, run.engine.answers)
-                    print(f"  {wrong} of {CHECKED} answers differ from `generate`", flush=True)
+            profile = profiled(on_point=go_on)
+            for run in runs.values():
+                run.paused.go_on(math.inf)
+        for strategy, run in runs.items():
+            planned, state = chosen[strategy], run.steady_state()
+            config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
+            predicted = _timeline(profile, problem, strategy)(config)
+            reached[strategy].append((predicted, state))
+            print(
+                f"{repeat} {planned.strategy:5s}: {predicted.throughput:7.2f}/s predicted,"
+                f" {state.throughput:7.2f}/s measured ({predicted.throughput / state.throughput - 1:+.1%});"
+                f" 99 % latency {predicted.latency:.3f} s predicted, {state.latency:.3f} s measured;"
+                f" {state.requests} requests",
+                flush=True,
+            )
+            if repeat == 0:
+                wrong = _mismatches(model, prompts, run.engine.answers)
+                print(f"  {wrong} of {CHECKED} answers differ from `generate`", flush=True)
     for strategy, planned in chosen.items():
-        config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
-        _print(planned, _timeline(profile, problem, strategy)(config), reached[strategy])
-
-
-@contextmanager
-def _points() -> Iterator[Journal]:
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
-        yield journal
+        _print(planned, reached[strategy])
 
 
 def _problem(args: argparse.Namespace) -> Problem:
@@ -156,16 +144,15 @@ def _profile(
     spec: EngineSpec,
     clock: Callable[[], float],
     problem: Problem,
-    points: Journal,
     passes: int,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
-    """Return the medians of so many passes; those that are in ``points`` are not made again."""
     longest = int((problem.prompt_tokens + problem.rounds).max())
-    sizes = Grid(tuple(grid(128, points=6)), tuple(grid(longest, least=8, points=4)), repeats=passes)
-    return profile_layers(
-        model, tier, sizes, points, pinned=True, worker=spec, clock=clock, on_point=on_point
-    )
+    sizes = Grid(tuple(grid(64, points=5)), tuple(grid(longest, least=8, points=4)), repeats=passes)
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
+        return profile_layers(
+            model, tier, sizes, journal, pinned=True, worker=spec, clock=clock, on_point=on_point
+        )
 
 
 def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Timeline:
@@ -243,20 +230,19 @@ class _Run:
         return reached
 
 
-def _print(planned: PlannedConfiguration, predicted: Performance, reached: list[SteadyState]) -> None:
+def _print(planned: PlannedConfiguration, reached: list[tuple[Performance, SteadyState]]) -> None:
     assert planned.latency_bound is not None
-    measured = np.array([state.throughput for state in reached])
-    off = predicted.throughput / measured - 1
+    measured = np.array([state.throughput for _, state in reached])
+    off = np.array([predicted.throughput for predicted, _ in reached]) / measured - 1
+    before = planned.throughput / measured - 1
     # NaN where encoding began on another clock.
-    latencies = np.array([state.latency for state in reached])
+    latencies = np.array([state.latency for _, state in reached])
     met = int((latencies <= planned.latency_bound).sum())
     print(
-        f"{planned.strategy}: {predicted.throughput:.2f}/s predicted ({planned.throughput:.2f} when"
-        f" searched), {np.median(measured):.2f}/s measured: {np.median(off):+.1%} ({off.min():+.1%} to"
-        f" {off.max():+.1%}; when searched {planned.throughput / np.median(measured) - 1:+.1%});"
-        f" 99 % latency {predicted.latency:.3f} s predicted, {np.median(latencies):.3f} s measured"
-        f" ({latencies.min():.3f} to {latencies.max():.3f}), bound {planned.latency_bound:.3f} s met by"
-        f" {met} of {len(reached)} runs",
+        f"{planned.strategy}: predicted over measured {np.median(off):+.1%} ({off.min():+.1%} to"
+        f" {off.max():+.1%}), by the search {np.median(before):+.1%} ({before.min():+.1%} to"
+        f" {before.max():+.1%}); bound {planned.latency_bound:.3f} s met by {met} of {len(reached)} runs"
+        f" (99 % latency {latencies.min():.3f} to {latencies.max():.3f} s)",
         flush=True,
     )
 

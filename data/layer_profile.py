@@ -210,8 +210,8 @@ class LayerProfile:
     kv_tokens
         Tokens of keys and values that fit on the device beside the weights; 0 if unknown.
     slowness
-        What the slowest hundredth of the measurements took at least, over the median of the same one in all
-        passes: how far the machine's own speed changes. 1 if unknown.
+        How far the machine's own speed changes: what all measurements of a batch took in its slowest pass,
+        over their medians, for the batch where that is most. 1 if unknown.
 
     Raises
     ------

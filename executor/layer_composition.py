@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, ModelShape, Operation
 from ..models.layer_cost import LayerCost
 from .profile_grid import ROUNDS_BEFORE, Grid, spread
@@ -16,8 +17,6 @@ from .profile_grid import ROUNDS_BEFORE, Grid, spread
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
 
-_SLOWEST = 0.99
-"""The quantile of latencies that a bound is for."""
 _LINE = np.array([[0.0], [1e6]])
 """Requests: a line through these is exact everywhere."""
 
@@ -54,11 +53,11 @@ def composed(
     tokens = np.array([sum(spread(length, batch)) for batch, length in points], dtype=np.float64)
     held = np.array([length + ROUNDS_BEFORE + (grid.rounds + 1) / 2 for _, length in points])
     operations: list[Operation] = []
-    slowness = []
+    ratios = []
     for kind, axes in (("encode", ("sequences", "length")), ("decode", ("decodes", "context"))):
         repeats = np.array([_passes(found, grid, point, "stages", kind) for point in points])
         seconds = np.median(repeats, axis=1)
-        slowness.append(repeats / seconds[:, None])
+        ratios.append(repeats / seconds[:, None])
         deviation = np.subtract(*np.quantile(repeats, (0.75, 0.25), axis=1)) / 2 / seconds
         layers, attention = (
             seconds
@@ -96,11 +95,17 @@ def composed(
         tensor_parallel=1,
         operations=tuple(operations),
         source="measured on this machine, through the engine's own prefill and decode calls",
-        slowness=max(1.0, float(np.quantile(slowness, _SLOWEST))),
+        slowness=_slowness(batches, np.mean(ratios, axis=0)),
     )
     if not joining:
         return profile
     return replace(profile, operations=(*operations, *_of_two(profile, points, joining, grid, found, loop)))
+
+
+def _slowness(batches: FloatArray, ratios: FloatArray) -> float:
+    """Return the largest mean ratio of a batch in a pass: a point alone is too short to say much."""
+    means = [ratios[batches == batch].mean(axis=0) for batch in np.unique(batches)]
+    return max(1.0, float(np.max(means)))
 
 
 def _of_two(

@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SHARE",
         help="share of the bound kept back for what a prediction misses, or `measured`: for what the slowest"
-        " hundredth of the profile's measurements took beyond their medians (default %(default)s)",
+        " pass over a batch took beyond the profile's medians (default %(default)s)",
     )
     group.add_argument(
         "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
