@@ -30,6 +30,8 @@ FEW = 24
 """Requests up to which a search that is limited by time alone ends with an enumeration."""
 BOUND_SHARE = 0.15
 """The share of its time that a search gives to its bound at most."""
+FEW_BOUND_SECONDS = 0.5
+"""CPU seconds that the bound of few requests may take in any case: its proof ends by itself before."""
 PROOF_SHARE = 0.4
 """The share of its time that the enumeration gets."""
 REPEATABLE_STEPS = 2_500_000
@@ -73,9 +75,12 @@ def solve(
 def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
-    ours = proven_bound(problem) if seconds is None else proven_bound(problem, BOUND_SHARE * seconds)
-    left = None if seconds is None else max(LEAST_SECONDS, seconds - (time.perf_counter() - begun))
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
+    least = FEW_BOUND_SECONDS if few else 0.0
+    ours = (
+        proven_bound(problem) if seconds is None else proven_bound(problem, max(least, BOUND_SHARE * seconds))
+    )
+    left = None if seconds is None else max(LEAST_SECONDS, seconds - (time.perf_counter() - begun))
     found = search_schedule(
         problem,
         seconds=left if left is None or not few else left * (1 - PROOF_SHARE),

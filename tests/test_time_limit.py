@@ -38,7 +38,7 @@ def test_a_plan_for_predicted_lengths_comes_out_as_well() -> None:
     assert plan.schedule.check(plan.problem) is None
 
 
-@pytest.mark.parametrize("solver", ["search", "exact", "slot-free:highs"])
+@pytest.mark.parametrize("solver", ["search", "exact", "slot-free:cp-sat"])
 def test_what_is_proven_of_a_problem_is_proven_once(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Problem] = []
 
@@ -48,7 +48,7 @@ def test_what_is_proven_of_a_problem_is_proven_once(solver: str, monkeypatch: py
 
     for module in ("batchbound.planning", "batchbound.solvers.solve", "batchbound.solvers.full"):
         monkeypatch.setattr(importlib.import_module(module), "proven_bound", counted)
-    # Too little time for an enumeration of 20 requests on 6 slots, or for a proof by HiGHS.
+    # Too little time for an enumeration of 20 requests on 6 slots, or for a proof by CP-SAT.
     problem = Problem(generate("table3", 0, 20), CostModel.paper(), 6)
     plan = make_plan(problem, solver=solver, limits=Limits(seconds=0.05))
     assert len(asked) == 1
