@@ -66,7 +66,7 @@ def decisions(make: Callable[[str], Study], options: argparse.Namespace) -> dict
             for system in ("econoserve", "multires", "vllm"):
                 for collected in (True, False) if system == "econoserve" else (True,):
                     _collect(collected)
-                    run = study.run(system, workload, known=False)
+                    run = study.run(system, workload, known=False, until=150.0)
                     _collect(True)
                     # The first decision takes the whole queue in; the next ones see nearly all of it.
                     early = run.decided[1 : max(2, count // 5)] * 1e6
