@@ -73,7 +73,10 @@ def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
     if certificate["kind"] == "difference set":
         charges = [int(charge) for charge in certificate["charges"]]
         refuted = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
-        return _difference_seconds(problem, slots, stages, rounds, charges, refuted)
+        lates = [int(late) for late in certificate.get("late", [0])]
+        if min(lates, default=0) < 0:
+            raise _Refuted("late", f"{min(lates)} is negative")
+        return _difference_seconds(problem, slots, stages, rounds, charges, refuted, lates)
     raise _Refuted("a certificate is of a known kind", f"{certificate['kind']!r} is not")
 
 
@@ -251,6 +254,7 @@ def _difference_seconds(
     rounds: int,
     charges: list[int],
     refuted: list[tuple[int, int]],
+    lates: list[int],
 ) -> float:
     """Return the least cost over all numbers of stages, the waste of each bounded by the charges."""
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
@@ -262,53 +266,57 @@ def _difference_seconds(
     for number in range(stages, len(problem) + 1):
         if _least_seconds(problem, number, rounds) >= best:
             break
-        # Each number of spans of exactly the longest request, one after the other, is a case.
-        needed = math.inf
-        for exact in range(number + 1):
-            if exact * longest >= needed:
-                break
-            near = min(_near_in_chain(number, longest, rounds), _near_beside(number, longest, rounds, exact))
-            waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
-            waste += max(0, have[-1][1] - exact * slots)
-            unfit = [capacity + 1 for values, capacity in refuted if near <= values]
-            needed = min(needed, max([rounds, exact * longest, -(-(work + waste) // slots), *unfit]))
-        best = min(best, _least_seconds(problem, number, int(needed)))
+        proven = rounds
+        for late in lates:
+            # Each number of spans hardly longer than the longest request, one after the other, is a case.
+            needed = math.inf
+            for spans in range(number + 1):
+                if spans * longest >= needed:
+                    break
+                near = _near_in_chain(number, longest, rounds)
+                if spans > 0:
+                    beside = _near_in_chain(number, longest + late + 1, rounds) - spans
+                    near = max(0, min(near, beside, _near_beside(number, longest + late, rounds, spans)))
+                waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
+                waste += (late + 1) * max(0, have[-1][1] - spans * slots)
+                unfit = [capacity + 1 for values, capacity in refuted if near <= values]
+                needed = min(needed, max([rounds, spans * longest, -(-(work + waste) // slots), *unfit]))
+            proven = max(proven, int(needed))
+        best = min(best, _least_seconds(problem, number, proven))
     return best
 
 
-def _near_in_chain(stages: int, longest: int, rounds: int) -> int:
+def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
     """
-    Return how many of the pairs of points can be nearer than the longest request.
+    Return how many of the pairs of points can be nearer than a distance that no neighbours exceed.
 
-    Step from the first point as far as less than the longest request reaches, and on, to the end. Points of
-    this chain two steps apart are too far apart to matter; any other point is too far from all of the chain
-    but the point before it and the two after.
+    Step from the first point as far as less than the distance reaches, and on, to the end. Points of this
+    chain two steps apart are too far apart to matter; any other point is too far from all of the chain but
+    the point before it and the two after.
     """
     near, reached, chain = (stages + 1) * stages // 2, 0, 0
     while reached <= rounds:
         near -= chain
-        reached, chain = reached + longest, chain + 1
+        reached, chain = reached + distance, chain + 1
     return max(0, near - max(0, stages - chain) * max(0, chain - 2))
 
 
-def _near_beside(stages: int, longest: int, rounds: int, exact: int) -> float:
+def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
     """
-    Return the same if ``exact`` spans of the longest request follow one another, however many of them join.
+    Return the same, at most, if so many spans of the longest request's rounds follow one another.
 
-    A point outside of a span is too far from its start or from its end, so from one point of each span but
-    the one it lies in; and only the ends of that one and of its neighbours are near at all. The ends of
-    spans are near each other across a gap only.
+    They have that many rounds at least and ``span`` at most. A point outside of a span is too far from its
+    start or from its end, so from one point of each span but the one it lies in; and only the ends of that
+    one and of its neighbours are near at all. The ends of spans are near each other across a gap only.
     """
-    if exact == 0:
-        return math.inf
     most = 0
-    for gaps in range(exact):
-        ends = exact + 1 + gaps
+    for gaps in range(spans):
+        ends = spans + 1 + gaps
         others = stages + 1 - ends
         if others < 0:
             continue
-        near = gaps + sum(range(others)) + others * min(4, ends - (exact - 1))
-        if gaps == 0 and rounds > exact * longest:
+        near = gaps + sum(range(others)) + others * min(4, ends - (spans - 1))
+        if gaps == 0 and rounds > spans * span:
             # Something lies before the first span or after the last, so in none.
             near -= 1
         most = max(most, near)

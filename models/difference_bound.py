@@ -14,7 +14,7 @@ from .least_counts import Counts, cost_terms, least_counts
 from .rounded_packing import RoundedPacking
 
 
-def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0) -> int:
+def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0, late: int = 0) -> int:
     r"""
     Return how many differences below the longest request S start times and the end can have between them.
 
@@ -29,13 +29,15 @@ def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0) -
     of them is M and nothing lies between. The pairs left of C(D + 1, 2) are most with D = S and m as small
     as can be.
 
-    Some pairs of points may be known to differ by exactly M, :math:`a_i` and :math:`b_i = a_i + M` with
-    :math:`b_i \le a_{i + 1}`, e of them, s of the :math:`b_i` being an :math:`a_{i + 1}`. Of their 2 e - s
-    points only a :math:`b_i` and the :math:`a_{i + 1}` after it can be nearer than M without being the same.
-    Another point between :math:`a_j` and :math:`b_j` is at least M from the :math:`a_i` before and the
-    :math:`b_i` after these, which leaves it e + 1 - s of these points, and no others than
-    :math:`b_{j - 1}`, :math:`a_j`, :math:`b_j` and :math:`a_{j + 1}`; one between no two is left one fewer.
-    If they all join, s = e - 1, and R > e M, the first point or the end is such a one.
+    Some pairs of points may be known to differ by M to M + l, :math:`a_i` and :math:`b_i` with
+    :math:`b_i \le a_{i + 1}`, e of them. All of the above holds for M + l + 1 in place of M, so that many
+    pairs are farther apart than M + l, and these e come to them. Besides, let s of the :math:`b_i` be an
+    :math:`a_{i + 1}`. Of their 2 e - s points only a :math:`b_i` and the :math:`a_{i + 1}` after it can be
+    nearer than M without being the same. Another point between :math:`a_j` and :math:`b_j` is at least M
+    from the :math:`a_i` before and the :math:`b_i` after these, which leaves it e + 1 - s of these points,
+    and no others than :math:`b_{j - 1}`, :math:`a_j`, :math:`b_j` and :math:`a_{j + 1}`; one between no two
+    is left one fewer. If they all join, s = e - 1, and R > e (M + l), the first point or the end is such a
+    one.
 
     Parameters
     ----------
@@ -46,7 +48,9 @@ def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0) -
     rounds
         A lower bound on the decode rounds R.
     exact
-        Pairs e of points that differ by exactly M, none beginning before another has ended.
+        Pairs e of points that differ by M to M + l, none beginning before another has ended.
+    late
+        Rounds l.
 
     Returns
     -------
@@ -54,9 +58,7 @@ def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0) -
         The number of pairs that can differ by less than M.
     """
     points = stages + 1
-    steps = rounds // longest + 1
-    far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
-    most = max(0, points * stages // 2 - far)
+    most = _near_in_chain(stages, longest, rounds)
     if not exact:
         return most
     among = [0]
@@ -64,8 +66,16 @@ def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0) -
         others = points - 2 * exact + joined
         if others >= 0:
             near = others * (others - 1) // 2 + others * min(4, exact + 1 - joined) + exact - 1 - joined
-            among.append(near - (joined == exact - 1 and rounds > exact * longest))
-    return min(most, max(among))
+            among.append(near - (joined == exact - 1 and rounds > exact * (longest + late)))
+    beside = max(0, _near_in_chain(stages, longest + late + 1, rounds) - exact)
+    return min(most, beside, max(among))
+
+
+def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
+    """Return how many pairs of the start times and the end can be nearer than a distance."""
+    steps = rounds // distance + 1
+    far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
+    return max(0, (stages + 1) * stages // 2 - far)
 
 
 @dataclass(slots=True)
@@ -191,12 +201,12 @@ def difference_set_bound(
 
     .. math:: R(S) \ge \lceil (\sum_i n_i + W(k(S))) / J \rceil .
 
-    The A longest requests, M rounds each, are held longer than that, one round of waste each, but for those
-    between points exactly M apart. If no more than e such pairs of points follow one another, e points of
-    time lie in all of them, and J requests are in progress at each: then A - J e rounds are wasted beside
-    W(k), k counts the differences that e such pairs leave, and R is e M at least. Whatever e is, one of
-    these cases holds. Prolonged lengths must also fit the slots one by one, which ``refuted`` shows them not
-    to do for some k and R.
+    The A longest requests, M rounds each, are held for more than M + l, which wastes l + 1 rounds of each,
+    but for those between points M to M + l apart. If no more than e such pairs of points follow one another,
+    e points of time lie in all of them, and J requests are in progress at each: then (l + 1) (A - J e) rounds
+    are wasted beside W(k), k counts the differences that e such pairs leave, and R is e M at least. Whatever
+    e is, one of these cases holds, and for every l. Prolonged lengths must also fit the slots one by one,
+    which ``refuted`` shows them not to do for some k and R.
 
     The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
     S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
@@ -227,6 +237,7 @@ def difference_set_bound(
         "slots": counts.slots,
         **counts.claims,
         "charges": list(cheapest.charges),
+        "late": list(cheapest.late),
         "refuted": [proof.witness for proof in refuted],
     }
     source = "difference set and prices" if refuted else "difference set"
@@ -246,12 +257,16 @@ class CheapestCounts:
         The most values below the longest request that lengths can be rounded up to there.
     charges
         Charges (Lagrange multipliers) that prove it.
+    late
+        Rounds by which spans may exceed the longest request and be counted as made for it, each of which
+        gives an argument.
     """
 
     stages: int
     rounds: int
     values: int
-    charges: tuple[int, ...]
+    charges: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
 
 
 def cheapest_counts(
@@ -279,9 +294,9 @@ def cheapest_counts(
         while seconds(stages, rounds) < least and waste.tighten(values):
             rounds, values = waste.rounds(stages)
         if seconds(stages, rounds) < least:
-            least, best = seconds(stages, rounds), CheapestCounts(stages, rounds, values, ())
+            least, best = seconds(stages, rounds), CheapestCounts(stages, rounds, values)
     assert best is not None, "every problem has a request, so some number of stages is possible"
-    return replace(best, charges=tuple(sorted(waste.charges)))
+    return replace(best, charges=tuple(sorted(waste.charges)), late=waste.late)
 
 
 class _Waste:
@@ -297,13 +312,20 @@ class _Waste:
         self._refuted = refuted
         self._tight: set[int] = set()
         self.charges: set[int] = set()
+        # The most late at which as many steps are needed as without.
+        steps = counts.rounds // self._longest
+        most_late = counts.rounds // steps - self._longest - 1 if steps else 0
+        self.late = (0, most_late) if most_late > 0 else (0,)
 
     def rounds(self, stages: int) -> tuple[int, int]:
         """Return the rounds that so many stages need, and the most values in a case that needs no more."""
+        return max((self._rounds(stages, late) for late in self.late), key=lambda needed: needed[0])
+
+    def _rounds(self, stages: int, late: int) -> tuple[int, int]:
         needed, most, exact = np.iinfo(np.int64).max, 0, 0
         while exact * self._longest < needed and exact <= stages:
-            values = useful_differences(stages, self._longest, self._counts.rounds, exact)
-            beside = max(0, self._number - exact * self._counts.slots)
+            values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
+            beside = (late + 1) * max(0, self._number - exact * self._counts.slots)
             waste = beside + self._round_up.certified_waste(values, sorted(self.charges))
             unfit = [proof.capacity + 1 for proof in self._refuted if values <= proof.values]
             filled = -(-(self._work + waste) // self._counts.slots)
