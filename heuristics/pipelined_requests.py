@@ -173,9 +173,8 @@ class PipelinedRequests:
         ledger.lent_tokens += min(max(beyond, 0), prompt + int(self._end[request]))
 
     def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
-        lacks = state.lacks(request)
-        new = max(1, min(budget, lacks))
-        if new < lacks:
+        new = state.chunk(request, budget)
+        if new < state.lacks(request):
             self._partial = request
         prefill.append((request, new))
         return budget - new

@@ -178,7 +178,7 @@ class Sarathi:
         budget = self._forward - (len(going) - len(dropped))
         prefill: list[tuple[int, int]] = []
         for request in self._partial:
-            prefill.append((request, max(1, min(budget, state.lacks(request)))))
+            prefill.append((request, state.chunk(request, budget)))
             budget -= prefill[-1][1]
         while self._waiting and budget > 0 and self._active < self._sequences and not dropped:
             request = self._waiting[0]

@@ -58,6 +58,10 @@ class ServingState:
         """Return the tokens a request that is not generating has yet to compute before its next one."""
         return int(self.prompt[request] + self.generated[request] - self.held[request])
 
+    def chunk(self, request: int, budget: int) -> int:
+        """Return how many of these fit into a budget of tokens, at least one."""
+        return max(1, min(budget, self.lacks(request)))
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
