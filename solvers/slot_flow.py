@@ -174,7 +174,7 @@ def whole_slots(
     lower[-ranks:] = at_least
     whole = np.ones(columns, dtype=np.int64)
     whole[-ranks:] = 0
-    constraints = LinearConstraint(_sparse(entries, (rows, columns)), low, high)
+    constraints = LinearConstraint(sparse(entries, (rows, columns)), low, high)
     holding = np.zeros(columns)
     holding[: len(spans)] = spans.rounds
     fractional = milp(
@@ -226,7 +226,8 @@ def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArr
     return stage
 
 
-def _sparse(entries: list[tuple[IntArray, IntArray, float]], shape: tuple[int, int]) -> csc_array[np.float64]:
+def sparse(entries: list[tuple[IntArray, IntArray, float]], shape: tuple[int, int]) -> csc_array[np.float64]:
+    """Return a matrix of that shape with the given entries: rows, columns, and one number for all of them."""
     from scipy.sparse import csc_array
 
     row = np.concatenate([rows for rows, _, _ in entries])

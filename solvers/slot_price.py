@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.cost import FloatArray, IntArray
-from .slot_flow import LengthProfile, Spans
+from .slot_flow import LengthProfile, Spans, sparse
 
 LOWER, BASIC, ZERO = 0, 1, 3
 """Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
@@ -61,7 +61,7 @@ def slot_price(
     profile
         The requests' lengths.
     near
-        Prices for as many stages, best those of similar times; None for prices that rise evenly.
+        Prices for as many stages, best those of similar times; None to begin from nothing.
     most
         Slots beyond which it does not matter how many are needed: then the first prices that prove so much
         are returned, with what they prove.
@@ -70,8 +70,7 @@ def slot_price(
     if not len(spans) or spans.rounds.max() < profile.longest:
         return None
     if near is None:
-        evenly = times / times[-1] if times[-1] else np.linspace(0.0, 1.0, len(times))
-        near = SlotPrice(0.0, evenly, np.zeros(len(times) - 1))
+        return _price_from_nothing(times, profile, spans)
     starts = profile.starts_per_stage
     # Columns: the changes of the inner stages' values and of the prices of starts, then the discounts.
     asked = near.start if starts is not None else near.start[:0]
@@ -119,6 +118,51 @@ def slot_price(
     value[1:-1] += found[1][:inner]
     start[: len(asked)] = np.maximum(asked + found[1][inner:chosen], 0.0)
     return SlotPrice(constant - found[0], np.maximum.accumulate(np.clip(value, 0.0, 1.0)), start)
+
+
+def _price_from_nothing(times: IntArray, profile: LengthProfile, spans: Spans) -> SlotPrice | None:
+    """Return the price by HiGHS: without a start SoPlex takes up to twenty times as long on many stages."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    rank, at_least = spans.demand(profile)
+    stages, ranks = len(times) - 1, len(at_least)
+    row = np.arange(len(spans))
+    step = len(spans) + np.arange(ranks - 1)
+    rising = len(spans) + ranks - 1 + np.arange(stages)
+    # Columns: the value of each stage and of the end, then the price of each rank, then of each start.
+    entries = [
+        (row, spans.last, 1.0),
+        (row, spans.first, -1.0),
+        (row, stages + 1 + rank, -1.0),
+        (step, stages + 2 + np.arange(ranks - 1), 1.0),
+        (step, stages + 1 + np.arange(ranks - 1), -1.0),
+        (rising, 1 + np.arange(stages), 1.0),
+        (rising, np.arange(stages), -1.0),
+    ]
+    starts = 0
+    if profile.starts_per_stage is not None:
+        starts = stages
+        entries.append((row, stages + 1 + ranks + spans.first, 1.0))
+    columns = stages + 1 + ranks + starts
+    cost = np.zeros(columns)
+    cost[stages + 1 : stages + 1 + ranks] = np.append(at_least[1:], 0) - at_least
+    lower, upper = np.zeros(columns), np.ones(columns)
+    upper[0], lower[stages] = 0.0, 1.0
+    if starts:
+        cost[-starts:] = profile.starts_per_stage
+        upper[-starts:] = np.inf
+        upper[stages + 1 : stages + 1 + ranks] = np.inf
+    result = milp(
+        cost,
+        bounds=Bounds(lower, upper),
+        constraints=LinearConstraint(sparse(entries, (rising[-1] + 1, columns)), 0.0, np.inf),
+        options={"presolve": False},
+    )
+    if result.x is None:
+        return None
+    value = np.maximum.accumulate(np.clip(result.x[: stages + 1], 0.0, 1.0))
+    price = np.maximum(result.x[-starts:], 0.0) if starts else np.zeros(stages)
+    return SlotPrice(float(-result.fun), value, price)
 
 
 def _least(
