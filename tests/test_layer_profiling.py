@@ -194,20 +194,21 @@ def test_from_profile_to_search_to_run(
 
 
 def test_a_search_keeps_back_what_the_profile_says_is_slow(
-    profiled: tuple[LayerProfile, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    profile = whole_model_profile(CostModel(0.025, 0.00013, 0.029, 0.00021), "made up")
     jobs, path, plan = (str(tmp_path / name) for name in ("jobs.csv", "profile.json", "plan.json"))
     Path(jobs).write_text("\n".join(["input_tokens,output_tokens", *["10,8", "16,12"] * 20]))
     words = ["search", jobs, "--most-encode-batch", "4", "--latency-margin", "measured"]
     assert main([*words, "--cost", "paper"]) == 2
     assert "nothing was measured" in capsys.readouterr().err
     words += ["--profile", path, "--overwrite", "-o", plan, "--latency-bound"]
-    replace(profiled[0], slowness=1.0).save(path)
+    replace(profile, slowness=1.0).save(path)
     assert main([*words, "10"]) == 0
     alone = Plan.load(plan).configuration
     assert alone is not None
     # The same latency, on a machine that may be half as fast: the bound has to be twice as high.
-    replace(profiled[0], slowness=2.0).save(path)
+    replace(profile, slowness=2.0).save(path)
     assert main([*words, str(1.99 * alone.latency)]) == 0
     slower = Plan.load(plan).configuration
     assert slower is not None
