@@ -261,8 +261,8 @@ class KvLedger:
 
     def promised(self, request: int) -> int:
         """Return the tokens of a request's own blocks and of what it borrowed, lent or not."""
-        borrowed = sum(loan.tokens for loan in self.loans.get(request, ()))
-        return self.own.get(request, 0) * self.block_tokens + borrowed
+        own = self.own.get(request, 0) * self.block_tokens
+        return own + sum(loan.tokens for loan in self.loans[request]) if request in self.loans else own
 
     def _measure(self, request: int) -> None:
         if request in self._gone:

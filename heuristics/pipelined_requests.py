@@ -174,7 +174,7 @@ class PipelinedRequests:
 
     def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
         new = state.chunk(request, budget)
-        if new < state.lacks(request):
+        if new == budget and new < state.lacks(request):
             self._partial = request
         prefill.append((request, new))
         return budget - new

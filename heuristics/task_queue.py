@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _SCANNED = 16
 """Ranges looked through for a task that fits, at most: a decision must not cost the whole queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     length: int
     turn: int
     window: int
