@@ -110,11 +110,12 @@ class PipelinedRequests:
         prefill: list[tuple[int, int]] = []
         budget = self._settings.forward_size - len(going)
         if self._partial is not None:
-            begun, self._partial = self._partial, None
-            budget = self._chunk(state, begun, budget, prefill)
+            partial, self._partial = self._partial, None
+            budget = self._chunk(state, partial, budget, prefill)
         if self._host or not self._look:
             return prefill
-        forecast = self._forecast(state, going)
+        begun = np.array([request for request, _ in prefill], dtype=np.int64)
+        forecast = self._forecast(state, np.append(going, begun))
         while budget > 0 and self._partial is None:
             request = self._next(state, forecast)
             if request is None:
@@ -124,10 +125,9 @@ class PipelinedRequests:
             budget = self._chunk(state, request, budget, prefill)
         return prefill
 
-    def _forecast(self, state: ServingState, going: IntArray) -> KvForecast:
+    def _forecast(self, state: ServingState, there: IntArray) -> KvForecast:
         ledger = state.ledger
         capacity = int(ledger.blocks * ledger.block_tokens * (1 - self._settings.reserved))
-        there = going if self._partial is None else np.append(going, self._partial)
         held = np.maximum(state.held[there], state.prompt[there]) + ledger.block_tokens // 2
         rest = np.maximum(self._end[there] - state.generated[there], 1)
         return KvForecast(capacity, self._settings.buffer, held, rest)

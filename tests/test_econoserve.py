@@ -131,6 +131,14 @@ def test_nothing_is_lent_to_whom_would_be_there_when_it_is_needed() -> None:
     assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), buffered, 41).lent_tokens == 0
 
 
+def test_a_prompt_that_ends_in_this_iteration_is_counted() -> None:
+    # The first's prompt takes 4 and 2 of the 4 tokens an iteration has; beside its end no other fits.
+    requests = workload([6, 2], [20, 20])
+    run = serve(requests, replace(EXACT, forward_size=4), 30)
+    assert run.prompt_tokens.tolist()[:3] == [4, 2, 0]
+    assert run.preempted.tolist() == [0, 0]
+
+
 def test_of_those_that_are_due_the_one_that_needs_least_is_hosted_of_others_the_largest() -> None:
     # One fits beside the first, which takes 41 of 44 places; the third in order never does.
     requests = workload([1, 2, 2, 30], [40, 4, 12, 9], [0.0, 0.5, 0.5, 0.5])
