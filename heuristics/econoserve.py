@@ -25,11 +25,11 @@ class EconoServe:
     """
     EconoServe's decision for one iteration (its Algorithm 1).
 
-    Where the paper leaves the rule open: a prompt beyond the reserved memory is begun only if no answer waits
-    and its own answer will fit; an answer longer than predicted asks for a block at a time, and when there is
-    none it pauses in place, predicted to need ``padding`` of its length more (the paper's L_new, predicted
-    minus generated, would be zero), at least a block; when everything left has paused so, the one that holds
-    most is moved to the host.
+    Where the paper leaves the rule open, or (unless ``literal``) otherwise than it says: a prompt beyond the
+    reserved memory is begun only if no answer waits and its own answer will fit; an answer longer than
+    predicted asks for a block at a time, and when there is none it pauses in place, predicted to need
+    ``padding`` of its length more (the paper's L_new, predicted minus generated, would be zero), at least a
+    block; when everything left has paused so, the one that holds most is moved to the host.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class EconoServe:
                 continue
             if request in ledger.loans:
                 self._move_out(state, request, changes)
-            elif self.settings.shortage == "reserve" and ledger.grow(request, int(state.held[request]) + 1):
+            elif self.settings.shortage == "reserve" and self._extend(state, request):
                 continue
             elif self.settings.shortage == "offload":
                 self._send(state, request, changes)
@@ -125,6 +125,14 @@ class EconoServe:
                 changes.stop.append(request)
                 self._queue_answer(state, request, self._more(state, request), again=True)
 
+    def _extend(self, state: ServingState, request: int) -> bool:
+        """Give a longer answer one more block, and return whether there was one."""
+        if self.settings.literal:
+            if not self._reserve.holds(state.ledger, 1):
+                return False
+            self._reserve.enter(request, 1)
+        return state.ledger.grow(request, int(state.held[request]) + 1)
+
     def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
         """Move a guest that overstays, and its guests, to blocks of their own, or to the host."""
         ledger = state.ledger
@@ -132,7 +140,8 @@ class EconoServe:
             self._move_out(state, inner, changes)
         held = int(state.held[guest])
         left = max(self._target[guest] - int(state.generated[guest]), 1)
-        if not (ledger.settle(guest, held + left) or ledger.settle(guest, held + 1)):
+        stays = not self.settings.literal
+        if not (stays and (ledger.settle(guest, held + left) or ledger.settle(guest, held + 1))):
             self._send(state, guest, changes)
 
     def _send(self, state: ServingState, request: int, changes: _Changes) -> None:
@@ -251,15 +260,24 @@ class EconoServe:
         """Give a prompt room in the reserve, or beyond it, and return whether there was any."""
         ledger, prompt = state.ledger, int(state.prompt[request])
         blocks = ledger.blocks_for(prompt)
-        answer = self._predict(state, request)
-        whole = min(ledger.blocks_for(prompt + answer), ledger.blocks)
-        alone = ledger.free == ledger.blocks
-        beyond = (self.settings.beyond_reserve or alone) and not len(self._answers) and whole <= ledger.free
-        if blocks > ledger.free or not (beyond or self._reserve.holds(ledger, blocks)):
+        inside = self._reserve.holds(ledger, blocks)
+        if blocks > ledger.free or not (inside or self._beyond(state, request, blocks)):
             return False
         ledger.grow(request, prompt)
-        self._reserve.enter(request, blocks)
+        if inside or not self.settings.literal:
+            self._reserve.enter(request, blocks)
         return True
+
+    def _beyond(self, state: ServingState, request: int, blocks: int) -> bool:
+        """Return whether a prompt may begin outside of the reserve."""
+        ledger = state.ledger
+        if ledger.free == ledger.blocks:
+            return True
+        if self.settings.literal:
+            return blocks <= self._available(state)
+        answer = self._predict(state, request)
+        whole = min(ledger.blocks_for(int(state.prompt[request]) + answer), ledger.blocks)
+        return self.settings.beyond_reserve and not len(self._answers) and whole <= ledger.free
 
     def _unlock(self, state: ServingState, changes: _Changes) -> None:
         """Start something although the reserve is touched, at worst by moving others to the host."""

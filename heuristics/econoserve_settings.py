@@ -43,6 +43,11 @@ class EconoServeSettings:
         before it is needed.
     beyond_reserve
         Whether a prompt may begin outside of the reserve as well, if no answer waits and its own will fit.
+    literal
+        Whether memory is given as the paper prints it, where the rules above do better: to a prompt whatever
+        answers have left (section 3.3.1), to an answer longer than predicted what is left of the reserve and
+        nothing else (3.3.2); and a guest that overstays goes to the host's memory even if there is room
+        (3.2).
     """
 
     synced: bool = True
@@ -56,6 +61,7 @@ class EconoServeSettings:
     shortage: Literal["reserve", "pause", "offload"] = "reserve"
     hosted: Literal["answers", "requests"] = "requests"
     beyond_reserve: bool = True
+    literal: bool = False
 
     def __post_init__(self) -> None:
         for name in ("padding", "reserved", "buffer", "extension"):

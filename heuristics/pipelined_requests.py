@@ -35,14 +35,15 @@ class PipelinedRequests:
     Raises
     ------
     ValueError
-        If an answer longer than predicted is to stop, or prompts are to begin in the reserve alone.
+        If an answer longer than predicted is to stop, prompts are to begin in the reserve alone, or memory is
+        to be given as the paper prints it.
     """
 
     def __init__(self, settings: EconoServeSettings) -> None:
-        if settings.shortage != "reserve" or not settings.beyond_reserve:
+        if settings.shortage != "reserve" or not settings.beyond_reserve or settings.literal:
             raise ValueError(
                 "who hosts whole requests lets answers and prompts take what is free:"
-                " shortage must be 'reserve', and beyond_reserve true"
+                " shortage must be 'reserve', beyond_reserve true and literal false"
             )
         self._settings = settings
         # By prompt and predicted answer together.

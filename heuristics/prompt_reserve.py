@@ -1,4 +1,4 @@
-"""The memory that is kept for prompts until their answers begin."""
+"""The memory that is kept for prompts until their answers begin, and for answers longer than predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .kv_allocation import KvLedger
 
 class PromptReserve:
     """
-    Blocks kept for prompts, and those of prompts whose answers have not begun.
+    Blocks kept for prompts and for answers longer than predicted, and who has how many of them.
 
     Parameters
     ----------
@@ -25,8 +25,8 @@ class PromptReserve:
         return self._taken + blocks <= int(self._share * ledger.blocks)
 
     def enter(self, request: int, blocks: int) -> None:
-        """Count the blocks of a prompt."""
-        self._blocks[request] = blocks
+        """Count so many blocks more as a request's."""
+        self._blocks[request] = self._blocks.get(request, 0) + blocks
         self._taken += blocks
 
     def leave(self, request: int) -> None:

@@ -170,6 +170,37 @@ def test_with_memory_free_a_longer_answer_goes_on_at_once(shortage: Literal["res
     assert (run.finished[0], run.preempted[0]) == (8.0, 0)
 
 
+def test_as_printed_a_longer_answer_takes_the_reserve_and_then_waits_in_place() -> None:
+    # Of 30 places the first has 2 + 5, the second 2 + 18, and 3 are the reserve.
+    requests = workload([2, 2], [12, 18])
+    sizes = replace(EXACT, reserved=0.1, hosted="answers", literal=True)
+    run = serve(requests, sizes, 30, predicted=[5, 18])
+    # Its 6 tokens, 3 in the reserve; when the second is gone, the last 3.
+    assert run.finished.tolist() == [18.0 + 3.0, 18.0]
+    assert run.preempted.tolist() == [1, 0]
+    paused = serve(requests, replace(sizes, shortage="pause"), 30, predicted=[5, 18])
+    assert paused.finished.tolist() == [18.0 + 6.0, 18.0]
+
+
+def test_as_printed_a_guest_that_overstays_goes_to_the_host() -> None:
+    # Of 32 places the first has 17, the second's prompt 1, and 9 are the reserve: too few are left for its 7,
+    # so they lie in the first's second half.
+    requests = workload([1, 1], [16, 14])
+    sizes = replace(EXACT, reserved=0.3, hosted="answers")
+    run = serve(requests, sizes, 32, predicted=[16, 7])
+    assert (run.lent_tokens, run.preempted.tolist()) == (7, [0, 0])
+    printed = serve(requests, replace(sizes, literal=True), 32, predicted=[16, 7])
+    assert (printed.lent_tokens, printed.preempted.tolist()) == (7, [0, 1])
+
+
+def test_as_printed_a_prompt_begins_in_what_answers_left() -> None:
+    requests = workload([4, 4], [6, 6], [0.0, 0.5])
+    sizes = replace(EXACT, pipelined=False)
+    # The second needs 10 of 15 places, but 4 for its prompt.
+    assert serve(requests, sizes, 15).finished.tolist() == [6.0, 6.0 + 6.0]
+    assert serve(requests, replace(sizes, literal=True), 15).finished.tolist() == [6.0, 6.0 + 5.0]
+
+
 def test_offloading_a_longer_answer_costs_both_ways() -> None:
     sizes = replace(EXACT, shortage="offload", hosted="answers")
     run = serve(workload([2], [7]), sizes, 80, predicted=[5])
@@ -202,9 +233,9 @@ def test_a_shortage_or_a_guest_of_no_such_kind_is_refused() -> None:
         EconoServeSettings(hosted="all")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"shortage": "offload"}, {"beyond_reserve": False}])
+@pytest.mark.parametrize("wrong", [{"shortage": "offload"}, {"beyond_reserve": False}, {"literal": True}])
 def test_who_hosts_whole_requests_lets_them_take_what_is_free(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="shortage must be 'reserve', and beyond_reserve true"):
+    with pytest.raises(ValueError, match="shortage must be 'reserve', beyond_reserve true and literal false"):
         econoserve(EconoServeSettings(**wrong))
 
 
