@@ -19,7 +19,7 @@ from pathlib import Path
 
 from load import decisions, hours, rates
 from offline import offline
-from sensitivity import GRIDS, scales, shortages, sweet
+from sensitivity import GRIDS, SCHEMES, scales, shortages, sweet
 from setting import MODELS, TRACES
 from study import Study
 from systems import systems
@@ -51,19 +51,24 @@ def main() -> None:
     parser.add_argument("--drain", action="store_true", help="serve everyone after the last arrival, too")
     parser.add_argument("--scale", type=float, default=1.0, help="of the paper's rates")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1, help="averaged over, in sweet")
+    parser.add_argument("--seeds", type=int, default=5, help="averaged over, in sweet")
+    parser.add_argument(
+        "--errors", choices=("reported", "log-normal"), default="reported", help="of predicted lengths"
+    )
     parser.add_argument("--steps", type=int, default=8, help="of the search for a rate")
     parser.add_argument(
         "--latency", type=float, default=3.0, help="normalized, over the unloaded one, in rates"
     )
     parser.add_argument("--fields", nargs="+", choices=GRIDS, default=list(GRIDS), help="in sweet")
-    parser.add_argument("--system", default="econoserve", help="in sweet")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), help="in sweet")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the planner")
     parser.add_argument("--json", type=Path, help="write the figures")
     options = parser.parse_args()
     served = MODELS[options.model]
     cost = served.cost(options.data)
-    found = COMMANDS[options.what](lambda name: Study(cost, served.capacity, name, options.seed), options)
+    found = COMMANDS[options.what](
+        lambda name: Study(cost, served.capacity, name, options.seed, options.errors), options
+    )
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -5,28 +5,44 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from published import SWEET_SPOTS
 from study import Study
 
-from batchbound.executor.serving_metrics import ServingMetrics, serving_metrics
+from batchbound.executor.serving_metrics import serving_metrics
 from batchbound.executor.serving_simulation import EXECUTING, PAUSED
 from batchbound.heuristics.econoserve_settings import EconoServeSettings
 
 Shortage = Literal["reserve", "pause", "offload"]
 
 
-def _with(sizes: EconoServeSettings, field: str, value: float) -> EconoServeSettings:
-    changed: dict[str, Any] = {field: value}
-    return replace(sizes, **changed)
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A system with settings of its own, and the demand (share of the memory) at which its requests queue."""
 
+    system: str
+    demand: float
+    settings: dict[str, Any]
+
+    def sizes(self, sizes: EconoServeSettings, field: str, value: float) -> EconoServeSettings:
+        """Return the settings with one size set."""
+        return replace(sizes, **self.settings | {field: value})
+
+
+SCHEMES = {
+    "default": Scheme("econoserve", 0.9, {}),
+    "printed": Scheme("econoserve", 0.6, {"hosted": "answers", "literal": True}),
+    "offload": Scheme("econoserve-sd", 0.6, {"literal": True, "shortage": "offload"}),
+}
+"""EconoServe as it is here, and as sections 3.2 and 3.3 print it; SyncDecoupled, of which Figure 4 is, with
+vLLM's strategy for answers longer than predicted. Exact allocation cannot fill what lending by time does."""
 
 GRIDS: dict[str, tuple[float, ...]] = {
     "padding": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
-    "reserved": (0.0, 0.01, 0.02, 0.04, 0.08, 0.15),
+    "reserved": (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12),
     "buffer": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
 }
 
@@ -35,27 +51,49 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
     """Vary padding, reserve and buffer (Figures 4 and 15); say how sure each minimum is, and what trades."""
     found: dict[str, object] = {}
     for name in options.traces:
-        for field in options.fields:
-            rows: dict[float, list[ServingMetrics]] = {}
-            for value in GRIDS[field]:
-                rows[value] = []
+        for label in options.schemes:
+            scheme = SCHEMES[label]
+            demand = scheme.demand if options.demand is None else options.demand
+            # SyncDecoupled lends nothing: no buffer.
+            fields = [field for field in options.fields if (label, field) != ("offload", "buffer")]
+            for field in fields:
+                rows: dict[float, list[dict[str, float]]] = {value: [] for value in GRIDS[field]}
                 for seed in range(options.seeds):
                     study = make(name)
                     study.seed = seed
-                    workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-                    sizes = _with(study.sizes, field, value)
-                    run = study.run(options.system, workload, known=False, sizes=sizes)
-                    rows[value].append(serving_metrics(run))
-            found[f"{name} {field}"] = _minimum(name, field, rows)
+                    rate = study.rate_of(demand)
+                    workload = study.workload(rate, options.minutes or study.trace.minutes)
+                    for value, row in rows.items():
+                        sizes = scheme.sizes(study.sizes, field, value)
+                        run = study.run(scheme.system, workload, known=False, sizes=sizes)
+                        lent = run.lent_tokens / len(workload)
+                        row.append(serving_metrics(run).to_json() | {"lent": lent})
+                found[f"{name} {label} {field}"] = _minimum(name, f"{label} {field}", demand, rows)
     return found
 
 
-def _minimum(name: str, field: str, rows: dict[float, list[ServingMetrics]]) -> dict[str, object]:
+def _minimum(
+    name: str, label: str, demand: float, rows: dict[float, list[dict[str, float]]]
+) -> dict[str, object]:
     """Print a parameter's minimum of the mean completion time, and what falls and rises about it."""
     values = list(rows)
-    times = np.array([[one.completion for one in rows[value]] for value in values])
-    mean = times.mean(1)
-    best = int(mean.argmin())
+    columns = {
+        "completion": ("completion",),
+        "waiting": ("waiting", "queueing"),
+        "stopped": ("preemption",),
+        "running": ("execution",),
+        "share": ("failed",),
+        "held": ("kv_held",),
+        "given": ("kv_promised",),
+        "lent": ("lent",),
+    }
+    # By parameter and seed.
+    parts = {
+        part: np.array([[sum(one[key] for key in keys) for one in rows[value]] for value in values])
+        for part, keys in columns.items()
+    }
+    times = parts["completion"]
+    best = int(times.mean(1).argmin())
 
     def over(at: int) -> str:
         # The same seeds at both values: paired differences.
@@ -64,20 +102,22 @@ def _minimum(name: str, field: str, rows: dict[float, list[ServingMetrics]]) -> 
         return f"{values[at]:g} costs {gained.mean():+.1%} +- {error:.1%}"
 
     inside = "inside" if 0 < best < len(values) - 1 else "at the edge"
+    published = SWEET_SPOTS[label.split()[1]][name]
     print(
-        f"{name:11}{field:9}best {values[best]:g} ({inside}), published {SWEET_SPOTS[field][name]:g};"
+        f"{name:11}{label:17} demand {demand:g}: best {values[best]:g} ({inside}), published {published:g};"
         f" {over(0)}, {over(len(values) - 1)}"
     )
-    parts = {
-        "completion": mean,
-        "waiting": np.array([np.mean([one.waiting + one.queueing for one in rows[v]]) for v in values]),
-        "preempted": np.array([np.mean([one.preemption for one in rows[v]]) for v in values]),
-        "stopped": np.array([np.mean([one.failed for one in rows[v]]) for v in values]),
-        "held": np.array([np.mean([one.kv_held for one in rows[v]]) for v in values]),
-    }
     for part, column in parts.items():
-        print(f"    {part:11}" + "".join(f"{value:9.4g}" for value in column), flush=True)
-    return {"best": values[best], "values": values} | {key: column.tolist() for key, column in parts.items()}
+        print(f"    {part:11}" + "".join(f"{value:9.4g}" for value in column.mean(1)), flush=True)
+    first, second = (0, values.index(published)) if best == 0 else (values.index(published), len(values) - 1)
+    change = {part: parts[part][second].mean() - parts[part][first].mean() for part in parts}
+    print(
+        f"    from {values[first]:g} to {values[second]:g}: waiting {change['waiting']:+.3g} s, stopped"
+        f" {change['stopped']:+.3g} s, running {change['running']:+.3g} s;"
+        f" {change['share']:+.1%} of the requests are stopped"
+    )
+    means = {part: column.mean(1).tolist() for part, column in parts.items()}
+    return {"best": values[best], "values": values, "demand": demand, "seeds": times.tolist()} | means
 
 
 def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
@@ -89,7 +129,7 @@ def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[st
             study = make(name)
             study.slo = scale
             workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-            metrics = serving_metrics(study.run(options.system, workload, known=False))
+            metrics = serving_metrics(study.run("econoserve", workload, known=False))
             rows[scale] = (metrics.slo_satisfaction, metrics.completion)
         line = ", ".join(f"{k}: {a:.3f} {b:.4g}" for k, (a, b) in rows.items())
         print(f"{name:11}SLO scale (SSR, JCT): {line}")
@@ -104,7 +144,7 @@ def shortages(make: Callable[[str], Study], options: argparse.Namespace) -> dict
     for name in options.traces:
         study = make(name)
         workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-        predicted = study.predicted(workload) * (1 + study.trace.padding)
+        predicted = study.predicted(workload) * (1 + study.sizes.padding)
         short = float((predicted < workload.output_tokens).mean())
         print(f"{name}: {short:.1%} of the answers are longer than predicted with the padding")
         for shortage, share in published.items():

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from prediction import PredictorErrors
+
 from batchbound.data.iteration_cost import MixedCost, read_distserve_cost
 
 FORWARD = 1024
@@ -94,24 +96,21 @@ MODELS = {
 @dataclass(frozen=True, slots=True)
 class Trace:
     """
-    A trace's settings in the paper, and the error of predicted lengths that gives its accuracy.
+    A trace's settings in the paper, and what it reports of the errors of predicted lengths.
 
-    ``error`` is the log-deviation at which a prediction raised by the padding suffices as often as section
-    2.3 says (77.5, 73.2, 69.8 %); ``longest`` is what max-allocation promises,
-    ``minutes`` what is simulated unless said otherwise.
+    ``longest`` is what max-allocation promises, ``minutes`` what is simulated unless said otherwise.
     """
 
     rate: float
     longest: int
-    padding: float
     reserved: float
     buffer: float
-    error: float
+    errors: PredictorErrors
     minutes: float
 
 
 TRACES = {
-    "alpaca": Trace(36.0, 2048, 0.10, 0.02, 0.15, 0.126, 3.0),
-    "sharegpt": Trace(28.0, 2048, 0.15, 0.03, 0.15, 0.226, 5.0),
-    "bookcorpus": Trace(1.2, 3089, 0.20, 0.04, 0.10, 0.351, 30.0),
+    "alpaca": Trace(36.0, 2048, 0.02, 0.15, PredictorErrors(0.10, 0.775, 0.0262, 0.0930), 3.0),
+    "sharegpt": Trace(28.0, 2048, 0.03, 0.15, PredictorErrors(0.15, 0.732, 0.0562, 0.1342), 5.0),
+    "bookcorpus": Trace(1.2, 3089, 0.04, 0.10, PredictorErrors(0.20, 0.698, 0.0512, 0.2192), 30.0),
 }

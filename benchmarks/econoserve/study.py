@@ -22,11 +22,11 @@ from batchbound.heuristics.serving_registry import ServingOptions, serving_polic
 class Study:
     """Runs systems on a trace, at a rate."""
 
-    def __init__(self, cost: MixedCost, capacity: int, name: str, seed: int, slo_scale: float = 2.0) -> None:
+    def __init__(self, cost: MixedCost, capacity: int, name: str, seed: int, errors: str) -> None:
         self.cost, self.capacity, self.name, self.trace = cost, capacity, name, TRACES[name]
-        self.seed, self.slo = seed, slo_scale
+        self.seed, self.errors, self.slo = seed, errors, 2.0
         self.sizes = EconoServeSettings(
-            padding=self.trace.padding, reserved=self.trace.reserved, buffer=self.trace.buffer
+            padding=self.trace.errors.padding, reserved=self.trace.reserved, buffer=self.trace.buffer
         )
 
     def workload(self, rate: float, minutes: float) -> Workload:
@@ -48,25 +48,30 @@ class Study:
     def rate(self, options: argparse.Namespace) -> float:
         """Return the requests a second that the options ask for."""
         rate = self.trace.rate * float(options.scale)
-        if options.demand is None:
-            return rate
-        memory, _ = self.demand(self.workload(rate, self.trace.minutes), rate)
-        return rate * float(options.demand) / memory
+        return rate if options.demand is None else self.rate_of(float(options.demand))
 
-    def demand(self, workload: Workload, rate: float) -> tuple[float, float]:
-        """Return the shares of the memory and of the computing that keeping up with a rate takes."""
+    def rate_of(self, demand: float) -> float:
+        """Return the requests a second whose keys and values would fill a share of the memory."""
+        workload = self.workload(self.trace.rate, self.trace.minutes)
+        return demand * self.trace.rate / self.memory(workload, self.trace.rate, min(demand, 1.0))
+
+    def memory(self, workload: Workload, rate: float, filled: float = 1.0) -> float:
+        """Return the share of the memory that keeping up with a rate takes, so much of it being filled."""
         prompt, answer = workload.input_tokens, workload.output_tokens
-        held = prompt.mean() + answer.mean() / 2
-        token_seconds = self.cost.seconds(int(self.capacity / held), self.capacity)
-        memory = rate * float(((prompt + answer / 2) * answer).mean()) * token_seconds / self.capacity
+        held = filled * self.capacity
+        token_seconds = self.cost.seconds(int(held / (prompt.mean() + answer.mean() / 2)), int(held))
+        return rate * float(((prompt + answer / 2) * answer).mean()) * token_seconds / self.capacity
+
+    def computing(self, workload: Workload, rate: float) -> float:
+        """Return the share of the computing that keeping up with a rate takes."""
         full = self.cost.seconds(0, 0, FORWARD) / FORWARD
-        return memory, rate * float((prompt + answer).mean()) * full
+        return rate * float((workload.input_tokens + workload.output_tokens).mean()) * full
 
     def predicted(self, workload: Workload) -> IntArray:
-        """Return lengths as a predictor of the paper's accuracy sees them."""
-        noise = np.random.default_rng((self.seed, 7)).standard_normal(len(workload))
-        guess = workload.output_tokens * np.exp(self.trace.error * noise)
-        return np.maximum(1, np.rint(guess)).astype(np.int64)
+        """Return lengths as a predictor sees them that errs as the paper's."""
+        rng, errors = np.random.default_rng((self.seed, 7)), self.trace.errors
+        draw = errors.ratios if self.errors == "reported" else errors.log_normal
+        return np.maximum(1, np.rint(workload.output_tokens / draw(rng, len(workload)))).astype(np.int64)
 
     def run(
         self,

@@ -21,7 +21,7 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
         study = make(name)
         rate = study.rate(options)
         workload = study.workload(rate, options.minutes or study.trace.minutes)
-        memory, computing = study.demand(workload, rate)
+        memory, computing = study.memory(workload, rate), study.computing(workload, rate)
         print(
             f"\n{name}: {len(workload)} requests at {rate:g}/s (* lengths known). To keep up, any system"
             f" would need {memory:.2f} of the memory and {computing:.2f} of the computing there is"
@@ -34,7 +34,7 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
             rows[f"{system}*"] = Outcome.of(study.run(system, workload, known=True, until=until))
         for system in ("econoserve-d", "econoserve-sd", "econoserve-sdo", "econoserve", "oracle"):
             rows[system] = Outcome.of(study.run(system, workload, known=False, until=until))
-        section = replace(study.sizes, hosted="answers")
+        section = replace(study.sizes, hosted="answers", literal=True)
         rows["econoserve 3.2"] = Outcome.of(
             study.run("econoserve", workload, known=False, sizes=section, until=until)
         )
