@@ -7,6 +7,7 @@ This module needs torch and transformers when it is imported.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -18,9 +19,31 @@ from .slots import KeyValueSlots, SlotMasks
 
 _SEARCH_CALLS = 0.25
 """What the search for shared calls costs per row, in calls of the attention kernel, spread over rounds."""
+_MOST_KEPT = 8
+"""Changes of the rows that groups may outlast: rows might share calls better since, however well they do."""
 
 Group = tuple[int, int, int, int, torch.Tensor | None]
 """First row and row past the last, first column and column past the last, and what hides some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """
+    Groups as they were found.
+
+    Parameters
+    ----------
+    bounds
+        The rows at which groups begin, and the number of rows.
+    excess
+        What calls and padding cost, over the tokens that the rows held.
+    kept
+        Changes of the rows since.
+    """
+
+    bounds: list[int]
+    excess: float = 0.0
+    kept: int = 0
 
 
 class RowGroups:
@@ -37,21 +60,31 @@ class RowGroups:
 
     def __init__(self, decoder: Decoder, store: KeyValueSlots) -> None:
         self._decoder, self._store = decoder, store
-        self._bounds: dict[int | None, list[int]] = {}
+        self._arranged: dict[int | None, _Arrangement] = {}
         self._groups: dict[int | None, list[Group]] = {}
 
     def arrange(self) -> None:
-        """Choose the groups for the rows as they are now."""
+        """
+        Choose the groups for the rows as they are now.
+
+        Those chosen before stay until they cost more than a search would: most changes concern few rows.
+        """
         windows = self._decoder.sliding_windows
         call_tokens = self._call_tokens()
         for window in set(windows):
             lengths = [min(tokens, window or tokens) for tokens in self._store.lengths]
-            waste = len(lengths) * max(lengths) - sum(lengths)
-            if waste * windows.count(window) < _SEARCH_CALLS * len(lengths) * call_tokens:
-                # Not worth the search: it would take longer than it saves in the rounds until the next one.
-                self._bounds[window] = [0, len(lengths)]
-            else:
-                self._bounds[window] = neighbours(lengths, call_tokens)
+            before = self._arranged.get(window, _Arrangement([0]))
+            bounds = [*(bound for bound in before.bounds if bound < len(lengths)), len(lengths)]
+            tokens = sum(lengths)
+            waste = _cost(bounds, lengths, call_tokens) - tokens
+            search = _SEARCH_CALLS * len(lengths) * call_tokens / windows.count(window)
+            fresh = before.kept < _MOST_KEPT and waste - before.excess * tokens < search
+            if fresh or waste < search:
+                self._arranged[window] = _Arrangement(bounds, before.excess, before.kept + 1)
+                continue
+            bounds = neighbours(lengths, call_tokens)
+            excess = _cost(bounds, lengths, call_tokens) / tokens - 1
+            self._arranged[window] = _Arrangement(bounds, excess)
 
     def _call_tokens(self) -> float:
         """Estimate what a call of the attention kernel costs beyond its columns, in columns."""
@@ -68,9 +101,9 @@ class RowGroups:
     def cut(self, masks: SlotMasks) -> None:
         """Cut the masks of the coming round to the rows and columns of each group."""
         self._groups = {}
-        for window, bounds in self._bounds.items():
+        for window, arranged in self._arranged.items():
             mask, groups = masks.of(window), []
-            for first, last in pairwise(bounds):
+            for first, last in pairwise(arranged.bounds):
                 lengths = self._store.lengths[first:last]
                 begin = 0 if window is None else max(0, min(lengths) + 1 - window)
                 end = max(lengths) + 1
@@ -105,6 +138,11 @@ class RowGroups:
         ]
         output = parts[0] if len(parts) == 1 else torch.cat(parts)
         return output.reshape(rows, 1, heads, call.value.shape[-1])
+
+
+def _cost(bounds: Sequence[int], lengths: Sequence[int], call_tokens: float) -> float:
+    """Return what calls on such groups cost in a round, in tokens."""
+    return sum(call_tokens + (last - first) * max(lengths[first:last]) for first, last in pairwise(bounds))
 
 
 def neighbours(lengths: Sequence[int], call_tokens: float) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -217,6 +218,37 @@ def test_neighbours_share_calls_at_least_cost(lengths: list[int], call_tokens: i
     bounds = neighbours(lengths, call_tokens)
     assert (bounds[0], bounds[-1]) == (0, len(lengths))
     assert cost(bounds) == min(cost([0, *cuts, len(lengths)]) for cuts in every)
+
+
+def test_groups_of_rows_stay_until_they_cost_more_than_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[list[int]] = []
+
+    def search(lengths: Sequence[int], call_tokens: float) -> list[int]:
+        searched.append(list(lengths))
+        return neighbours(lengths, call_tokens)
+
+    monkeypatch.setattr("batchbound.executor.row_groups.neighbours", search)
+    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: 10)
+    store = SimpleNamespace(lengths=[10] * 8 + [200] * 8)
+    groups = RowGroups(cast("Any", SimpleNamespace(sliding_windows=[None])), cast("Any", store))
+
+    def searches() -> int:
+        before = len(searched)
+        groups.arrange()
+        return len(searched) - before
+
+    assert searches() == 1
+    store.lengths.pop()
+    assert searches() == 0
+    # Rows that joined are a group of their own.
+    store.lengths += [10] * 4
+    assert searches() == 0
+    # A long row among the short ones: they are padded to it.
+    store.lengths[0] = 200
+    assert searches() == 1
+    # Nothing can be shared, but after some changes it is looked for anew.
+    store.lengths = [10, 200] * 8
+    assert [searches() for _ in range(11)] == [1, *[0] * 8, 1, 0]
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 40))
