@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -39,11 +40,14 @@ class _Arrangement:
         What calls and padding cost, over the tokens that the rows held.
     kept
         Changes of the rows since.
+    lost
+        What they cost more since than they would have at that excess, in tokens.
     """
 
     bounds: list[int]
     excess: float = 0.0
     kept: int = 0
+    lost: float = 0.0
 
 
 class RowGroups:
@@ -67,23 +71,32 @@ class RowGroups:
         """
         Choose the groups for the rows as they are now.
 
-        Those chosen before stay until they cost more than a search would: most changes concern few rows.
+        Those chosen before stay until they have cost more than a search would: most changes concern few rows.
         """
         windows = self._decoder.sliding_windows
         call_tokens = self._call_tokens()
         for window in set(windows):
             lengths = [min(tokens, window or tokens) for tokens in self._store.lengths]
+            if call_tokens == float("inf"):
+                self._arranged[window] = _Arrangement([0, len(lengths)])
+                continue
             before = self._arranged.get(window, _Arrangement([0]))
             bounds = [*(bound for bound in before.bounds if bound < len(lengths)), len(lengths)]
+            if len(bounds) > 2 and before.bounds[-1] < len(lengths):
+                # Rows that joined are a group of their own, or part of the one before them.
+                bounds = min(bounds, [*bounds[:-2], bounds[-1]], key=partial(_cost, lengths, call_tokens))
             tokens = sum(lengths)
-            waste = _cost(bounds, lengths, call_tokens) - tokens
+            waste = _cost(lengths, call_tokens, bounds) - tokens
             search = _SEARCH_CALLS * len(lengths) * call_tokens / windows.count(window)
-            fresh = before.kept < _MOST_KEPT and waste - before.excess * tokens < search
-            if fresh or waste < search:
-                self._arranged[window] = _Arrangement(bounds, before.excess, before.kept + 1)
+            lost = before.lost + max(0.0, waste - before.excess * tokens)
+            if waste < search:
+                self._arranged[window] = _Arrangement(bounds)
+                continue
+            if before.kept < _MOST_KEPT and lost < search:
+                self._arranged[window] = _Arrangement(bounds, before.excess, before.kept + 1, lost)
                 continue
             bounds = neighbours(lengths, call_tokens)
-            excess = _cost(bounds, lengths, call_tokens) / tokens - 1
+            excess = _cost(lengths, call_tokens, bounds) / tokens - 1
             self._arranged[window] = _Arrangement(bounds, excess)
 
     def _call_tokens(self) -> float:
@@ -140,7 +153,7 @@ class RowGroups:
         return output.reshape(rows, 1, heads, call.value.shape[-1])
 
 
-def _cost(bounds: Sequence[int], lengths: Sequence[int], call_tokens: float) -> float:
+def _cost(lengths: Sequence[int], call_tokens: float, bounds: Sequence[int]) -> float:
     """Return what calls on such groups cost in a round, in tokens."""
     return sum(call_tokens + (last - first) * max(lengths[first:last]) for first, last in pairwise(bounds))
 
@@ -162,8 +175,6 @@ def neighbours(lengths: Sequence[int], call_tokens: float) -> list[int]:
         The rows at which runs begin, and the number of rows.
     """
     rows = len(lengths)
-    if call_tokens == float("inf"):
-        return [0, rows]
     reversed_lengths = np.asarray(lengths, dtype=np.float64)[::-1]
     # cheapest[j] is the least cost of the first j rows; the last run of them is padded to its longest row.
     cheapest = np.zeros(rows + 1)
