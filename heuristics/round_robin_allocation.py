@@ -34,11 +34,14 @@ class RoundRobinAllocation:
 
     def __call__(self, state: State) -> Step:
         """Return the next encoding with its rounds, or the rest of them."""
-        waiting, running = np.flatnonzero(state.waiting), state.running
+        running = state.running
         due = state.rounds_done >= self._next or not len(running)
-        if not due or not len(waiting):
-            return Step(rounds=max(1, self._next - state.rounds_done) if len(waiting) else UNTIL_CHANGE)
-        problem, free = state.problem, state.free_slots
+        # Who they are takes long to list where many wait.
+        if not state.waiting.any():
+            return Step(rounds=UNTIL_CHANGE)
+        if not due:
+            return Step(rounds=max(1, self._next - state.rounds_done))
+        waiting, problem, free = np.flatnonzero(state.waiting), state.problem, state.free_slots
         count = max(
             self._batch.size(problem.prompt_tokens[waiting[: self._batch.most]], len(running)),
             0 if len(running) else 1,
