@@ -11,8 +11,9 @@ import numpy as np
 
 from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, ModelShape, Operation
-from ..models.layer_cost import LayerCost
-from .profile_grid import ROUNDS_BEFORE, Grid, spread
+from ..models.layer_cost import LayerCost, Surface
+from ..models.run_profile import WARMING_ROUNDS
+from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, job_point, spread
 
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
@@ -34,7 +35,10 @@ def composed(
     found: Found,
 ) -> LayerProfile:
     """
-    Return the profile whose composition gives every point's median.
+    Return the profile whose composition gives what every point takes.
+
+    That is the median of its passes, which a busy moment leaves alone, in proportion to what all points took
+    on average: a run pays for its busy moments, too.
 
     Parameters
     ----------
@@ -55,9 +59,9 @@ def composed(
     operations: list[Operation] = []
     ratios = []
     for kind, axes in (("encode", ("sequences", "length")), ("decode", ("decodes", "context"))):
-        repeats = np.array([_passes(found, grid, point, "stages", kind) for point in points])
-        seconds = np.median(repeats, axis=1)
-        ratios.append(repeats / seconds[:, None])
+        repeats = np.array([_passes(found, grid, point, "calls", kind) for point in points])
+        seconds = _typical(repeats)
+        ratios.append(repeats / np.median(repeats, axis=1, keepdims=True))
         deviation = np.subtract(*np.quantile(repeats, (0.75, 0.25), axis=1)) / 2 / seconds
         layers, attention = (
             seconds
@@ -76,18 +80,21 @@ def composed(
             Operation("attention", kind, axes, corners, attention, spread=deviation * attention),
             Operation("iteration", kind, axes, corners, once, per_layer=False, spread=deviation * once),
         ]
-    large = [point for point in points if "leave" in found[at(*point, "stages", 0)]]
-    left = [each for point in large for each in _passes(found, grid, point, "stages", "leave")]
+    large = [point for point in points if "leave" in found[at(*point, "calls", 0)]]
+    left = [each for point in large for each in _passes(found, grid, point, "calls", "leave")]
     leaving = max(0.0, median(left or [0.0]))
     # One request was done in each call that was timed.
-    whole = np.array([median(_passes(found, grid, point, "stages", "change")) for point in points])
+    whole = _typical(np.array([_passes(found, grid, point, "calls", "change") for point in points]))
     changes = np.maximum(0.0, whole - leaving)
-    loop = max(0.0, median(_passes(found, grid, points[len(points) // 2], "job", "loop")))
+    loop = max(0.0, median(_passes(found, grid, job_point(points), "job", "loop")))
     operations += [
         Operation("change", "run", ("decodes", "context"), np.column_stack((batches, held)), changes),
         Operation("leave", "run", ("sequences",), _LINE, leaving * _LINE[:, 0]),
         Operation("loop", "run", ("sequences",), _LINE, np.full(2, loop)),
     ]
+    operations += _after_encoding(
+        LayerCost(LayerProfile(shape, "", 0.0, 1, tuple(operations), "")), points, grid, found
+    )
     profile = LayerProfile(
         shape=shape,
         device="",
@@ -100,6 +107,35 @@ def composed(
     if not joining:
         return profile
     return replace(profile, operations=(*operations, *_of_two(profile, points, joining, grid, found, loop)))
+
+
+def _after_encoding(
+    cost: LayerCost, points: Sequence[tuple[int, int]], grid: Grid, found: Found
+) -> list[Operation]:
+    """Return what a first call takes beyond a round, and rounds after an encoding beyond later ones."""
+    batches, lengths = np.array(points, dtype=np.float64).T
+    batches += BESIDE
+    parts = {"start": 1, "warming": WARMING_ROUNDS - 1, "warm": WARM_ROUNDS}
+    beyond, held = {}, 0
+    for name, rounds in parts.items():
+        beyond[name] = _typical(np.array([_passes(found, grid, point, "calls", name) for point in points]))
+        for _ in range(rounds):
+            held += 1
+            per_layer, once = cost.decode_many(batches, lengths + held)
+            beyond[name] -= cost.profile.shape.layers * per_layer + once
+    # Each of these rounds is a call of its own: that is not what makes them long.
+    beyond["warming"] -= parts["warming"] / parts["warm"] * beyond["warm"]
+    corners = np.column_stack((batches, lengths + (WARMING_ROUNDS + 1) / 2))
+    return [
+        Operation(name, "run", ("decodes", "context"), corners, np.maximum(0.0, beyond[name]))
+        for name in ("start", "warming")
+    ]
+
+
+def _typical(repeats: FloatArray) -> FloatArray:
+    """Return the medians of points over their passes, scaled so that their sum is that of the means."""
+    medians, means = np.median(repeats, axis=1), np.mean(repeats, axis=1)
+    return np.asarray(medians * (means.sum() / medians.sum() if medians.any() else 1.0))
 
 
 def _slowness(batches: FloatArray, ratios: FloatArray) -> float:
@@ -118,7 +154,9 @@ def _of_two(
 ) -> list[Operation]:
     """Return what two workers, one encoding and one decoding, take besides their stages."""
     cost, layers = LayerCost(profile), profile.shape.layers
-    joins, sends = [], []
+    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
+    change, leaving = Surface(own["change"].points, own["change"].seconds), float(own["leave"].seconds[-1])
+    joins, sends, joined = [], [], []
     for prompts, length in joining:
         per_layer, once = cost.encode(prompts, sum(spread(length, prompts)) / prompts)
         encode = median(_passes(found, grid, (prompts, length), "joining", "beside"))
@@ -127,7 +165,18 @@ def _of_two(
         stages = _passes(found, grid, (prompts, length), "joining", "stages")
         # Where batches join less often than in every stage, the loop alone is what passes in between.
         joins.append(loop + max(0.0, median(np.subtract(between, np.multiply(stages, loop)).tolist())))
+        active, context, decode = (
+            median(_passes(found, grid, (prompts, length), "joining", what))
+            for what in ("active", "context", "decode")
+        )
+        per_layer, once = cost.decode(active, context)
+        round_ = layers * per_layer + once + change(active, context)
+        # As many leave as join.
+        round_ += prompts / median(stages) * leaving / float(_LINE[-1, 0])
+        joined.append((decode - round_) / active)
     corners = np.array(joining, dtype=np.float64)
+    # A difference of large numbers: over all lengths it is hardly noise.
+    longer = [np.mean(np.array(joined)[corners[:, 0] == prompts]) for prompts, _ in joining]
     slowed: dict[int, list[float]] = {}
     for batch, length in points:
         alone, beside = (
@@ -139,6 +188,7 @@ def _of_two(
     return [
         Operation("send", "run", ("sequences", "length"), corners, np.array(sends)),
         Operation("join", "run", ("sequences", "length"), corners, np.array(joins)),
+        Operation("joined", "run", ("sequences", "length"), corners, np.maximum(0.0, longer)),
         Operation("crowding", "run", ("decodes",), decodes, crowding),
     ]
 

@@ -20,12 +20,13 @@ from ..data.problem import Problem
 from ..data.workload import Workload
 from ..heuristics.dynamic_batch import DynamicBatch
 from ..heuristics.round_robin_allocation import RoundRobinAllocation
+from ..models.run_profile import WARMING_ROUNDS
 from .device_memory import memory_of
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
 from .layer_composition import at, composed, shape_of
 from .loop import execute
-from .profile_grid import ROUNDS_BEFORE, Grid, spread
+from .profile_grid import BESIDE, WARM_ROUNDS, Grid, job_point, spread
 from .prompts import Prompts
 from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
 from .workload_aware import DecodeEngine
@@ -41,10 +42,10 @@ _REQUESTS_PER_SLOT = 6
 """Of the job that measures what passes between stages."""
 _NEVER = frozenset({-1})
 """An end that no answer has: the engine looks for it, and decodes to the full length."""
-_AT_A_TIME = ROUNDS_BEFORE
-_SINGLE = ((1, 1),) * _AT_A_TIME
-_AFTER = (*_SINGLE[1:], *((1, _AT_A_TIME),) * _AT_A_TIME, *_SINGLE)
-"""Decode calls after a long one: rounds of each, and requests done in its last one."""
+_EARLY = ((1, 0),) * (WARMING_ROUNDS + WARM_ROUNDS)
+_SINGLE = ((1, 1),) * BESIDE
+_AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
+"""Decode calls after an encoding, and after a long one: rounds of each, and requests done in its last one."""
 
 EngineFor = Callable[[Problem], HuggingFaceEngine]
 _Engine = TypeVar("_Engine", bound=HuggingFaceEngine)
@@ -69,7 +70,9 @@ def profile_layers(
     choosing tokens) is measured with it. How much of it layers and attention take are measured apart, with
     hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
     rows, new masks), and each request that leaves, is the difference between rounds in which one or several
-    are done and others. What the loop around the stages costs is measured on a job of random lengths.
+    are done and others. Rounds that follow an encoding take longer, as it has driven keys and values out of
+    the caches: they are measured apart. What the loop around the stages costs is measured on a job of random
+    lengths.
 
     With a worker, what two of them cost each other is measured, too: rounds while it encodes, beside rounds
     while it rests, and jobs in which what it encodes joins.
@@ -110,7 +113,8 @@ def profile_layers(
     joining = [
         (prompts, length)
         for prompts, length in grid.joining
-        if worker is not None and grid.within((prompts, length), limit) and length + MOST_ROUNDS < limit
+        if worker is not None and grid.within((prompts, length), limit)
+        if max(spread(length, points[-1][0])) + MOST_ROUNDS < limit
     ]
     described: dict[str, object] = {}
 
@@ -132,7 +136,7 @@ def profile_layers(
         return engine_of(partial(DecodeEngine, encoding), problem)
 
     engine_for: EngineFor = partial(engine_of, HuggingFaceEngine)
-    shares, middle = LayerShares(model, clock), points[len(points) // 2]
+    shares, middle = LayerShares(model, clock), job_point(points)
     # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
     _point(engine_for, *points[-1], 2)
     with ExitStack() as open_:
@@ -143,10 +147,9 @@ def profile_layers(
                 WorkerPair(worker, decode_engine, several, max(spread(longest, several)), clock)
             )
         tasks: dict[str, Callable[[], dict[str, float]]] = {}
-        # Pass by pass: a machine's speed changes, and what is measured in a row sees it at one speed.
         for number in range(grid.repeats):
             for point in points:
-                tasks[at(*point, "stages", number)] = partial(_point, engine_for, *point, grid.rounds)
+                tasks[at(*point, "calls", number)] = partial(_point, engine_for, *point, grid.rounds)
                 tasks[at(*point, "layers", number)] = partial(
                     _shares, engine_for, *point, grid.rounds, shares
                 )
@@ -160,9 +163,12 @@ def profile_layers(
             for prompts, length in joining:
                 job = partial(pair.join, prompts, length, points[-1][0])
                 tasks[at(prompts, length, "joining", number)] = job
-        for name, measure in tasks.items():
+        # Pass by pass, each in an order of its own: a machine's speed changes within seconds, and what is
+        # measured in a row sees it at one speed.
+        names = np.array(list(tasks)).reshape(grid.repeats, -1)
+        for name in np.random.default_rng(0).permuted(names, axis=1).ravel().tolist():
             if name not in measured.finished:
-                measured.append(name, measure())
+                measured.append(name, tasks[name]())
             if on_point is not None:
                 on_point(min(len(tasks), len(measured.finished)), len(tasks))
     profile = composed(shape_of(model), points, joining, grid, measured.finished)
@@ -188,15 +194,15 @@ def _used_engine(
     Return an engine whose buffers a first batch has used and left.
 
     The requests to measure come after those of that batch: a batch of which none is done within ``rounds``
-    rounds but those that ``leaving`` names, and :data:`_AT_A_TIME` requests beside it. ``leaving`` has the
+    rounds but those that ``leaving`` names, and :data:`BESIDE` requests beside it. ``leaving`` has the
     rounds after which requests are done: first of those beside, then of the batch.
     """
     lengths = spread(length, batch)
-    stay = np.full(batch + _AT_A_TIME, rounds + 1)
+    stay = np.full(batch + BESIDE, rounds + 1)
     stay[: len(leaving)] = leaving[: len(stay)]
-    outputs = 1 + np.roll(stay, -_AT_A_TIME)
-    workload = Workload.from_lengths(lengths * 2 + [length] * _AT_A_TIME, [2] * batch + outputs.tolist())
-    engine = engine_for(Problem(workload, _NO_COST, batch + _AT_A_TIME, prefill_emits_first_token=True))
+    outputs = 1 + np.roll(stay, -BESIDE)
+    workload = Workload.from_lengths(lengths * 2 + [length] * BESIDE, [2] * batch + outputs.tolist())
+    engine = engine_for(Problem(workload, _NO_COST, batch + BESIDE, prefill_emits_first_token=True))
     engine.prefill(range(batch), range(batch))
     engine.decode(1, float("inf"))
     return engine
@@ -206,34 +212,37 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
     """
     Return the seconds of an encoding, of a decode round, and of what a call of some rounds takes besides.
 
-    A call of many rounds is timed, and calls of one round before and after it, when as many more and as many
-    fewer requests run. In the last round of each one request is done, as it is in a run.
+    After some rounds, which take longer as they follow the encoding, a call of many is timed, and calls of
+    one round before and after it, when as many more and as many fewer requests run. In the last round of each
+    one request is done, as it is in a run.
     """
-    calls = (*_SINGLE, (rounds, 1), *_AFTER)
+    calls = (*_EARLY, *_SINGLE, (rounds, 1), *_AFTER)
     ends = np.cumsum([call for call, _ in calls])
     leaving = np.repeat(ends, [done for _, done in calls])
     engine = _used_engine(engine_for, batch, length, int(ends[-1]), leaving.tolist())
     encode, _ = engine.prefill(range(batch, 2 * batch), range(batch))
-    engine.prefill(range(2 * batch, 2 * batch + _AT_A_TIME), range(batch, batch + _AT_A_TIME))
+    engine.prefill(range(2 * batch, 2 * batch + BESIDE), range(batch, batch + BESIDE))
     # Small batches are done before all calls are.
-    left = batch + _AT_A_TIME - np.cumsum([0, *(done for _, done in calls[:-1])])
+    left = batch + BESIDE - np.cumsum([0, *(done for _, done in calls[:-1])])
     seconds = [
         engine.decode(most, float("inf"))[0].seconds
         for (most, _), running in zip(calls, left.tolist(), strict=True)
         if running > 0
     ]
-    # The first call follows the encoding: another change of the batch.
-    before, many, after = seconds[1:_AT_A_TIME], seconds[_AT_A_TIME], seconds[_AT_A_TIME + 1 :][:3]
+    early, seconds = seconds[: len(_EARLY)], seconds[len(_EARLY) :]
+    # Nobody left before the first of these calls.
+    before, many, after = seconds[1:BESIDE], seconds[BESIDE], seconds[BESIDE + 1 :][:3]
     near = min(len(after), batch - 1)
-    single = median(before[-near:] + after[:near] if near else before[-1:])
+    single = fmean(before[-near:] + after[:near] if near else before[-1:])
     # Where noise hides what a call costs, all of it counts as its rounds'.
     each = (many - single) / (rounds - 1) if single < many else many / rounds
     found = {"encode": encode.seconds, "decode": each, "change": max(0.0, single - each)}
-    if batch >= leaving.size - _AT_A_TIME:
-        several, again = seconds[-2 * _AT_A_TIME + 1 : -_AT_A_TIME], seconds[-_AT_A_TIME + 1 :]
+    found |= {"start": early[0], "warming": sum(early[1:WARMING_ROUNDS]), "warm": sum(early[WARMING_ROUNDS:])}
+    if batch >= leaving.size - BESIDE:
+        several, again = seconds[-2 * BESIDE + 1 : -BESIDE], seconds[-BESIDE + 1 :]
         # The batch shrinks all the while: calls before and after are compared with those between.
         alone = (median(after) + median(again)) / 2
-        found["leave"] = (median(several) - alone) / (_AT_A_TIME - 1)
+        found["leave"] = (median(several) - alone) / (BESIDE - 1)
     return found
 
 
@@ -259,7 +268,7 @@ def _shares(
 
 def _crowd(engine_for: EngineFor, pair: WorkerPair, point: tuple[int, int], rounds: int) -> dict[str, float]:
     (batch, length), rounds = point, max(rounds, FEWEST_ROUNDS)
-    engine = _used_engine(engine_for, batch, length, rounds)
+    engine = _used_engine(engine_for, batch, length, rounds + 2 * WARMING_ROUNDS)
     engine.prefill(range(batch, 2 * batch), range(batch))
     return pair.crowd(engine, length, rounds)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
+from ..models.run_profile import WARMING_ROUNDS
+
 _DEVIATION = 0.45
 """Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
 _MOST_JOINING = 8
-ROUNDS_BEFORE = 4
+BESIDE = 4
+"""Requests that run beside a point's batch, and leave one by one before rounds are timed together."""
+WARM_ROUNDS = 3
+"""After those that follow an encoding: they are compared with these."""
+ROUNDS_BEFORE = WARMING_ROUNDS + WARM_ROUNDS + BESIDE
 """Decode rounds of a point before those timed together."""
-_MORE_ROUNDS = 16
+_MORE_ROUNDS = 2 * WARMING_ROUNDS + 12
 """Than those timed that a point may run."""
 
 
@@ -76,3 +83,8 @@ def spread(length: int, batch: int) -> list[int]:
     order = np.random.default_rng(batch).permutation(batch)
     at = [_DEVIATION * NormalDist().inv_cdf((k + 0.5) / batch) for k in order.tolist()]
     return [max(1, round(length * max(0.1, 1 + each))) for each in at]
+
+
+def job_point(points: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the point of a grid at which a whole job is timed: of a large batch, which is what matters."""
+    return points[3 * len(points) // 4]

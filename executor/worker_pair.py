@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Self
 
 from ..data.cost import CostModel
@@ -15,6 +15,7 @@ from ..data.workload import Workload
 from ..heuristics.dynamic_batch import DynamicBatch
 from ..heuristics.policy import State, Step
 from ..heuristics.workload_aware_allocation import WorkloadAwareAllocation
+from ..models.run_profile import WARMING_ROUNDS
 from .encode_worker import EncodeWorker
 from .engine_spec import EngineSpec
 from .huggingface import HuggingFaceEngine
@@ -89,13 +90,16 @@ class WorkerPair:
         dict
             ``between``: seconds between decode stages, for each batch that joins; all that sending prompts
             and taking them up costs is in there. ``stages``: decode stages, for each batch that joins.
+            ``decode``: seconds of a decode stage that follows a joining and is one round, with ``active``
+            requests that hold ``context`` tokens each.
             ``beside``: seconds that the other worker takes for a batch.
         """
         stay = max(1, min(_STAY, running // prompts))
         there = running - prompts * stay
         joining = spread(length, prompts) * _BATCHES
         workload = Workload.from_lengths(
-            [length] * there + joining, [1 + MOST_ROUNDS] * there + [1 + stay] * len(joining)
+            spread(length, there) + joining if there else joining,
+            [1 + MOST_ROUNDS] * there + [1 + stay] * len(joining),
         )
         slots = running + prompts * (_LEAD + 1)
         problem = Problem(workload, _NO_COST, slots, prefill_emits_first_token=True)
@@ -112,10 +116,16 @@ class WorkerPair:
         # Where nothing runs yet, the first batch joins before the first decode stage, and is waited for.
         first = 0 if there else 1
         seconds = [self._of_clock(*each) for each in engine.encode_seconds]
+        # From where joining and leaving are in balance.
+        steady = [stage for stage in decodes[_STAY + 1 : _BATCHES] if stage.rounds == 1]
+        active = fmean(stage.active for stage in steady)
         return {
             "between": (between - sum(engine.waits[first:])) / (_BATCHES - first),
             "stages": (len(decodes) - 1) / (_BATCHES - first),
             "beside": median(seconds),
+            "decode": fmean(stage.seconds for stage in steady),
+            "active": active,
+            "context": fmean(stage.kv_tokens for stage in steady) / active,
         }
 
     def crowd(self, engine: HuggingFaceEngine, length: int, rounds: int) -> dict[str, float]:
@@ -125,7 +135,7 @@ class WorkerPair:
         Parameters
         ----------
         engine
-            With a batch that no request leaves within ``rounds`` rounds.
+            With a batch that no request leaves within ``rounds + 2 * WARMING_ROUNDS`` rounds.
         length
             Mean tokens of the prompts to encode.
         rounds
@@ -152,11 +162,12 @@ class WorkerPair:
         once = time.perf_counter() - begun
         found: dict[str, list[float]] = {"alone": [], "beside": []}
         many = max(1, rounds // 2 - 2)
-        # In turns, round for round the same requests hold as many tokens: the first and the last rest.
+        # In turns, round for round the same requests hold as many tokens: the first and the last rest, once
+        # what they hold is back in the caches.
+        engine.decode(WARMING_ROUNDS, float("inf"))
         begun = time.perf_counter()
-        decode()
-        found["alone"] += [decode() for _ in range(many // 2)]
-        each = (time.perf_counter() - begun) / (1 + many // 2)
+        found["alone"] += [decode() for _ in range(many - many // 2)]
+        each = (time.perf_counter() - begun) / len(found["alone"])
         ahead = 2 + math.ceil(2 * each / once)
         encode(ahead)
         decode()
@@ -169,8 +180,8 @@ class WorkerPair:
                 found["beside"].append(seconds)
         while worker.under_way:
             take(wait=True)
-        decode()
-        found["alone"] += [decode() for _ in range(many - many // 2)]
+        engine.decode(WARMING_ROUNDS, float("inf"))
+        found["alone"] += [decode() for _ in range(many // 2)]
         alone = median(found["alone"])
         return {"alone": alone, "beside": median(found["beside"] or [alone])}
 

@@ -10,8 +10,9 @@ import numpy as np
 from ..data.cost import FloatArray, IntArray
 from .exec_config import ExecConfig, Performance
 from .row import Probe
-from .seconds_table import SecondsTable
-from .stage_seconds import largest
+from .run_profile import WARMING_ROUNDS, seconds_after_encoding
+from .seconds_table import SecondsTable, rising, saving
+from .stage_seconds import Encoding, largest
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -40,7 +41,7 @@ class RoundRobinRow:
         )
         self.occupancy = timeline.occupancy(config.decode_rounds)
         count = self.stages.count
-        self._encoding = self.stages.encoding(most, count)
+        self._encoding = self._with_what_follows(self.stages.encoding(most, count), config.decode_rounds)
         self._mean = self.occupancy.queries / count
         self._deviation = largest(count) * np.sqrt(self.occupancy.spread / count)
         self._context = self.occupancy.context
@@ -52,6 +53,22 @@ class RoundRobinRow:
         known = survival[: phases.size]
         phases.ravel()[: len(known)] = known
         self._own = 1.0 - phases.mean(axis=0)
+
+    def _with_what_follows(self, encoding: Encoding, rounds: int) -> Encoding:
+        """Return the seconds of encodings with what they add to the decode iterations after them."""
+        count, first = self.stages.count, slice(WARMING_ROUNDS)
+        batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
+        decoding = batches * self.occupancy.queries[first].mean() / count
+        context = float(self.occupancy.context[first].mean())
+        added = seconds_after_encoding(self.timeline.profile, decoding, context, rounds) / count
+        added[0] = 0.0
+        if not added.any():
+            return encoding
+        mean, slowest = encoding.mean[0] + added, encoding.slowest[0] + added
+        return Encoding(
+            np.stack((mean, rising(mean), saving(batches, mean))),
+            np.stack((slowest, rising(slowest), saving(batches, slowest))),
+        )
 
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return latency and throughput for each of some encoding batches."""

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, Operation
 from .layer_cost import LayerCost, Surface
 
+WARMING_ROUNDS = 8
+"""After an encoding: rounds that take longer, as it has driven keys and values out of the caches."""
 _OF_TWO_WORKERS = frozenset({"send", "join", "crowding"})
 
 
@@ -21,10 +24,13 @@ def profile_of_run(
     Each stage pays what passes in the loop around it (``loop``), and a request what its leaving costs
     (``leave``) where it is encoded. What a change of the decode batch costs (``change``) is paid in the share
     of decode iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D`
-    iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`.
+    iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`. After an encoding it is
+    paid for sure, and iterations take longer for a while (``start``, the first one, and ``warming``, those
+    after it): see :func:`seconds_after_encoding`.
 
     Under WAA every iteration takes requests up, :math:`B / S_D` of them: it pays the change, their leaving,
-    and what passes between two iterations where so many join (``join``). The worker that encodes pays what it
+    what passes between two iterations where so many join (``join``), and what those make the iteration itself
+    longer by, for each request that decodes (``joined``). The worker that encodes pays what it
     takes longer beside one that decodes (``send``, with sending). Each second it is at work costs the other
     one some part of a second (``crowding``): workers of one host share caches, memory and cores.
 
@@ -61,8 +67,40 @@ def profile_of_run(
             replace(own["leave"], phase="encode", per_layer=False, seconds=loop + own["leave"].seconds),
             replace(change, phase="decode", per_layer=False, seconds=seconds),
         ]
+        if "start" in own:
+            start = own["start"]
+            counted = Surface(change.points, seconds).many(*start.points.T)
+            first = np.maximum(0.0, start.seconds + loop - counted)
+            added += [replace(start, seconds=first), own["warming"]]
     kept = tuple(operation for operation in profile.operations if operation.phase != "run")
     return replace(profile, operations=(*kept, *added))
+
+
+def seconds_after_encoding(
+    profile: LayerProfile, batches: FloatArray, context: float, rounds: int
+) -> FloatArray:
+    """
+    Return what so many decode iterations take longer as they follow an encoding.
+
+    Parameters
+    ----------
+    profile
+        As a configuration runs it (:func:`profile_of_run`); without ``start`` and ``warming`` it is nothing.
+    batches
+        Decoding sequences, shape (batches,).
+    context
+        Tokens each of them holds, on average.
+    rounds
+        Iterations until the next encoding.
+    """
+    start, warming = profile.operation("start"), profile.operation("warming")
+    if start is None or warming is None:
+        return np.zeros_like(batches)
+    at = (batches, np.full_like(batches, context))
+    share = min(1.0, (rounds - 1) / (WARMING_ROUNDS - 1))
+    return Surface(start.points, start.seconds).many(*at) + share * Surface(
+        warming.points, warming.seconds
+    ).many(*at)
 
 
 def can_hand_over(profile: LayerProfile) -> bool:
@@ -87,6 +125,9 @@ def _handed_over(
     loop, join = float(own["loop"].seconds[0]), Surface(own["join"].points, own["join"].seconds)
     joined = np.array([join(prompts, input_tokens) for prompts in whole])
     between = loop + share * (joined - loop)
+    if "joined" in own:
+        longer = Surface(own["joined"].points, own["joined"].seconds)
+        between += share * batches * [longer(prompts, input_tokens) for prompts in whole]
     lost = np.interp(batches, crowding.points[:, 0], crowding.seconds)
     per_layer, once = cost.decode_many(batches, contexts)
     decode = layers * per_layer + once + change.seconds

@@ -38,7 +38,8 @@ class Timeline:
 
     def __init__(self, costs: Mapping[int, LayerCost], cluster: Cluster, lengths: LengthPair) -> None:
         self.costs, self.cluster, self.lengths = costs, cluster, lengths
-        self.shape = next(iter(costs.values())).profile.shape
+        self.profile = next(iter(costs.values())).profile
+        self.shape = self.profile.shape
         self.survival = lengths.survival()
         self.longest = lengths.outputs.quantile(LATENCY_QUANTILE)
         self._stages: dict[tuple[int, int, int], StageSeconds] = {}

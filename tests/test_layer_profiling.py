@@ -85,7 +85,7 @@ def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile
     for batch in GRID.batches:
         for length in GRID.lengths:
             repeats = [
-                found[f"{batch} x {length} tokens, stages, pass {repeat}"] for repeat in range(GRID.repeats)
+                found[f"{batch} x {length} tokens, calls, pass {repeat}"] for repeat in range(GRID.repeats)
             ]
             per_layer, once = cost.decode(batch, length + ROUNDS_BEFORE + (GRID.rounds + 1) / 2)
             composed = layers * per_layer + once
@@ -226,7 +226,7 @@ def test_the_slowest_pass_over_a_batch_says_how_slow_a_machine_gets(
     slow = {(4, 8): 2.0, (4, 40): 2.0, (1, 8): 2.0}
     made: dict[str, dict[str, float]] = {}
     for batch, length in points:
-        for what in ("stages", "layers", "job"):
+        for what in ("calls", "layers", "job"):
             entry = found.get(f"{batch} x {length} tokens, {what}, pass 0", {})
             for number in range(3):
                 factor = slow.get((batch, length), 1.0) if number == 2 else 1.0
@@ -235,8 +235,27 @@ def test_the_slowest_pass_over_a_batch_says_how_slow_a_machine_gets(
     shape = profiled[0].shape
     assert composed(shape, points, [], replace(GRID, repeats=3), made).slowness == pytest.approx(2.0)
     for length in GRID.lengths:
-        made[f"4 x {length} tokens, stages, pass 2"] = made[f"4 x {length} tokens, stages, pass 0"]
+        made[f"4 x {length} tokens, calls, pass 2"] = made[f"4 x {length} tokens, calls, pass 0"]
     assert composed(shape, points, [], replace(GRID, repeats=3), made).slowness == pytest.approx(1.5)
+
+
+def test_medians_of_passes_are_scaled_to_what_all_points_take_on_average(
+    profiled: tuple[LayerProfile, dict[str, Any]],
+) -> None:
+    _, found = profiled
+    points = [(batch, length) for batch in GRID.batches for length in GRID.lengths]
+    made: dict[str, dict[str, float]] = {}
+    for batch, length in points:
+        for what in ("calls", "layers", "job"):
+            entry = found.get(f"{batch} x {length} tokens, {what}, pass 0", {})
+            for number in range(3):
+                made[f"{batch} x {length} tokens, {what}, pass {number}"] = {**entry, "decode": 1.0}
+    # A busy moment makes one of twelve measurements a second and a fifth longer.
+    made["4 x 8 tokens, calls, pass 1"]["decode"] = 2.2
+    cost = LayerCost(composed(profiled[0].shape, points, [], replace(GRID, repeats=3), made))
+    for batch, length in points:
+        per_layer, once = cost.decode(batch, length + ROUNDS_BEFORE + (GRID.rounds + 1) / 2)
+        assert cost.profile.shape.layers * per_layer + once == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("slowness", [0.5, float("inf"), float("nan")])

@@ -12,8 +12,9 @@ from batchbound.data.cost import CostModel
 from batchbound.data.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.length_pair import LengthPair
 from batchbound.data.workload import Workload
+from batchbound.models.exec_config import ExecConfig, Strategy
 from batchbound.models.layer_cost import LayerCost
-from batchbound.models.run_profile import can_hand_over, profile_of_run
+from batchbound.models.run_profile import can_hand_over, profile_of_run, seconds_after_encoding
 from batchbound.models.whole_model_profile import whole_model_profile
 
 PROMPTS = ("sequences", "length")
@@ -48,6 +49,29 @@ def test_one_worker_pays_for_what_leaves_and_for_changes(profile: LayerProfile) 
     assert sum(cost.decode(8, 10)) == pytest.approx(0.010 + (0.001 + 0.0005) * (1 - np.exp(-2)))
 
 
+def test_iterations_after_an_encoding_take_longer(profile: LayerProfile) -> None:
+    more = (
+        timed("start", "run", ("decodes", "context"), {(2, 10): 0.004, (8, 10): 0.004}),
+        timed("warming", "run", ("decodes", "context"), {(2, 10): 0.007, (8, 10): 0.007}),
+    )
+    measured = replace(profile, operations=(*profile.operations, *more))
+    ran = profile_of_run(measured, 4.0)
+    # Of the change and the loop, a share of 1 - exp(-2) is counted with every iteration already.
+    first = 0.004 + 0.0005 - 0.0015 * (1 - np.exp(-2))
+    for rounds, beyond in {1: 0.0, 4: 0.003, 8: 0.007, 20: 0.007}.items():
+        seconds = seconds_after_encoding(ran, np.array([8.0]), 10.0, rounds)
+        assert seconds == pytest.approx(first + beyond), rounds
+    assert seconds_after_encoding(profile_of_run(profile, 4.0), np.array([8.0]), 10.0, 8) == 0
+
+    lengths = LengthPair.observed(Workload.from_lengths([10, 10], [3, 5]))
+    config = ExecConfig(Strategy.RRA, 8, 20)
+    long, short = (timelines_of([each], lengths, 1)[False](config) for each in (measured, profile))
+    # All eight are done in their phase. How many run, on average over it, matters to what is counted already.
+    added = seconds_after_encoding(profile_of_run(measured, 4.0), np.array([3.5]), 10.0, 20)
+    assert 8 / long.throughput - 8 / short.throughput == pytest.approx(float(added[0]), rel=0.05)
+    assert long.latency - short.latency == pytest.approx(float(added[0]), rel=0.05)
+
+
 def test_two_workers_pay_for_handing_over_and_for_what_they_share(profile: LayerProfile) -> None:
     cost = LayerCost(profile_of_run(profile, 4.0, handed_over=True, input_tokens=10.0))
     assert sum(cost.encode(3, 10)) == pytest.approx(0.030 + 0.003)
@@ -56,12 +80,22 @@ def test_two_workers_pay_for_handing_over_and_for_what_they_share(profile: Layer
     assert sum(cost.decode(8, 10)) == pytest.approx(0.011 + 0.004 + 0.003 + 0.011)
     # One of two joins in every other round: half of 2 ms, of the loop, of the leaving, and of 13 ms's half.
     assert sum(cost.decode(2, 10)) == pytest.approx(0.011 + 0.001 + 0.001 + 0.00025 + 0.00325)
+    # Where batches join, an iteration takes a millisecond longer for each of its requests.
+    joined = timed("joined", "run", PROMPTS, {(1, 10): 0.001, (8, 10): 0.001})
+    longer = replace(profile, operations=(*profile.operations[:-1], joined, _nothing_shared(profile)))
+    cost = LayerCost(profile_of_run(longer, 4.0, handed_over=True, input_tokens=10.0))
+    assert sum(cost.decode(8, 10)) == pytest.approx(0.011 + 0.004 + 0.003 + 0.008)
+    assert sum(cost.decode(2, 10)) == pytest.approx(0.011 + 0.001 + 0.001 + 0.00025 + 0.001)
+
+
+def _nothing_shared(profile: LayerProfile) -> Operation:
+    return replace(profile.operations[-1], seconds=np.zeros(2))
 
 
 def test_workers_that_share_nothing_lose_nothing(profile: LayerProfile) -> None:
     apart = replace(
         profile,
-        operations=(*profile.operations[:-1], replace(profile.operations[-1], seconds=np.zeros(2))),
+        operations=(*profile.operations[:-1], _nothing_shared(profile)),
     )
     cost = LayerCost(profile_of_run(apart, 4.0, handed_over=True, input_tokens=10.0))
     assert sum(cost.decode(8, 10)) == pytest.approx(0.011 + 0.004 + 0.003)
