@@ -4,8 +4,9 @@ ExeGPT end to end on this machine: profile, search under a bound that binds, run
 RRA and WAA (two processes) are searched for on the medians of some passes of the profile, each under a bound
 half way (by ratio) from the least latency to that without a bound, with the margin that was measured
 (`search --latency-margin measured`). A machine's speed may change from one second to the next, so each run is
-compared with what as many passes of the profile predict that are made beside it: they go on in turns, a
-measurement and a stretch of each run, whose clock stands still meanwhile. One line a run: throughput in the
+compared with what as many passes of the profile predict that are made beside it: they go on in turns, some
+measurements and a stretch of each run, whose clock stands still meanwhile. Where a share of the measurements
+is made, the run has finished that share of its requests. One line a run: throughput in the
 steady state and 99th-percentile latency, predicted and measured; in the end the medians, with the prediction
 that the search made beforehand. Answers are compared with per-request `generate`, token by token.
 
@@ -60,6 +61,10 @@ from batchbound.models.timeline import Timeline
 from batchbound.solvers.execution_search import search
 
 MOST_ENCODE_BATCH = 16
+MOST_DECODE_BATCH = 96
+"""Of the profile."""
+TOGETHER = 4
+"""Measurements between two stretches of a run."""
 CHECKED = 24
 """Answers compared with `generate`."""
 
@@ -71,12 +76,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--task", default="T", help="of ExeGPT's Table 3 (default %(default)s)")
     parser.add_argument("--scale", type=float, default=0.25, help="of its lengths (default %(default)s)")
-    parser.add_argument("--requests", type=int, default=3200)
+    parser.add_argument("--requests", type=int, default=9600)
     parser.add_argument(
         "--passes", type=int, default=3, help="of the profile, before the search and beside each run"
     )
-    parser.add_argument("--repeats", type=int, default=4, help="runs of both")
-    parser.add_argument("--stretch", type=float, default=0.07, help="seconds of a run at a time")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of both")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     args = parser.parse_args()
     import torch
@@ -102,13 +106,12 @@ def main() -> None:
                 for each, planned in chosen.items()
             }
 
-            def go_on(*_: int, runs: Iterable[_Run] = tuple(runs.values())) -> None:
-                for run in runs:
-                    run.paused.go_on(args.stretch)
+            def go_on(done: int, of: int, runs: Iterable[_Run] = tuple(runs.values())) -> None:
+                if done % TOGETHER == 0 or done == of:
+                    for run in runs:
+                        run.paused.go_on(done / of)
 
             profile = profiled(on_point=go_on)
-            for run in runs.values():
-                run.paused.go_on(math.inf)
         for strategy, run in runs.items():
             planned, state = chosen[strategy], run.steady_state()
             config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
@@ -147,8 +150,11 @@ def _profile(
     passes: int,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
-    longest = int((problem.prompt_tokens + problem.rounds).max())
-    sizes = Grid(tuple(grid(64, points=5)), tuple(grid(longest, least=8, points=4)), repeats=passes)
+    # No batch holds more tokens a request on average, but a batch of few.
+    longest = math.ceil(problem.prompt_tokens.mean() + problem.rounds.mean())
+    sizes = Grid(
+        tuple(grid(MOST_DECODE_BATCH, points=6)), tuple(grid(longest, least=8, points=5)), repeats=passes
+    )
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
         return profile_layers(
             model, tier, sizes, journal, pinned=True, worker=spec, clock=clock, on_point=on_point
@@ -213,7 +219,7 @@ class _Run:
         else:
             self.engine = HuggingFaceEngine(problem, model, prompts.tokens, **options)
             policy = rra_policy(planned)
-        self.paused = PausedRun(serve(problem, policy, self.engine), self._clock)
+        self.paused = PausedRun(serve(problem, policy, self.engine), self._clock, len(problem))
 
     def steady_state(self) -> SteadyState:
         """Return what the run reached."""

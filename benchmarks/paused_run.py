@@ -58,25 +58,26 @@ class PausedRun:
     Parameters
     ----------
     serving
-        Yields now and then, and returns the trace.
+        Yields each request as it finishes, and returns the trace.
     clock
         Of the run's engine.
+    requests
+        In all.
     """
 
-    def __init__(self, serving: Generator[object, None, Trace], clock: PausedClock) -> None:
-        self._serving, self._clock = serving, clock
+    def __init__(self, serving: Generator[object, None, Trace], clock: PausedClock, requests: int) -> None:
+        self._serving, self._clock, self._requests = serving, clock, requests
+        self._finished = 0
         self.trace: Trace | None = None
         """Once it is over."""
 
-    def go_on(self, seconds: float) -> None:
-        """Go on for so many seconds at least, if it is not over."""
-        if self.trace is not None:
-            return
+    def go_on(self, share: float) -> None:
+        """Go on until such a share of the requests is finished; to the end if that is 1."""
         self._clock.go_on()
-        end = self._clock() + seconds
         try:
-            while self._clock() < end:
+            while self.trace is None and (share >= 1 or self._finished < share * self._requests):
                 next(self._serving)
+                self._finished += 1
         except StopIteration as done:
             self.trace = done.value
         self._clock.stand()
