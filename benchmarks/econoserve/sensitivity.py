@@ -35,7 +35,7 @@ class Scheme:
 SCHEMES = {
     "default": Scheme("econoserve", 0.9, {}),
     "printed": Scheme("econoserve", 0.6, {"hosted": "answers", "literal": True}),
-    "offload": Scheme("econoserve-sd", 0.6, {"literal": True, "shortage": "offload"}),
+    "offload": Scheme("econoserve-sd", 0.6, {"shortage": "offload"}),
 }
 """EconoServe as it is here, and as sections 3.2 and 3.3 print it; SyncDecoupled, of which Figure 4 is, with
 vLLM's strategy for answers longer than predicted. Exact allocation cannot fill what lending by time does."""
