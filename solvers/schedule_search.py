@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,15 @@ LONG = 1000
 
 CYCLE, SHORT_CYCLE = 500, 40
 """Steps after which the annealing is hot again, and the same for few requests."""
+
+SCATTERED = 600
+"""Steps from which a problem with full levels is annealed once, from stages that are scattered."""
+
+DRAWS = 24
+"""Scattered stages drawn, of which the best are the start."""
+
+SCATTERED_LENGTH = 1.012
+"""Their end, in times of the rounds that the requests would fill."""
 
 FRESH = 0.75
 """The share of the time in which it then begins anew; in the rest it goes on from the best times met."""
@@ -268,6 +278,11 @@ class _Search:
                 steps = TIMED / max(done, 1e-9)
                 hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
                 cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
+                if steps >= SCATTERED and len(split.levels):
+                    split, cycles = _Split.of(self._problem, spare=1), 1
+                    profile = LengthProfile.of(split.rest.rounds)
+                    start = _scattered(split.rest, profile, costs, len(start), self._rng)
+                    walk = StageTimesSearch(profile, costs, start, self._rng)
             if done * cycles >= cycle + 1:
                 cycle = int(done * cycles)
                 for times in walk.feasible()[:1] if done > FRESH else [start]:
@@ -348,10 +363,19 @@ class _Split:
     others: IntArray
 
     @classmethod
-    def of(cls, problem: Problem) -> _Split:
-        """Return the problem split so that the rest has at least one longest request, and at most a level."""
+    def of(cls, problem: Problem, spare: int = 0) -> _Split:
+        """
+        Return the problem split so that the rest has at least one longest request beside some levels.
+
+        Parameters
+        ----------
+        problem
+            The problem split.
+        spare
+            Full levels left to the rest.
+        """
         longest = np.flatnonzero(problem.rounds == problem.rounds.max())
-        levels = (len(longest) - 1) // problem.slots
+        levels = (len(longest) - 1) // problem.slots - spare
         if levels < 1 or problem.prefill_token_cap is not None:
             return cls(np.empty((0, problem.slots), dtype=np.int64), problem, np.arange(len(problem)))
         head = longest[: levels * problem.slots]
@@ -382,10 +406,26 @@ class _Split:
 
 def _start_times(problem: Problem, profile: LengthProfile, costs: StageCosts) -> IntArray:
     """Return the stage times of a ski-rental schedule from which the annealing has least to make up for."""
-    best, least = None, np.inf
-    for patience in START_PATIENCE:
-        times = np.asarray(ski_rental_schedule(problem, patience=patience).starts)
+    tried = [
+        np.asarray(ski_rental_schedule(problem, patience=patience).starts) for patience in START_PATIENCE
+    ]
+    return _cheapest(tried, profile, costs)
+
+
+def _scattered(
+    problem: Problem, profile: LengthProfile, costs: StageCosts, count: int, rng: np.random.Generator
+) -> IntArray:
+    """Return the best of some draws of so many stage times, most in the middle half of the time needed."""
+    end = int(SCATTERED_LENGTH * problem.rounds.sum() / problem.slots)
+    inner = np.sort(rng.integers(end // 4, 3 * end // 4 + 1, (DRAWS, count - 2)), axis=1)
+    return _cheapest([np.concatenate(([0], each, [end])) for each in inner], profile, costs)
+
+
+def _cheapest(tried: Sequence[IntArray], profile: LengthProfile, costs: StageCosts) -> IntArray:
+    """Return the stage times with the least guide, the last ones if none of them serves every request."""
+    best, least = tried[-1], np.inf
+    for times in tried:
         price = slot_price(times, profile)
         if price is not None and (seconds := float(costs.guide(times, price.slots))) < least:
             best, least = times, seconds
-    return times if best is None else best
+    return best

@@ -295,6 +295,26 @@ def test_full_levels_of_equal_requests_are_left_as_they_are() -> None:
     assert found.makespan == pytest.approx(best_bound(problem).seconds)
 
 
+def test_a_long_search_scatters_its_stages_over_one_level_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = batch_like(4, 120, 20)
+    levels = (int((problem.rounds == problem.rounds.max()).sum()) - 1) // 20
+    assert levels >= 1
+    monkeypatch.setattr(schedule_search, "SCATTERED", 60)
+    split, scattered = schedule_search._Split.of, []
+
+    def seen(problem: Problem, spare: int = 0) -> schedule_search._Split:
+        scattered.append((spare, len((parts := split(problem, spare)).levels)))
+        return parts
+
+    monkeypatch.setattr(schedule_search._Split, "of", seen)
+    search_schedule(problem, iterations=40, seed=0)
+    long = search_schedule(problem, iterations=80, seed=0)
+    assert scattered == [(0, levels), (0, levels), (1, levels - 1)]
+    assert long.schedule.check(problem) is None
+    assert long.makespan < ski_rental_schedule(problem).makespan(problem)
+    assert search_schedule(problem, iterations=80, seed=0).makespan == long.makespan
+
+
 def test_where_whole_slots_fall_short_the_times_are_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[int] = []
 
