@@ -278,7 +278,7 @@ class _Search:
                 steps = TIMED / max(done, 1e-9)
                 hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
                 cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
-                if steps >= SCATTERED and len(split.levels):
+                if steps >= SCATTERED and len(split.levels) and not few:
                     split, cycles = _Split.of(self._problem, spare=1), 1
                     profile = LengthProfile.of(split.rest.rounds)
                     start = _scattered(split.rest, profile, costs, len(start), self._rng)
