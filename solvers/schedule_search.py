@@ -30,8 +30,8 @@ LONG = 1000
 CYCLE, SHORT_CYCLE = 500, 40
 """Steps after which the annealing is hot again, and the same for few requests."""
 
-SCATTERED = 600
-"""Steps from which a problem with full levels is annealed once, from stages that are scattered."""
+SCATTERED = 30
+"""Steps for each stage from which a problem with full levels is annealed once, from scattered stages."""
 
 DRAWS = 24
 """Scattered stages drawn, of which the best are the start."""
@@ -278,7 +278,7 @@ class _Search:
                 steps = TIMED / max(done, 1e-9)
                 hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
                 cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
-                if steps >= SCATTERED and len(split.levels) and not few:
+                if steps >= SCATTERED * len(start) and len(split.levels) and not few:
                     split, cycles = _Split.of(self._problem, spare=1), 1
                     profile = LengthProfile.of(split.rest.rounds)
                     start = _scattered(split.rest, profile, costs, len(start), self._rng)

@@ -299,7 +299,7 @@ def test_a_long_search_scatters_its_stages_over_one_level_more(monkeypatch: pyte
     problem = batch_like(4, 120, 20)
     levels = (int((problem.rounds == problem.rounds.max()).sum()) - 1) // 20
     assert levels >= 1
-    monkeypatch.setattr(schedule_search, "SCATTERED", 60)
+    monkeypatch.setattr(schedule_search, "SCATTERED", 3)
     split, scattered = schedule_search._Split.of, []
 
     def seen(problem: Problem, spare: int = 0) -> schedule_search._Split:
