@@ -28,7 +28,8 @@ class DisaggregatedRun:
     prompt_seconds
         The prompts' device was busy.
     transfer_seconds
-        Of each request between the end of its prompt and its arrival at the other device, shape (requests,).
+        Of each request between the end of its prompt and its arrival at the other device, shape (requests,);
+        0 if nothing was sent.
     prompt_iterations
         Of the prompts' device.
     prompt_held
@@ -81,16 +82,18 @@ def simulate_disaggregated(
         If a request does not fit the second device.
     """
     stage = _Prompts(workload, cost, KvLedger(kv_capacity, len(workload), block_tokens), batched_tokens)
-    stage.run()
+    stage.run(until)
     # One token of answer is drawn where the prompt is: nothing is sent then.
-    going = np.flatnonzero(workload.output_tokens > 1)
-    spent = np.zeros((len(workload), 4))
-    spent[:, WAITING] = stage.start - workload.arrival
-    spent[:, EXECUTING] = stage.end - stage.start
-    spent[going, QUEUED] = stage.sent[going] - stage.end[going]
-    rest = replace(workload.select(going), arrival=stage.sent[going]) if going.size else None
-    if rest is None:
+    going = np.flatnonzero((workload.output_tokens > 1) & np.isfinite(stage.sent))
+    if not going.size:
         raise ValueError("no request has an answer of two tokens or more: nothing to do for a second device")
+    arrival = np.minimum(workload.arrival, until)
+    start, end, sent = (np.minimum(times, until) for times in (stage.start, stage.end, stage.sent))
+    spent = np.zeros((len(workload), 4))
+    spent[:, WAITING] = start - arrival
+    spent[:, EXECUTING] = end - start
+    spent[going, QUEUED] = (sent - end)[going]
+    rest = replace(workload.select(going), arrival=stage.sent[going])
     policy = Vllm(received=True)
     run = simulate_serving(
         rest, policy, cost, kv_capacity, block_tokens=block_tokens, prefilled=True, until=until
@@ -113,7 +116,8 @@ def simulate_disaggregated(
     )
     transfers = np.zeros(len(workload))
     transfers[going] = stage.sent[going] - stage.end[going]
-    return DisaggregatedRun(whole, stage.busy, transfers, stage.iterations, stage.held / stage.sent.max())
+    lasted = float(stage.sent[np.isfinite(stage.sent)].max())
+    return DisaggregatedRun(whole, stage.busy, transfers, stage.iterations, stage.held / lasted)
 
 
 class _Prompts:
@@ -122,16 +126,19 @@ class _Prompts:
     def __init__(self, workload: Workload, cost: MixedCost, ledger: KvLedger, batched_tokens: int) -> None:
         count = len(workload)
         self.workload, self.cost, self.ledger, self.most = workload, cost, ledger, batched_tokens
-        self.start, self.end, self.sent = (np.zeros(count) for _ in range(3))
+        self.start, self.end, self.sent = (np.full(count, np.inf) for _ in range(3))
         self.busy = self.link = self.held = 0.0
         self.iterations = 0
         self.leaving: list[tuple[float, int]] = []
 
-    def run(self) -> None:
+    def run(self, until: float) -> None:
+        """Compute prompts until then; those not begun have infinite times."""
         order: IntArray = np.argsort(self.workload.arrival, kind="stable")
         at, clock = 0, 0.0
         while at < len(order):
             clock = max(clock, float(self.workload.arrival[order[at]]))
+            if clock >= until:
+                break
             batch = self._batch(order[at:], clock)
             if not batch:
                 # Memory is full of what the link has not sent: the next transfer frees some.

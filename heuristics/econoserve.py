@@ -213,25 +213,31 @@ class EconoServe:
             changes.start.append(request)
 
     def _lend_halves(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
-        """Give the second half of what is unused to an answer half as long, and so on in both halves."""
+        """
+        Give the second half of what is unused to an answer half as long, and so on in both halves.
+
+        Guests are no longer than l/2 - b, l/4 - b, ..., b being the buffer's share of l, the outermost host's
+        predicted length (section 3.2).
+        """
         group = self._groups.new()
-        regions = deque(
-            (host, int(state.held[host]), int(state.prompt[host]) + self._target[host]) for host in hosts
-        )
+        regions = deque[tuple[int, int, int, float]]()
+        for host in hosts:
+            length = self._target[host] - int(state.generated[host])
+            end = int(state.prompt[host]) + self._target[host]
+            regions.append((host, int(state.held[host]), end, self.settings.buffer * length))
         while regions and len(self._answers):
-            host, begin, end = regions.popleft()
+            host, begin, end, buffer = regions.popleft()
             end = min(end, begin + self._target[host] - int(state.generated[host]))
             half = (end - begin) // 2
-            # A buffer's share, but never less than a token: the guest ends before the host comes.
-            guest = self._answers.closest(int(half * (1 - self.settings.buffer)))
+            guest = self._answers.closest(int(half - buffer))
             if guest is None:
                 continue
             start = end - half
             self._begin(guest, changes, group)
             state.ledger.lend(host, guest, start, half)
             inside = int(state.held[guest])
-            regions.append((host, begin, start))
-            regions.append((guest, inside, int(state.prompt[guest]) + self._target[guest]))
+            regions.append((host, begin, start, buffer))
+            regions.append((guest, inside, int(state.prompt[guest]) + self._target[guest], buffer))
 
     def _fill(self, state: ServingState, budget: int) -> list[tuple[int, int]]:
         """Choose prompts up to the target forward size (line 5); the last one may be a chunk."""

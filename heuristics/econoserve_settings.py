@@ -26,8 +26,8 @@ class EconoServeSettings:
     reserved
         Share of the memory kept for prompts.
     buffer
-        Share of its predicted length by which a guest may overstay before its place is needed (the paper's
-        b); hosting ``"answers"``, share of the lent half that the guest is not predicted to fill.
+        Share of a predicted length by which a guest may overstay before its place is needed (the paper's b):
+        of its own, or hosting ``"answers"`` of the outermost host's (its l/2 - b, l/4 - b, ...).
     forward_size
         Tokens of an iteration to aim at (TFS).
     extension

@@ -109,6 +109,17 @@ def test_unused_memory_is_lent_to_an_answer_half_as_long() -> None:
     assert lent.preempted.sum() == 0
 
 
+@pytest.mark.parametrize(("guest", "inner", "lent"), [(12, 4, 16 + 8), (12, 5, 16), (13, 13, 0)])
+def test_guests_are_shorter_than_halves_and_quarters_by_the_same_buffer(
+    guest: int, inner: int, lent: int
+) -> None:
+    # An eighth of the host's 32 is 4: its guest has at most 16 - 4, the one in its first half 8 - 4, each
+    # beyond the token that comes with the prompt.
+    requests = workload([1, 1, 1], [1 + 32, 1 + guest, 1 + inner])
+    sizes = replace(EXACT, reserved=0.1, buffer=0.125, hosted="answers")
+    assert serve(requests, sizes, 39).lent_tokens == lent
+
+
 def test_a_whole_request_is_hosted_in_what_a_running_one_has_not_used() -> None:
     # 42 places, of which the first will take 1 + 40; the second needs 4 + 8 of them, for 8 iterations.
     requests = workload([1, 4], [40, 8], [0.0, 0.5])
@@ -292,6 +303,16 @@ def test_two_devices_stop_as_well() -> None:
     assert np.isnan(both.run.finished[1])
     assert both.run.tokens[0] == 3
     assert 1 < both.run.tokens[1] < 30
+
+
+def test_seconds_on_two_devices_are_counted_until_they_stop() -> None:
+    # The link sends the first till 3, when the third's prompt starts, and the second till 5.
+    requests = workload([8, 8, 8, 8], [2, 2, 2, 2])
+    both = simulate_disaggregated(requests, UNIT, 20, block_tokens=1, until=4.5)
+    waiting, executing, queued, _ = both.run.spent.T.tolist()
+    assert (waiting, queued) == ([0.0, 0.0, 3.0, 4.5], [2.0, 3.5, 0.5, 0.0])
+    assert executing[1:] == [1.0, 1.0, 0.0]
+    assert (both.prompt_seconds, both.prompt_iterations) == (2.0, 2)
 
 
 @pytest.mark.parametrize("name", ["orca", "multires", "sync-coupled", "econoserve-d", "econoserve"])

@@ -87,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, what in (
         ("padding", "raise predicted lengths by this share"),
         ("reserved", "share of the memory kept for prompts"),
-        ("buffer", "share of a lent part its guest is not predicted to fill"),
+        ("buffer", "share of a predicted length by which a guest may overstay"),
     ):
         sizes.add_argument(
             f"--{name}",
