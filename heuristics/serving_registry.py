@@ -27,11 +27,14 @@ class ServingOptions:
         Tokens of an iteration to aim at (TFS).
     settings
         EconoServe's sizes; its parts are switched by the policy's name, its forward size is the one above.
+    orca_batch
+        Most requests ORCA has under way.
     """
 
     longest: int = 2048
     forward_size: int = 512
     settings: EconoServeSettings = field(default_factory=EconoServeSettings)
+    orca_batch: int = 8
 
 
 def econoserve(settings: EconoServeSettings) -> ServingPolicy:
@@ -49,7 +52,7 @@ def _econoserve(synced: bool, ordered: bool, pipelined: bool) -> Callable[[Servi
 
 
 SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
-    "orca": lambda options: Orca(options.longest),
+    "orca": lambda options: Orca(options.longest, options.orca_batch),
     "srtf": lambda options: ShortestRemaining(options.longest),
     "fastserve": lambda options: FastServe(options.longest),
     "vllm": lambda options: Vllm(),

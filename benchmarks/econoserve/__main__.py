@@ -67,7 +67,7 @@ def main() -> None:
     served = MODELS[options.model]
     cost = served.cost(options.data)
     found = COMMANDS[options.what](
-        lambda name: Study(cost, served.capacity, name, options.seed, options.errors), options
+        lambda name: Study(served, cost, name, options.seed, options.errors), options
     )
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -22,6 +22,7 @@ class Served:
     A model on the paper's machine: its name and devices in DistServe's file, its shape and KV memory.
 
     ``weights`` are those of the linear layers. A model that the file lacks names no fit of its own.
+    ``orca_batch`` is the paper's for ORCA.
     """
 
     name: str | None
@@ -30,6 +31,7 @@ class Served:
     width: int
     weights: float
     kv_memory: float
+    orca_batch: int = 8
 
     @property
     def kv_bytes(self) -> int:
@@ -86,7 +88,7 @@ def _opt(layers: int, width: int) -> float:
 MODELS = {
     "opt-13b": Served("facebook/opt-13b", 1, 40, 5120, _opt(40, 5120), 12e9),
     "llama-33b": Served(None, 2, 60, 6656, 60 * (4.0 * 6656**2 + 3 * 6656 * 17920), 19.2e9),
-    "opt-175b": Served(None, 8, 96, 12288, _opt(96, 12288), 264e9),
+    "opt-175b": Served(None, 8, 96, 12288, _opt(96, 12288), 264e9, 16),
     "opt-66b": Served("facebook/opt-66b", 4, 64, 9216, _opt(64, 9216), 185e9),
 }
 """The paper's three, with its memory for keys and values, and OPT-66B with the memory DistServe found for it

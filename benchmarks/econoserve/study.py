@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from setting import FORWARD, TRACES
+from outcome import Binding, Outcome
+from setting import FORWARD, TRACES, Served
 
 from batchbound.data.cost import IntArray
 from batchbound.data.generators import generate
 from batchbound.data.iteration_cost import MixedCost
 from batchbound.data.workload import Workload
-from batchbound.executor.disaggregated import simulate_disaggregated
+from batchbound.executor.disaggregated import DisaggregatedRun, simulate_disaggregated
+from batchbound.executor.serving_metrics import serving_metrics
 from batchbound.executor.serving_simulation import ServingRun, simulate_serving
 from batchbound.heuristics.econoserve_settings import EconoServeSettings
 from batchbound.heuristics.serving_registry import ServingOptions, serving_policy
+
+SLOTS: Mapping[str, float] = {"fastserve": 8, "vllm": 256, "sarathi": 128, "distserve": 256}
+"""Most requests under way: the policies' own."""
 
 
 class Study:
     """Runs systems on a trace, at a rate."""
 
-    def __init__(self, cost: MixedCost, capacity: int, name: str, seed: int, errors: str) -> None:
-        self.cost, self.capacity, self.name, self.trace = cost, capacity, name, TRACES[name]
+    def __init__(self, served: Served, cost: MixedCost, name: str, seed: int, errors: str) -> None:
+        self.served, self.cost, self.name, self.trace = served, cost, name, TRACES[name]
+        self.capacity = served.capacity
         self.seed, self.errors, self.slo = seed, errors, 2.0
         self.sizes = EconoServeSettings(
             padding=self.trace.errors.padding, reserved=self.trace.reserved, buffer=self.trace.buffer
@@ -84,14 +91,35 @@ class Study:
     ) -> ServingRun:
         """Return what a system does with a workload."""
         if system == "distserve":
-            return simulate_disaggregated(
-                workload, self.cost, self.capacity, batched_tokens=FORWARD, until=until
-            ).run
+            return self.split(workload, until).run
         sizes = self.sizes if sizes is None else sizes
         if system == "oracle":
             system, known, sizes = "econoserve", True, replace(sizes, padding=0.0)
         if known:
             sizes = replace(sizes, padding=0.0)
-        policy = serving_policy(system, ServingOptions(self.trace.longest, FORWARD, sizes))
+        options = ServingOptions(self.trace.longest, FORWARD, sizes, self.served.orca_batch)
+        policy = serving_policy(system, options)
         predicted = None if known else self.predicted(workload)
         return simulate_serving(workload, policy, self.cost, self.capacity, predicted=predicted, until=until)
+
+    def split(self, workload: Workload, until: float) -> DisaggregatedRun:
+        """Return what DistServe's two devices do with a workload."""
+        return simulate_disaggregated(workload, self.cost, self.capacity, batched_tokens=FORWARD, until=until)
+
+    def outcome(
+        self,
+        system: str,
+        workload: Workload,
+        *,
+        known: bool,
+        sizes: EconoServeSettings | None = None,
+        until: float = math.inf,
+    ) -> Outcome:
+        """Return a system's figures on a workload, and what bound it."""
+        slots = SLOTS | {"orca": self.served.orca_batch}
+        if system == "distserve":
+            split = self.split(workload, until)
+            run = split.run
+        else:
+            split, run = None, self.run(system, workload, known=known, sizes=sizes, until=until)
+        return Outcome(serving_metrics(run), Binding.of(run, slots.get(system, math.inf), split))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,6 +13,8 @@ from published import LESS, MORE, ratios
 from study import Study
 
 from batchbound.heuristics.serving_registry import SERVING_POLICIES
+
+MARKS = {" ": "as published", "~": "by more than a quarter another", "=": "a tie", "x": "the other order"}
 
 
 def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
@@ -31,12 +34,12 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
         until = math.inf if options.drain else float(workload.arrival.max())
         rows: dict[str, Outcome] = {}
         for system in [*SERVING_POLICIES, "distserve"]:
-            rows[f"{system}*"] = Outcome.of(study.run(system, workload, known=True, until=until))
+            rows[f"{system}*"] = study.outcome(system, workload, known=True, until=until)
         for system in ("econoserve-d", "econoserve-sd", "econoserve-sdo", "econoserve", "oracle"):
-            rows[system] = Outcome.of(study.run(system, workload, known=False, until=until))
+            rows[system] = study.outcome(system, workload, known=False, until=until)
         section = replace(study.sizes, hosted="answers", literal=True)
-        rows["econoserve 3.2"] = Outcome.of(
-            study.run("econoserve", workload, known=False, sizes=section, until=until)
+        rows["econoserve 3.2"] = study.outcome(
+            "econoserve", workload, known=False, sizes=section, until=until
         )
         table(rows)
         found[name] = rows
@@ -48,22 +51,38 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
 
 
 def compare(found: dict[str, dict[str, Outcome]], model: str) -> None:
-    """Print ratios beside the published ones; for each order that is another, what bound the two systems."""
+    """Print ratios beside the published ones; for each that is another, what bound the two systems."""
     print(f"\n{'ratio':46}{'published':>10}" + "".join(f"{name:>13}" for name in found))
-    counts, others = {name: [0, 0, 0] for name in found}, list[str]()
+    counts = {name: dict.fromkeys(MARKS, 0) for name in found}
+    others: dict[str, dict[tuple[str, str], list[str]]] = {name: {} for name in found}
     for over, under, figure, ratio in ratios(model):
         said = {MORE: "> 1", LESS: "< 1"}.get(ratio, f"{ratio:.2f}")
         line = f"{over + ' / ' + under + ', ' + figure:46}{said:>10}"
         for name, rows in found.items():
             high, low = (getattr(rows[system].metrics, figure) for system in (over, under))
             here = high / low if low else math.inf
-            verdict = 1 if abs(here - 1) < 0.005 else 0 if (here > 1) == (ratio > 1) else 2
-            counts[name][verdict] += 1
-            line += f"{here:11.2f} {' =x'[verdict]}"
-            if verdict == 2:
-                others.append(f"{name}: {over} / {under}, {figure} {here:.2f}, published {said}")
-                others += [f"    {system:16}{rows[system].why()}" for system in (over, under)]
+            mark = _mark(here, ratio)
+            counts[name][mark] += 1
+            line += f"{here:11.2f} {mark}"
+            if mark != " ":
+                others[name].setdefault((over, under), []).append(f"{figure} {here:.2f} {mark} {said}")
         print(line)
-    marks = "".join(f"{f'{a}, {b} =, {c} x':>13}" for a, b, c in counts.values())
-    print(f"{'in the published order':56}{marks}")
-    print("\nOrders that are not the published ones:", *others, sep="\n")
+    marks = "".join("{:>13}".format(", ".join(map(str, count.values()))) for count in counts.values())
+    print(f"{'as published, ' + ', '.join(f'{mark} {MARKS[mark]}' for mark in '~=x'):56}{marks}")
+    for name, pairs in others.items():
+        print(f"\n{name}, ratios that are not the published ones:")
+        for (over, under), figures in pairs.items():
+            print(f"    {over} / {under}: {'; '.join(figures)}")
+        print("  where the seconds of these systems go, and what binds them:")
+        for system in dict.fromkeys(itertools.chain.from_iterable(pairs)):
+            print(f"    {system:16}{found[name][system].why()}")
+
+
+def _mark(here: float, published: float) -> str:
+    """Return a key of MARKS."""
+    if abs(here - 1) < 0.005:
+        return "="
+    if (here > 1) != (published > 1):
+        return "x"
+    ordered = published in (MORE, LESS)
+    return " " if ordered or abs(math.log(here / published)) <= math.log(1.25) else "~"
