@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.cost import IntArray
 
@@ -66,6 +67,23 @@ class KvForecast:
         if np.count_nonzero(free[rest : end + 1] < most):
             return False
         return not np.count_nonzero(free[:rest] < np.arange(held, most))
+
+    def may_fit(self, held: IntArray, rest: IntArray) -> NDArray[np.bool_]:
+        """
+        Return of which of many requests it is not plain that they do not fit, each alone, shape (requests,).
+
+        What they hold is compared with what is free while they grow, at their end and when the buffer is
+        over, but not in between.
+        """
+        if not len(rest):
+            return np.zeros(0, dtype=np.bool_)
+        end = np.ceil(rest * self._stay).astype(np.int64)
+        free = self._until(int(end.max()))
+        growing = np.minimum.accumulate(free[: rest.max()] - np.arange(rest.max()))
+        may: NDArray[np.bool_] = held <= np.minimum(
+            growing[rest - 1], np.minimum(free[rest], free[end]) - rest
+        )
+        return may
 
     def _until(self, end: int) -> IntArray:
         """Return what all leave free, at least until so many iterations from now."""

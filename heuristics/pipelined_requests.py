@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.cost import IntArray
 from .econoserve_settings import EconoServeSettings
@@ -14,6 +15,8 @@ from .task_queue import TaskQueue
 
 _TRIED = 8
 """Lengths looked at for one that fits, at most: a decision must not cost the whole queue."""
+_LISTED = 64
+"""Requests without a deadline of which one is looked for that fits, before they are listed anew."""
 
 
 class PipelinedRequests:
@@ -52,17 +55,26 @@ class PipelinedRequests:
         self._host: dict[int, int] = {}
         self._partial: int | None = None
         self._end: IntArray = np.zeros(0, dtype=np.int64)
+        self._begun: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        # Without a deadline, as last listed and since; of these, in this iteration, who may fit.
+        self._waiting: IntArray = np.zeros(0, dtype=np.int64)
+        self._came: list[int] = []
+        self._candidates: list[int] = []
+        self._listed = False
         self._look = False
 
     def __call__(self, state: ServingState) -> Step:
         """Return the next iteration."""
         if not len(self._end):
             self._end = np.zeros(len(state.prompt), dtype=np.int64)
+            self._begun = np.zeros(len(state.prompt), dtype=np.bool_)
         for request in state.arrived:
             answer = max(1, math.ceil(int(state.predicted[request]) * (1 + self._settings.padding)))
             self._end[request] = answer
             length = int(state.prompt[request]) + answer
             self._prompts.push(request, length, float(state.deadline[request]), 0)
+            if not math.isfinite(state.deadline[request]):
+                self._came.append(request)
         self._look |= bool(state.arrived or state.finished)
         going, sent = self._make_room(state)
         back = [] if sent else self._call_back(state, going)
@@ -117,6 +129,7 @@ class PipelinedRequests:
             return prefill
         begun = np.array([request for request, _ in prefill], dtype=np.int64)
         forecast = self._forecast(state, np.append(going, begun))
+        self._candidates, self._listed = [], False
         while budget > 0 and self._partial is None:
             request = self._next(state, forecast)
             if request is None:
@@ -145,17 +158,26 @@ class PipelinedRequests:
         return next((request for request in least if self._fits(state, request, forecast)), None)
 
     def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
-        """Return the request that needs most of those that fit, as far as those that need less fit, too."""
-        found, low, high = None, 0, self._prompts.longest() + 1
-        while high - low > 1 and (task := self._prompts.closest((low + high) // 2)) is not None:
-            length = self._prompts.length(task)
-            if length <= low:
-                low = (low + high) // 2
-            elif self._fits(state, task, forecast):
-                found, low = task, (low + high) // 2
-            else:
-                high = length
-        return found
+        """Return the request that needs most of those that fit, or None."""
+        while True:
+            # Memory only gets scarcer while an iteration is put together: who did not fit never will.
+            while self._candidates:
+                request = self._candidates.pop()
+                if not self._begun[request] and self._fits(state, request, forecast):
+                    return request
+            if self._listed or not self._list(state, forecast):
+                return None
+
+    def _list(self, state: ServingState, forecast: KvForecast) -> bool:
+        """List those that may fit and need most, the largest last, and return whether there are any."""
+        came = np.append(self._waiting, np.array(self._came, dtype=np.int64))
+        self._waiting, self._came = came[~self._begun[came]], []
+        held = state.prompt[self._waiting] + state.ledger.block_tokens // 2
+        may = self._waiting[forecast.may_fit(held, self._end[self._waiting])]
+        order = np.argsort(state.prompt[may] + self._end[may], kind="stable")
+        self._listed = len(may) <= _LISTED
+        self._candidates = may[order[-_LISTED:]].tolist()
+        return bool(self._candidates)
 
     def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
         ledger, prompt = state.ledger, int(state.prompt[request])
@@ -167,6 +189,7 @@ class PipelinedRequests:
     def _begin(self, state: ServingState, request: int, forecast: KvForecast) -> None:
         ledger, prompt = state.ledger, int(state.prompt[request])
         self._prompts.remove(request)
+        self._begun[request] = True
         ledger.grow(request, prompt)
         forecast.add(prompt + ledger.block_tokens // 2, int(self._end[request]))
         # What everyone is promised beyond what there is.

@@ -24,10 +24,6 @@ class LengthIndex:
         self._lengths: list[int] = []
         self._length: dict[int, int] = {}
 
-    def longest(self) -> int:
-        """Return the greatest length, 0 of none."""
-        return self._lengths[-1] if self._lengths else 0
-
     def shortest(self, count: int) -> list[int]:
         """Return the oldest task of each of the least lengths, shortest first."""
         return [next(iter(self._tasks[length])) for length in self._lengths[:count]]
@@ -154,10 +150,6 @@ class TaskQueue:
             if at >= 0:
                 return tasks[at][2]
         return None
-
-    def longest(self) -> int:
-        """Return the greatest length, 0 of none."""
-        return self._lengths.longest()
 
     def shortest(self, count: int) -> list[int]:
         """Return the oldest task of each of the ``count`` least lengths, shortest first."""

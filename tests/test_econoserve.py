@@ -159,6 +159,16 @@ def test_of_those_that_are_due_the_one_that_needs_least_is_hosted_of_others_the_
     assert serve(never, EXACT, 26 + 15).spent[2, 0] < 1
 
 
+def test_the_largest_that_fits_is_hosted_whether_or_not_a_smaller_one_does() -> None:
+    # Of 44 places the first takes 41. The second would hold 1 + 22 when the first holds 23; the third, of
+    # nearly as many tokens, is gone when it holds 6; the fourth fits as well.
+    requests = workload([1, 1, 17, 16], [40, 22, 4, 4], [0.0, 0.5, 0.5, 0.5])
+    run = serve(replace(requests, deadline=np.full(4, np.inf)), EXACT, 44)
+    waited = run.spent[:, 0]
+    assert waited[2] == 0.5
+    assert (waited[[1, 3]] > 0.5).all()
+
+
 def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
     # At 20 places the second has 7 of its 14 when it was to be gone; it goes on till none is left.
     run = serve(workload([1, 1], [16, 14]), EXACT, 20, predicted=[16, 7])

@@ -60,6 +60,11 @@ def test_it_agrees_with_counting_iteration_by_iteration(
     if most(there) > capacity:
         return
     tested = forecast(capacity, there, buffer)
+    if more:
+        may = tested.may_fit(*np.array(more, dtype=np.int64).T).tolist()
+        assert not [one for one, yes in zip(more, may, strict=True) if not yes and tested.fits(*one)]
+        if buffer == 0:
+            assert may == [tested.fits(*one) for one in more]
     for held, rest in more:
         fits = most([*there, (held, rest)]) <= capacity
         assert tested.fits(held, rest) == fits
