@@ -53,6 +53,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=5, help="averaged over, in sweet")
     parser.add_argument(
+        "--paper-rates", action="store_true", help="in sweet, instead of a demand, till the last arrival"
+    )
+    parser.add_argument(
         "--errors", choices=("reported", "log-normal"), default="reported", help="of predicted lengths"
     )
     parser.add_argument("--steps", type=int, default=8, help="of the search for a rate")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from outcome import Binding
 from published import SWEET_SPOTS
 from study import Study
 
@@ -61,19 +62,23 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                 for seed in range(options.seeds):
                     study = make(name)
                     study.seed = seed
-                    rate = study.rate_of(demand)
+                    rate = study.trace.rate if options.paper_rates else study.rate_of(demand)
                     workload = study.workload(rate, options.minutes or study.trace.minutes)
+                    # As in systems: a queue that ever grows is judged while it does.
+                    until = float(workload.arrival.max()) if options.paper_rates else math.inf
                     for value, row in rows.items():
                         sizes = scheme.sizes(study.sizes, field, value)
-                        run = study.run(scheme.system, workload, known=False, sizes=sizes)
-                        lent = run.lent_tokens / len(workload)
-                        row.append(serving_metrics(run).to_json() | {"lent": lent})
-                found[f"{name} {label} {field}"] = _minimum(name, f"{label} {field}", demand, rows)
+                        run = study.run(scheme.system, workload, known=False, sizes=sizes, until=until)
+                        bound = Binding.of(run, math.inf, None)
+                        more = {"lent": run.lent_tokens / len(workload), "memory": bound.memory}
+                        row.append(serving_metrics(run).to_json() | more | {"idle": bound.idle})
+                load = f"{study.trace.rate:g}/s" if options.paper_rates else f"demand {demand:g}"
+                found[f"{name} {label} {field}"] = _minimum(name, f"{label} {field}", load, rows)
     return found
 
 
 def _minimum(
-    name: str, label: str, demand: float, rows: dict[float, list[dict[str, float]]]
+    name: str, label: str, load: str, rows: dict[float, list[dict[str, float]]]
 ) -> dict[str, object]:
     """Print a parameter's minimum of the mean completion time, and what falls and rises about it."""
     values = list(rows)
@@ -86,6 +91,8 @@ def _minimum(
         "held": ("kv_held",),
         "given": ("kv_promised",),
         "lent": ("lent",),
+        "memory": ("memory",),
+        "idle": ("idle",),
     }
     # By parameter and seed.
     parts = {
@@ -94,18 +101,18 @@ def _minimum(
     }
     times = parts["completion"]
     best = int(times.mean(1).argmin())
-
-    def over(at: int) -> str:
-        # The same seeds at both values: paired differences.
-        gained = (times[at] - times[best]) / times[best]
-        error = gained.std(ddof=1) / len(gained) ** 0.5 if len(gained) > 1 else math.nan
-        return f"{values[at]:g} costs {gained.mean():+.1%} +- {error:.1%}"
-
-    inside = "inside" if 0 < best < len(values) - 1 else "at the edge"
+    # The same seeds at all values: paired differences.
+    gained = (times - times[best]) / times[best]
+    over = gained.mean(1)
+    seeds = times.shape[1]
+    error = gained.std(1, ddof=1) / seeds**0.5 if seeds > 1 else np.full(len(values), math.nan)
+    edges = (0, len(values) - 1)
+    sure = all(over[at] > 2 * error[at] for at in edges)
+    inside = "at the edge" if best in edges else "inside, beyond two errors" if sure else "inside, not surely"
     published = SWEET_SPOTS[label.split()[1]][name]
     print(
-        f"{name:11}{label:17} demand {demand:g}: best {values[best]:g} ({inside}), published {published:g};"
-        f" {over(0)}, {over(len(values) - 1)}"
+        f"{name:11}{label:17} {load}: best {values[best]:g} ({inside}), published {published:g}; "
+        + ", ".join(f"{values[at]:g} costs {over[at]:+.1%} +- {error[at]:.1%}" for at in edges)
     )
     for part, column in parts.items():
         print(f"    {part:11}" + "".join(f"{value:9.4g}" for value in column.mean(1)), flush=True)
@@ -117,7 +124,7 @@ def _minimum(
         f" {change['share']:+.1%} of the requests are stopped"
     )
     means = {part: column.mean(1).tolist() for part, column in parts.items()}
-    return {"best": values[best], "values": values, "demand": demand, "seeds": times.tolist()} | means
+    return {"best": values[best], "values": values, "load": load, "seeds": times.tolist()} | means
 
 
 def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
