@@ -1,10 +1,12 @@
 """
 Lent memory on a real model: EconoServe's policy beside block-allocation and exact allocation.
 
-A tiny Llama in float64 serves Alpaca's lengths with predictions of the paper's accuracy, its keys and values
-in a memory of half of slots x longest. Every answer is compared with the model's own, given alone. "Held" is
-the share of the memory that tokens are in, "useful" without those that are thrown away later to be computed
-anew; over all iterations, and over those in which requests are queued.
+A tiny Llama in float64 serves Alpaca's lengths with predictions as wrong as the paper reports its own (or
+log-normal about the truth, as often too short), its keys and values in a memory of half of slots x longest.
+Every answer is compared with the model's own, given alone. "Held" is the share of the memory that tokens are
+in, "useful" without those that are thrown away later to be computed anew; over all iterations, and over those
+in which requests are queued. Without a model (``--seeds``) also what each part that EconoServe keeps free
+costs.
 
 Run: ``python benchmarks/kv_pipelining.py`` (see --help).
 """
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from econoserve.prediction import PredictorErrors
 
 from batchbound.data.cost import IntArray
 from batchbound.data.generators import generate
@@ -37,9 +40,16 @@ from batchbound.heuristics.serving_registry import (
     serving_policy,
 )
 
-ERROR = 0.126
+ERRORS = PredictorErrors(padding=0.10, accuracy=0.775, over=0.0262, under=0.0930)
 PAPER = EconoServeSettings(padding=0.10, reserved=0.02, buffer=0.15)
 """Alpaca's, as benchmarks/econoserve has them."""
+PARTS = {
+    "no reserve": replace(PAPER, reserved=0.0),
+    "no padding": replace(PAPER, padding=0.0),
+    "no buffer": replace(PAPER, buffer=0.0),
+    "none of them": replace(PAPER, reserved=0.0, padding=0.0, buffer=0.0),
+}
+"""What EconoServe keeps free, a part at a time."""
 SYSTEMS = {
     "vllm": ("vllm", PAPER),
     "sarathi": ("sarathi", PAPER),
@@ -51,6 +61,14 @@ SYSTEMS = {
     "half the sizes": ("econoserve", replace(PAPER, padding=0.05, buffer=0.075)),
     "no pad, no buffer": ("econoserve", replace(PAPER, padding=0.0, buffer=0.0)),
 }
+
+
+GRID = {
+    "held": ("held", 8), "useful": ("useful", 8), "held_while_waiting": ("queued:", 9),
+    "useful_while_waiting": ("useful", 8), "promised": ("promised", 9), "iterations": ("iter", 7),
+    "waiting": ("queued", 7), "stopped": ("stopped", 8),
+}  # fmt: skip
+"""Figures printed without a model, each with its head and width."""
 
 
 def paged(system: str, sizes: EconoServeSettings) -> bool:
@@ -83,7 +101,7 @@ class Recorder:
         return np.asarray((held * (np.arange(len(held))[:, None] >= last)).sum(1))
 
 
-def job(requests: int, seed: int) -> tuple[Workload, IntArray]:
+def job(requests: int, seed: int, errors: str) -> tuple[Workload, IntArray]:
     """Return requests that are all there, none longer than the model's positions, and their predictions."""
     drawn = generate("alpaca", seed, requests)
     workload = replace(
@@ -92,8 +110,8 @@ def job(requests: int, seed: int) -> tuple[Workload, IntArray]:
         deadline=np.full(requests, np.inf),
         input_tokens=np.minimum(drawn.input_tokens, 128),
     )
-    noise = np.random.default_rng((seed, 7)).standard_normal(requests)
-    guess = np.rint(workload.output_tokens * np.exp(ERROR * noise))
+    draw = ERRORS.ratios if errors == "reported" else ERRORS.log_normal
+    guess = np.rint(workload.output_tokens / draw(np.random.default_rng((seed, 7)), requests))
     return workload, np.maximum(1, guess).astype(np.int64)
 
 
@@ -108,13 +126,18 @@ class Clock:
 
 def grid(options: argparse.Namespace) -> None:
     """Print shares of the memory without a model, means over the seeds: all depends on lengths alone."""
+    parts = {label: ("econoserve", sizes) for label, sizes in PARTS.items()}
     for block in options.blocks:
         print(f"\n{options.slots} slots, blocks of {block}")
-        print(f"{'':26}{'held':>8}{'useful':>8}{'queued:':>9}{'useful':>8}{'iter':>7}")
-        for label, (system, sizes) in SYSTEMS.items():
+        print("".join(f"{name:>{width}}" for name, width in (("", 26), *GRID.values())))
+        for label, (system, sizes) in (
+            SYSTEMS | parts | {"none, lengths known": parts["none of them"]}
+        ).items():
             rows = []
             for seed in range(options.seeds):
-                workload, predicted = job(options.requests, seed)
+                workload, predicted = job(options.requests, seed, options.errors)
+                if label.endswith("known"):
+                    predicted = workload.output_tokens
                 longest = int((workload.input_tokens + workload.output_tokens).max())
                 capacity = int(options.share * options.slots * longest)
                 ledger = PlacedLedger(capacity, len(workload), block, paged=paged(system, sizes))
@@ -122,14 +145,9 @@ def grid(options: argparse.Namespace) -> None:
                 policy = serving_policy(system, ServingOptions(longest, 1024, sizes))
                 run = serve(workload, policy, recorder, ledger, predicted=predicted)
                 rows.append(figures(run, recorder.useful(), 0, 0))
-            held, useful, queued, queued_useful, iterations = (
-                np.mean([row[name] for row in rows])
-                for name in ("held", "useful", "held_while_waiting", "useful_while_waiting", "iterations")
-            )
-            print(
-                f"{label:26}{held:8.3f}{useful:8.3f}{queued:9.3f}{queued_useful:8.3f}{iterations:7.0f}",
-                flush=True,
-            )
+            means = {name: np.mean([row[name] for row in rows]) for name in GRID}
+            cells = (f"{mean:{GRID[name][1]}{'.0f' if mean >= 2 else '.3f'}}" for name, mean in means.items())
+            print(f"{label:26}{''.join(cells)}", flush=True)
 
 
 def figures(run: ServingRun, useful: IntArray, wrong: int, moved: int) -> dict[str, float]:
@@ -139,6 +157,7 @@ def figures(run: ServingRun, useful: IntArray, wrong: int, moved: int) -> dict[s
     return {
         "wrong": wrong,
         "iterations": len(held),
+        "waiting": int(waiting.sum()),
         "held": float(held.mean()),
         "useful": float((useful / run.capacity).mean()),
         "held_while_waiting": float(held[waiting].mean()),
@@ -160,13 +179,16 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="of slots x longest that the memory holds")
     parser.add_argument("--blocks", type=int, nargs="+", default=[16, 32, 64, 256], help="tokens of a block")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--errors", choices=("reported", "log-normal"), default="reported", help="of predicted lengths"
+    )
     parser.add_argument("--json", type=Path, help="write the figures")
     parser.add_argument("--seeds", type=int, default=0, help="without a model, means over so many seeds")
     options = parser.parse_args()
     if options.seeds:
         grid(options)
         return
-    workload, predicted = job(options.requests, options.seed)
+    workload, predicted = job(options.requests, options.seed, options.errors)
     longest = int((workload.input_tokens + workload.output_tokens).max())
     capacity = int(options.share * options.slots * longest)
     model = load_model(options.model, dtype=options.dtype)

@@ -16,7 +16,7 @@ from .task_queue import TaskQueue
 _TRIED = 8
 """Lengths looked at for one that fits, at most: a decision must not cost the whole queue."""
 _LISTED = 64
-"""Requests without a deadline of which one is looked for that fits, before they are listed anew."""
+"""Requests looked at for one that fits that may, at most."""
 
 
 class PipelinedRequests:
@@ -59,8 +59,7 @@ class PipelinedRequests:
         # Without a deadline, as last listed and since; of these, in this iteration, who may fit.
         self._waiting: IntArray = np.zeros(0, dtype=np.int64)
         self._came: list[int] = []
-        self._candidates: list[int] = []
-        self._listed = False
+        self._candidates: IntArray | None = None
         self._look = False
 
     def __call__(self, state: ServingState) -> Step:
@@ -129,7 +128,7 @@ class PipelinedRequests:
             return prefill
         begun = np.array([request for request, _ in prefill], dtype=np.int64)
         forecast = self._forecast(state, np.append(going, begun))
-        self._candidates, self._listed = [], False
+        self._candidates = None
         while budget > 0 and self._partial is None:
             request = self._next(state, forecast)
             if request is None:
@@ -158,26 +157,19 @@ class PipelinedRequests:
         return next((request for request in least if self._fits(state, request, forecast)), None)
 
     def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
-        """Return the request that needs most of those that fit, or None."""
-        while True:
-            # Memory only gets scarcer while an iteration is put together: who did not fit never will.
-            while self._candidates:
-                request = self._candidates.pop()
-                if not self._begun[request] and self._fits(state, request, forecast):
-                    return request
-            if self._listed or not self._list(state, forecast):
-                return None
-
-    def _list(self, state: ServingState, forecast: KvForecast) -> bool:
-        """List those that may fit and need most, the largest last, and return whether there are any."""
-        came = np.append(self._waiting, np.array(self._came, dtype=np.int64))
-        self._waiting, self._came = came[~self._begun[came]], []
-        held = state.prompt[self._waiting] + state.ledger.block_tokens // 2
-        may = self._waiting[forecast.may_fit(held, self._end[self._waiting])]
-        order = np.argsort(state.prompt[may] + self._end[may], kind="stable")
-        self._listed = len(may) <= _LISTED
-        self._candidates = may[order[-_LISTED:]].tolist()
-        return bool(self._candidates)
+        """Return the request that needs most of those that fit, the oldest of equal ones, or None."""
+        if self._candidates is None:
+            self._waiting = np.append(self._waiting, np.array(self._came, dtype=np.int64))
+            self._waiting, self._came = self._waiting[~self._begun[self._waiting]], []
+            self._candidates = self._waiting
+        # Memory only gets scarcer while an iteration is put together: who does not fit now never will.
+        ids = self._candidates[~self._begun[self._candidates]]
+        prompt, answer, tokens = state.prompt[ids], self._end[ids], state.ledger.block_tokens
+        may = forecast.may_fit(prompt + tokens // 2, answer) & (prompt <= state.ledger.free * tokens)
+        self._candidates = ids[may]
+        order = np.argsort(-(prompt + answer)[may], kind="stable")[:_LISTED]
+        tried = self._candidates[order].tolist()
+        return next((request for request in tried if self._fits(state, request, forecast)), None)
 
     def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
         ledger, prompt = state.ledger, int(state.prompt[request])
