@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,15 @@ from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, ModelShape, Operation
 from ..models.layer_cost import LayerCost, Surface
 from ..models.run_profile import WARMING_ROUNDS
-from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, job_point, spread
+from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, decoding, job_point, spread
 
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
+
+REFERENCE = "reference"
+"""Of a measurement: the seconds of a fixed piece of work before and after it."""
+_SECONDS = frozenset(("encode", "decode", "change", "start", "warming", "warm", "leave", "loop", "between"))
+"""What the process that reads the reference takes; one beside it runs at a speed of its own."""
 
 _LINE = np.array([[0.0], [1e6]])
 """Requests: a line through these is exact everywhere."""
@@ -38,7 +43,8 @@ def composed(
     Return the profile whose composition gives what every point takes.
 
     That is the median of its passes, which a busy moment leaves alone, in proportion to what all points took
-    on average: a run pays for its busy moments, too.
+    on average: a run pays for its busy moments, too. Each measurement counts as it would have been at the
+    mean speed of the machine: its speed changes more from one to the next than most of what is to be told.
 
     Parameters
     ----------
@@ -55,13 +61,15 @@ def composed(
     """
     batches = np.array([batch for batch, _ in points], dtype=np.float64)
     tokens = np.array([sum(spread(length, batch)) for batch, length in points], dtype=np.float64)
-    held = np.array([length + ROUNDS_BEFORE + (grid.rounds + 1) / 2 for _, length in points])
+    held = _begun_with(points) + ROUNDS_BEFORE + (grid.rounds + 1) / 2
     operations: list[Operation] = []
-    ratios = []
+    ratios, raw = [], found
+    found = _at_one_speed(found)
     for kind, axes in (("encode", ("sequences", "length")), ("decode", ("decodes", "context"))):
         repeats = np.array([_passes(found, grid, point, "calls", kind) for point in points])
         seconds = _typical(repeats)
-        ratios.append(repeats / np.median(repeats, axis=1, keepdims=True))
+        as_it_was = np.array([_passes(raw, grid, point, "calls", kind) for point in points])
+        ratios.append(as_it_was / np.median(as_it_was, axis=1, keepdims=True))
         deviation = np.subtract(*np.quantile(repeats, (0.75, 0.25), axis=1)) / 2 / seconds
         layers, attention = (
             seconds
@@ -109,12 +117,26 @@ def composed(
     return replace(profile, operations=(*operations, *_of_two(profile, points, joining, grid, found, loop)))
 
 
+def _at_one_speed(found: Found) -> Found:
+    """Return measurements as they would have been at the mean speed of the machine while they were made."""
+    references = {name: _number(each[REFERENCE]) for name, each in found.items()}
+    mean = fmean(references.values())
+
+    def scaled(name: str, kind: str, value: object) -> object:
+        return _number(value) * mean / references[name] if kind in _SECONDS else value
+
+    return {
+        name: {kind: scaled(name, kind, value) for kind, value in each.items()}
+        for name, each in found.items()
+    }
+
+
 def _after_encoding(
     cost: LayerCost, points: Sequence[tuple[int, int]], grid: Grid, found: Found
 ) -> list[Operation]:
     """Return what a first call takes beyond a round, and rounds after an encoding beyond later ones."""
-    batches, lengths = np.array(points, dtype=np.float64).T
-    batches += BESIDE
+    batches = BESIDE + np.array([batch for batch, _ in points], dtype=np.float64)
+    lengths = _begun_with(points)
     parts = {"start": 1, "warming": WARMING_ROUNDS - 1, "warm": WARM_ROUNDS}
     beyond, held = {}, 0
     for name, rounds in parts.items():
@@ -130,6 +152,11 @@ def _after_encoding(
         Operation(name, "run", ("decodes", "context"), corners, np.maximum(0.0, beyond[name]))
         for name in ("start", "warming")
     ]
+
+
+def _begun_with(points: Sequence[tuple[int, int]]) -> FloatArray:
+    """Return the mean tokens of the prompts with which the points begin to decode."""
+    return np.array([fmean(decoding(length, batch)) for batch, length in points])
 
 
 def _typical(repeats: FloatArray) -> FloatArray:
@@ -156,6 +183,14 @@ def _of_two(
     cost, layers = LayerCost(profile), profile.shape.layers
     own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     change, leaving = Surface(own["change"].points, own["change"].seconds), float(own["leave"].seconds[-1])
+    slowed: dict[int, list[float]] = {}
+    for batch, length in points:
+        alone, beside = (
+            _passes(found, grid, (batch, length), "beside encoding", kind) for kind in ("alone", "beside")
+        )
+        slowed.setdefault(batch, []).append(max(0.0, median((1 - np.divide(alone, beside)).tolist())))
+    decodes = np.array(sorted(slowed), dtype=np.float64)[:, None]
+    crowding = np.array([median(slowed[batch]) for batch in sorted(slowed)])
     joins, sends, joined = [], [], []
     for prompts, length in joining:
         per_layer, once = cost.encode(prompts, sum(spread(length, prompts)) / prompts)
@@ -171,20 +206,13 @@ def _of_two(
         )
         per_layer, once = cost.decode(active, context)
         round_ = layers * per_layer + once + change(active, context)
-        # As many leave as join.
+        # As many leave as join, and what the other worker's being at work costs is counted for itself.
         round_ += prompts / median(stages) * leaving / float(_LINE[-1, 0])
+        round_ += encode / median(stages) * float(np.interp(active, decodes[:, 0], crowding))
         joined.append((decode - round_) / active)
     corners = np.array(joining, dtype=np.float64)
     # A difference of large numbers: over all lengths it is hardly noise.
     longer = [np.mean(np.array(joined)[corners[:, 0] == prompts]) for prompts, _ in joining]
-    slowed: dict[int, list[float]] = {}
-    for batch, length in points:
-        alone, beside = (
-            _passes(found, grid, (batch, length), "beside encoding", kind) for kind in ("alone", "beside")
-        )
-        slowed.setdefault(batch, []).append(max(0.0, median((1 - np.divide(alone, beside)).tolist())))
-    decodes = np.array(sorted(slowed), dtype=np.float64)[:, None]
-    crowding = np.array([median(slowed[batch]) for batch in sorted(slowed)])
     return [
         Operation("send", "run", ("sequences", "length"), corners, np.array(sends)),
         Operation("join", "run", ("sequences", "length"), corners, np.array(joins)),
@@ -201,7 +229,9 @@ def shape_of(model: Any) -> ModelShape:
 
 
 def _passes(found: Found, grid: Grid, point: tuple[int, int], what: str, kind: str) -> list[float]:
-    values = [found[at(*point, what, number)][kind] for number in range(grid.repeats)]
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
-    assert len(numbers) == grid.repeats
-    return numbers
+    return [_number(found[at(*point, what, number)][kind]) for number in range(grid.repeats)]
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)

@@ -24,9 +24,10 @@ from ..models.run_profile import WARMING_ROUNDS
 from .device_memory import memory_of
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
-from .layer_composition import at, composed, shape_of
+from .layer_composition import REFERENCE, at, composed, shape_of
 from .loop import execute
-from .profile_grid import BESIDE, WARM_ROUNDS, Grid, job_point, spread
+from .machine_speed import MachineSpeed
+from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_point, spread
 from .prompts import Prompts
 from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
 from .workload_aware import DecodeEngine
@@ -66,7 +67,8 @@ def profile_layers(
     Return what the layers of a model take on the engine, measured point by point.
 
     Every point goes through the engine's own prefill and decode calls, on a batch that was in use before,
-    with lengths spread as in a running batch. So what the engine adds to the model (padding, masks, storing,
+    with lengths spread as in a running batch: prompts where they are encoded, tokens held where they decode.
+    So what the engine adds to the model (padding, masks, storing,
     choosing tokens) is measured with it. How much of it layers and attention take are measured apart, with
     hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
     rows, new masks), and each request that leaves, is the difference between rounds in which one or several
@@ -114,7 +116,7 @@ def profile_layers(
         (prompts, length)
         for prompts, length in grid.joining
         if worker is not None and grid.within((prompts, length), limit)
-        if max(spread(length, points[-1][0])) + MOST_ROUNDS < limit
+        if max(decoding(length, points[-1][0], MOST_ROUNDS)) + MOST_ROUNDS < limit
     ]
     described: dict[str, object] = {}
 
@@ -136,7 +138,7 @@ def profile_layers(
         return engine_of(partial(DecodeEngine, encoding), problem)
 
     engine_for: EngineFor = partial(engine_of, HuggingFaceEngine)
-    shares, middle = LayerShares(model, clock), job_point(points)
+    shares, middle, speed = LayerShares(model, clock), job_point(points), MachineSpeed(model, clock)
     # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
     _point(engine_for, *points[-1], 2)
     with ExitStack() as open_:
@@ -167,11 +169,15 @@ def profile_layers(
         # measured in a row sees it at one speed.
         names = np.array(list(tasks)).reshape(grid.repeats, -1)
         for name in np.random.default_rng(0).permuted(names, axis=1).ravel().tolist():
-            if name not in measured.finished:
-                measured.append(name, tasks[name]())
+            # One without was not measured as these are.
+            if REFERENCE not in measured.finished.get(name, {}):
+                before = speed()
+                taken = tasks[name]()
+                measured.append(name, {**taken, REFERENCE: (before + speed()) / 2})
             if on_point is not None:
                 on_point(min(len(tasks), len(measured.finished)), len(tasks))
-    profile = composed(shape_of(model), points, joining, grid, measured.finished)
+    found = {name: measured.finished[name] for name in tasks}
+    profile = composed(shape_of(model), points, joining, grid, found)
     engine = {name: str(value) for name, value in described.items()}
     memory, kv_tokens = memory_of(model, tier)
     return replace(
@@ -193,15 +199,18 @@ def _used_engine(
     """
     Return an engine whose buffers a first batch has used and left.
 
-    The requests to measure come after those of that batch: a batch of which none is done within ``rounds``
-    rounds but those that ``leaving`` names, and :data:`BESIDE` requests beside it. ``leaving`` has the
-    rounds after which requests are done: first of those beside, then of the batch.
+    The requests to measure come after those of that batch: a batch to encode, done after a round; a batch to
+    decode, of which none is done within ``rounds`` rounds but those that ``leaving`` names; and
+    :data:`BESIDE` requests beside it. ``leaving`` has the rounds after which requests are done: first of
+    those beside, then of the batch.
     """
     lengths = spread(length, batch)
     stay = np.full(batch + BESIDE, rounds + 1)
     stay[: len(leaving)] = leaving[: len(stay)]
     outputs = 1 + np.roll(stay, -BESIDE)
-    workload = Workload.from_lengths(lengths * 2 + [length] * BESIDE, [2] * batch + outputs.tolist())
+    workload = Workload.from_lengths(
+        lengths * 2 + decoding(length, batch) + [length] * BESIDE, [2] * 2 * batch + outputs.tolist()
+    )
     engine = engine_for(Problem(workload, _NO_COST, batch + BESIDE, prefill_emits_first_token=True))
     engine.prefill(range(batch), range(batch))
     engine.decode(1, float("inf"))
@@ -221,7 +230,9 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
     leaving = np.repeat(ends, [done for _, done in calls])
     engine = _used_engine(engine_for, batch, length, int(ends[-1]), leaving.tolist())
     encode, _ = engine.prefill(range(batch, 2 * batch), range(batch))
-    engine.prefill(range(2 * batch, 2 * batch + BESIDE), range(batch, batch + BESIDE))
+    engine.decode(1, float("inf"))
+    engine.prefill(range(2 * batch, 3 * batch), range(batch))
+    engine.prefill(range(3 * batch, 3 * batch + BESIDE), range(batch, batch + BESIDE))
     # Small batches are done before all calls are.
     left = batch + BESIDE - np.cumsum([0, *(done for _, done in calls[:-1])])
     seconds = [
@@ -257,6 +268,9 @@ def _shares(
             if kind == "encode":
                 stage, _ = engine.prefill(range(batch, 2 * batch), range(batch))
             else:
+                engine.decode(1, float("inf"))
+                engine.prefill(range(2 * batch, 3 * batch), range(batch))
+                shares.take()
                 stage, _ = engine.decode(rounds, float("inf"))
             layers, attention = shares.take()
             found |= {
@@ -269,7 +283,7 @@ def _shares(
 def _crowd(engine_for: EngineFor, pair: WorkerPair, point: tuple[int, int], rounds: int) -> dict[str, float]:
     (batch, length), rounds = point, max(rounds, FEWEST_ROUNDS)
     engine = _used_engine(engine_for, batch, length, rounds + 2 * WARMING_ROUNDS)
-    engine.prefill(range(batch, 2 * batch), range(batch))
+    engine.prefill(range(2 * batch, 3 * batch), range(batch))
     return pair.crowd(engine, length, rounds)
 
 

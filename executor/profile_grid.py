@@ -67,7 +67,8 @@ class Grid:
     def within(self, point: tuple[int, int], limit: int) -> bool:
         """Tell whether a model with so many positions can run a point."""
         batch, length = point
-        return max(spread(length, batch)) + self.rounds + _MORE_ROUNDS <= limit
+        longest = max(*spread(length, batch), *decoding(length, batch))
+        return longest + self.rounds + _MORE_ROUNDS <= limit
 
     def measurements(self, *, paired: bool) -> int:
         """Return how many there are, with (``paired``) or without a worker that encodes."""
@@ -83,6 +84,22 @@ def spread(length: int, batch: int) -> list[int]:
     order = np.random.default_rng(batch).permutation(batch)
     at = [_DEVIATION * NormalDist().inv_cdf((k + 0.5) / batch) for k in order.tolist()]
     return [max(1, round(length * max(0.1, 1 + each))) for each in at]
+
+
+def decoding(length: int, batch: int, rounds: int = ROUNDS_BEFORE) -> list[int]:
+    """
+    Return prompt lengths with which a batch that has decoded for so many rounds is spread as a running one.
+
+    Parameters
+    ----------
+    length
+        Mean tokens of a prompt; more where the rounds alone are too much for the shortest.
+    batch
+        Requests.
+    rounds
+        Decode rounds of each; requests of a running batch differ in them, too.
+    """
+    return [max(1, tokens - rounds) for tokens in spread(length + rounds, batch)]
 
 
 def job_point(points: Sequence[tuple[int, int]]) -> tuple[int, int]:

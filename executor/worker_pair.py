@@ -20,7 +20,7 @@ from .encode_worker import EncodeWorker
 from .engine_spec import EngineSpec
 from .huggingface import HuggingFaceEngine
 from .loop import execute
-from .profile_grid import spread
+from .profile_grid import decoding, spread
 from .workload_aware import DecodeEngine
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
@@ -98,7 +98,7 @@ class WorkerPair:
         there = running - prompts * stay
         joining = spread(length, prompts) * _BATCHES
         workload = Workload.from_lengths(
-            spread(length, there) + joining if there else joining,
+            decoding(length, there, MOST_ROUNDS // 2) + joining if there else joining,
             [1 + MOST_ROUNDS] * there + [1 + stay] * len(joining),
         )
         slots = running + prompts * (_LEAD + 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,17 @@ from batchbound.data.cost import CostModel
 from batchbound.data.files import InputError
 from batchbound.data.layer_profile import LayerProfile
 from batchbound.data.plan import Plan
+from batchbound.data.problem import Problem
 from batchbound.executor.calibrate import calibrate_to_profile
+from batchbound.executor.encode_worker import EncodeWorker
 from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.journal import Journal
-from batchbound.executor.layer_composition import composed
+from batchbound.executor.layer_composition import at, composed
 from batchbound.executor.layer_profiling import profile_layers
-from batchbound.executor.profile_grid import ROUNDS_BEFORE, Grid
+from batchbound.executor.profile_grid import ROUNDS_BEFORE, Grid, decoding
+from batchbound.executor.prompts import Prompts
+from batchbound.executor.worker_pair import WorkerPair
+from batchbound.executor.workload_aware import DecodeEngine
 from batchbound.models.layer_cost import LayerCost
 from batchbound.models.run_profile import can_hand_over
 from batchbound.models.whole_model_profile import whole_model_profile
@@ -30,6 +37,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 GRID = Grid((1, 4), (8, 40), rounds=3, repeats=2)
+POINTS = GRID.points
 WORKER = EngineSpec("tiny:llama", dtype="float64", device="cpu")
 
 
@@ -58,6 +66,25 @@ def profiled(model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Laye
     return profile, found
 
 
+def held(batch: int, length: int) -> float:
+    """Return the mean tokens a request of a point holds in the rounds that are timed together."""
+    return float(np.mean(decoding(length, batch))) + ROUNDS_BEFORE + (GRID.rounds + 1) / 2
+
+
+def passes_of(
+    found: dict[str, Any], changed: Callable[[tuple[int, int], int, str, float], float]
+) -> dict[str, dict[str, float]]:
+    """Return three passes like the first one, with each value as ``changed`` has it."""
+    made: dict[str, dict[str, float]] = {}
+    for point in POINTS:
+        for what in ("calls", "layers", "job"):
+            for name, value in found.get(at(*point, what, 0), {}).items():
+                for number in range(3):
+                    entry = made.setdefault(at(*point, what, number), {})
+                    entry[name] = 1.0 if name == "reference" else changed(point, number, name, value)
+    return made
+
+
 def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -82,15 +109,17 @@ def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -
 def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile, dict[str, Any]]) -> None:
     profile, found = profiled
     cost, layers = LayerCost(profile), profile.shape.layers
+    mean = np.mean([each["reference"] for each in found.values()])
     for batch in GRID.batches:
         for length in GRID.lengths:
             repeats = [
                 found[f"{batch} x {length} tokens, calls, pass {repeat}"] for repeat in range(GRID.repeats)
             ]
-            per_layer, once = cost.decode(batch, length + ROUNDS_BEFORE + (GRID.rounds + 1) / 2)
+            per_layer, once = cost.decode(batch, held(batch, length))
             composed = layers * per_layer + once
+            at_mean_speed = [each["decode"] * mean / each["reference"] for each in repeats]
             # Noise can make a layer seem to take more than the whole: what is left over is never negative.
-            assert composed >= 0.99 * np.median([each["decode"] for each in repeats])
+            assert composed >= 0.99 * np.median(at_mean_speed)
     attention = [operation for operation in profile.operations if operation.name == "attention"]
     assert [operation.phase for operation in attention] == ["encode", "decode"]
     assert all((operation.seconds > 0).all() and operation.per_layer for operation in attention)
@@ -220,42 +249,67 @@ def test_a_search_keeps_back_what_the_profile_says_is_slow(
 def test_the_slowest_pass_over_a_batch_says_how_slow_a_machine_gets(
     profiled: tuple[LayerProfile, dict[str, Any]],
 ) -> None:
-    _, found = profiled
-    points = [(batch, length) for batch in GRID.batches for length in GRID.lengths]
     # In one of three passes the larger batch takes twice as long, and a point of the smaller one, too.
     slow = {(4, 8): 2.0, (4, 40): 2.0, (1, 8): 2.0}
-    made: dict[str, dict[str, float]] = {}
-    for batch, length in points:
-        for what in ("calls", "layers", "job"):
-            entry = found.get(f"{batch} x {length} tokens, {what}, pass 0", {})
-            for number in range(3):
-                factor = slow.get((batch, length), 1.0) if number == 2 else 1.0
-                changed = {name: factor * value for name, value in entry.items()}
-                made[f"{batch} x {length} tokens, {what}, pass {number}"] = changed
+    found = passes_of(
+        profiled[1],
+        lambda point, number, name, value: value * (slow.get(point, 1.0) if number == 2 else 1.0),
+    )
     shape = profiled[0].shape
-    assert composed(shape, points, [], replace(GRID, repeats=3), made).slowness == pytest.approx(2.0)
+    assert composed(shape, POINTS, [], replace(GRID, repeats=3), found).slowness == pytest.approx(2.0)
     for length in GRID.lengths:
-        made[f"4 x {length} tokens, calls, pass 2"] = made[f"4 x {length} tokens, calls, pass 0"]
-    assert composed(shape, points, [], replace(GRID, repeats=3), made).slowness == pytest.approx(1.5)
+        found[at(4, length, "calls", 2)] = found[at(4, length, "calls", 0)]
+    assert composed(shape, POINTS, [], replace(GRID, repeats=3), found).slowness == pytest.approx(1.5)
 
 
 def test_medians_of_passes_are_scaled_to_what_all_points_take_on_average(
     profiled: tuple[LayerProfile, dict[str, Any]],
 ) -> None:
-    _, found = profiled
-    points = [(batch, length) for batch in GRID.batches for length in GRID.lengths]
-    made: dict[str, dict[str, float]] = {}
-    for batch, length in points:
-        for what in ("calls", "layers", "job"):
-            entry = found.get(f"{batch} x {length} tokens, {what}, pass 0", {})
-            for number in range(3):
-                made[f"{batch} x {length} tokens, {what}, pass {number}"] = {**entry, "decode": 1.0}
+    found = passes_of(profiled[1], lambda _, __, name, value: 1.0 if name == "decode" else value)
     # A busy moment makes one of twelve measurements a second and a fifth longer.
-    made["4 x 8 tokens, calls, pass 1"]["decode"] = 2.2
-    cost = LayerCost(composed(profiled[0].shape, points, [], replace(GRID, repeats=3), made))
-    for batch, length in points:
-        per_layer, once = cost.decode(batch, length + ROUNDS_BEFORE + (GRID.rounds + 1) / 2)
+    found[at(4, 8, "calls", 1)]["decode"] = 2.2
+    cost = LayerCost(composed(profiled[0].shape, POINTS, [], replace(GRID, repeats=3), found))
+    for point in POINTS:
+        per_layer, once = cost.decode(point[0], held(*point))
         assert cost.profile.shape.layers * per_layer + once == pytest.approx(1.1)
+
+
+def test_what_was_measured_while_the_machine_was_slow_counts_as_at_its_mean_speed(
+    profiled: tuple[LayerProfile, dict[str, Any]],
+) -> None:
+    found = passes_of(profiled[1], lambda _, __, name, value: 1.0 if name == "decode" else value)
+    # Half as fast for two of three passes over a point: the reference takes twice as long there, too.
+    for number in range(2):
+        found[at(4, 8, "calls", number)] |= {"decode": 2.0, "reference": 2.0}
+    mean = np.mean([each["reference"] for each in found.values()])
+    cost = LayerCost(composed(profiled[0].shape, POINTS, [], replace(GRID, repeats=3), found))
+    for point in POINTS:
+        per_layer, once = cost.decode(point[0], held(*point))
+        assert cost.profile.shape.layers * per_layer + once == pytest.approx(mean)
+
+
+def test_a_batch_that_has_decoded_is_spread_as_a_running_one() -> None:
+    tokens = np.array(decoding(100, 96, rounds=10)) + 10
+    assert tokens.mean() == pytest.approx(110, rel=0.02)
+    assert tokens.std() / tokens.mean() == pytest.approx(0.45, abs=0.03)
+    # No prompt has less than a token, however many rounds it is to decode.
+    assert min(decoding(2, 96, rounds=20)) == 1
+
+
+def test_batches_that_join_are_timed_even_where_nothing_else_decodes(model: Any) -> None:
+    from batchbound.executor.tiers import choose_tier
+
+    def engine(worker: EncodeWorker, problem: Problem) -> DecodeEngine:
+        prompts = Prompts.random(problem.workload, 100, seed=0)
+        most = problem.workload.output_tokens
+        return DecodeEngine(worker, problem, model, prompts.tokens, most_tokens=most, tier=choose_tier(model))
+
+    with WorkerPair(WORKER, engine, 4, 40, time.perf_counter) as pair:
+        for prompts, running in ((4, 4), (1, 6)):
+            found = pair.join(prompts, 8, running)
+            assert 0 < found["active"] <= running
+            assert found["decode"] > 0
+            assert found["context"] >= 8
 
 
 @pytest.mark.parametrize("slowness", [0.5, float("inf"), float("nan")])
