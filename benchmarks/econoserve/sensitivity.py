@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,24 +23,36 @@ Shortage = Literal["reserve", "pause", "offload"]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A system with settings of its own, and the demand (share of the memory) at which its requests queue."""
+    """
+    A system with settings of its own, and the demand (share of the memory) at which its requests queue.
+
+    ``reserved`` is what it reserves by trace, if other than Figure 15's best.
+    """
 
     system: str
     demand: float
     settings: dict[str, Any]
+    reserved: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def sizes(self, sizes: EconoServeSettings, field: str, value: float) -> EconoServeSettings:
+    def sizes(self, trace: str, sizes: EconoServeSettings, field: str, value: float) -> EconoServeSettings:
         """Return the settings with one size set."""
-        return replace(sizes, **self.settings | {field: value})
+        reserved = self.reserved.get(trace, sizes.reserved)
+        return replace(sizes, **self.settings | {"reserved": reserved} | {field: value})
 
 
 SCHEMES = {
     "default": Scheme("econoserve", 0.9, {}),
     "printed": Scheme("econoserve", 0.6, {"hosted": "answers", "literal": True}),
-    "offload": Scheme("econoserve-sd", 0.6, {"shortage": "offload"}),
+    "offload": Scheme(
+        "econoserve-sd",
+        0.6,
+        {"shortage": "offload"},
+        {"alpaca": 0.012, "sharegpt": 0.03, "bookcorpus": 0.05},
+    ),
 }
 """EconoServe as it is here, and as sections 3.2 and 3.3 print it; SyncDecoupled, of which Figure 4 is, with
-vLLM's strategy for answers longer than predicted. Exact allocation cannot fill what lending by time does."""
+its reserve (section 2.2) and vLLM's strategy for answers longer than predicted. Exact allocation cannot fill
+what lending by time does."""
 
 GRIDS: dict[str, tuple[float, ...]] = {
     "padding": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
@@ -67,7 +80,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                     # As in systems: a queue that ever grows is judged while it does.
                     until = float(workload.arrival.max()) if options.paper_rates else math.inf
                     for value, row in rows.items():
-                        sizes = scheme.sizes(study.sizes, field, value)
+                        sizes = scheme.sizes(name, study.sizes, field, value)
                         run = study.run(scheme.system, workload, known=False, sizes=sizes, until=until)
                         bound = Binding.of(run, math.inf, None)
                         more = {"lent": run.lent_tokens / len(workload), "memory": bound.memory}
