@@ -15,8 +15,8 @@ from .task_queue import TaskQueue
 
 _TRIED = 8
 """Lengths looked at for one that fits, at most: a decision must not cost the whole queue."""
-_LISTED = 64
-"""Requests looked at for one that fits that may, at most."""
+_LISTED = 8
+"""Requests looked at one by one, before all others are compared with what is free."""
 
 
 class PipelinedRequests:
@@ -159,17 +159,34 @@ class PipelinedRequests:
     def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
         """Return the request that needs most of those that fit, the oldest of equal ones, or None."""
         if self._candidates is None:
-            self._waiting = np.append(self._waiting, np.array(self._came, dtype=np.int64))
-            self._waiting, self._came = self._waiting[~self._begun[self._waiting]], []
-            self._candidates = self._waiting
+            self._list(state)
+            self._candidates = self._that_may(state, forecast, self._waiting)
         # Memory only gets scarcer while an iteration is put together: who does not fit now never will.
-        ids = self._candidates[~self._begun[self._candidates]]
-        prompt, answer, tokens = state.prompt[ids], self._end[ids], state.ledger.block_tokens
-        may = forecast.may_fit(prompt + tokens // 2, answer) & (prompt <= state.ledger.free * tokens)
-        self._candidates = ids[may]
-        order = np.argsort(-(prompt + answer)[may], kind="stable")[:_LISTED]
-        tried = self._candidates[order].tolist()
-        return next((request for request in tried if self._fits(state, request, forecast)), None)
+        while len(self._candidates):
+            some, self._candidates = self._candidates[:_LISTED], self._candidates[_LISTED:]
+            some = some[~self._begun[some]]
+            tried: list[int] = some.tolist()
+            for at, request in enumerate(tried):
+                if self._fits(state, request, forecast):
+                    self._candidates = np.append(some[at + 1 :], self._candidates)
+                    return request
+            self._candidates = self._that_may(state, forecast, self._candidates)
+        return None
+
+    def _list(self, state: ServingState) -> None:
+        """Bring those that wait without a deadline in order, largest first."""
+        if self._came:
+            ids = np.append(self._waiting, np.array(self._came, dtype=np.int64))
+            ids.sort()
+            ids = ids[np.argsort(state.arrival[ids], kind="stable")]
+            self._waiting = ids[np.argsort(-(state.prompt[ids] + self._end[ids]), kind="stable")]
+            self._came = []
+        self._waiting = self._waiting[~self._begun[self._waiting]]
+
+    def _that_may(self, state: ServingState, forecast: KvForecast, ids: IntArray) -> IntArray:
+        tokens, prompt = state.ledger.block_tokens, state.prompt[ids]
+        may = forecast.may_fit(prompt + tokens // 2, self._end[ids]) & (prompt <= state.ledger.free * tokens)
+        return ids[may]
 
     def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
         ledger, prompt = state.ledger, int(state.prompt[request])
