@@ -31,7 +31,16 @@ CYCLE, SHORT_CYCLE = 500, 40
 """Steps after which the annealing is hot again, and the same for few requests."""
 
 SCATTERED = 30
-"""Steps for each stage from which a problem with full levels is annealed once, from scattered stages."""
+"""Steps for each stage from which a problem with full levels is annealed from scattered stages."""
+
+SCATTERED_HOT = 0.15
+"""Temperature at the start of that: where it is hotter, the walk strays to twice as many stages."""
+
+TRIALS, TRIAL_STEPS, TRIAL_SHARE = 4, 100, 0.08
+"""Short annealings of which the best goes on, the steps of each, and the most of all that it takes."""
+
+KINK, TIGHT = 0.15, 0.9
+"""How slots lacking or to spare are priced at first (:meth:`StageCosts.guide`), and in the end of that."""
 
 DRAWS = 24
 """Scattered stages drawn, of which the best are the start."""
@@ -169,6 +178,50 @@ class _Order:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Cooling:
+    """
+    How an annealing cools, once or in cycles.
+
+    Parameters
+    ----------
+    hot
+        Temperature at the start of each cycle, in costs of a prefill stage.
+    tight
+        The kink at the end of each cycle. A walk drawn to the slots given no more than at first now and then
+        ends beside them, at times that are far from a schedule.
+    ends
+        Where each cycle ends, in shares of the annealing.
+    """
+
+    hot: float
+    tight: float = KINK
+    ends: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def in_cycles(cls, steps: float, few: bool) -> _Cooling:
+        """Return that of an annealing of so many steps, of few requests or of many."""
+        cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
+        hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
+        return cls(hot, ends=tuple(np.linspace(0.0, 1.0, cycles + 1)[1:].tolist()))
+
+    @classmethod
+    def with_trials(cls, steps: float) -> _Cooling:
+        """Return that of an annealing of so many steps from the best of some short ones."""
+        share = min(TRIAL_SHARE, TRIAL_STEPS / steps)
+        return cls(SCATTERED_HOT, TIGHT, (*(share * np.arange(1, TRIALS + 1)).tolist(), 1.0))
+
+    def at(self, done: float, cycle: int) -> tuple[float, float]:
+        """Return the temperature and the kink after a share of the annealing."""
+        begin = self.ends[cycle - 1] if cycle else 0.0
+        cooled = min(1.0, (done - begin) / (self.ends[cycle] - begin))
+        return self.hot * (COLD / self.hot) ** cooled, KINK + (self.tight - KINK) * cooled**2
+
+    def over(self, done: float, cycle: int) -> bool:
+        """Return whether a cycle, if it isn't the last one, has come to its end."""
+        return done >= self.ends[cycle] and cycle + 1 < len(self.ends)
+
+
 class _Search:
     """The incumbent, the limits, and the phases that improve it."""
 
@@ -268,27 +321,37 @@ class _Search:
         start = _start_times(split.rest, profile, costs)
         walk = StageTimesSearch(profile, costs, start, self._rng)
         few = len(self._problem) <= FEW
-        begun, first, hot = self._progress, self._iterations, HOT if few else COLD
-        cycles, cycle = 1, 0
+        cooling, cycle, scattered = _Cooling(HOT if few else COLD), 0, False
+        tried: list[tuple[float, IntArray]] = []
+        begun, first = self._progress, self._iterations
         next_rounding = 0.3
         while self._progress < 1.0 - self._reserve:
             self._iterations += 1
             done = (self._progress - begun) / (1.0 - self._reserve - begun)
             if self._iterations - first == TIMED:
-                steps = TIMED / max(done, 1e-9)
-                hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
-                cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
-                if steps >= SCATTERED * len(start) and len(split.levels) and not few:
-                    split, cycles = _Split.of(self._problem, spare=1), 1
+                steps, stages = TIMED / max(done, 1e-9), len(start)
+                scattered = steps >= SCATTERED * stages and len(split.levels) > 0 and not few
+                cooling = _Cooling.with_trials(steps) if scattered else _Cooling.in_cycles(steps, few)
+                if scattered:
+                    split = _Split.of(self._problem, spare=1)
                     profile = LengthProfile.of(split.rest.rounds)
-                    start = _scattered(split.rest, profile, costs, len(start), self._rng)
+                    start = _scattered(split.rest, profile, costs, stages, self._rng)
                     walk = StageTimesSearch(profile, costs, start, self._rng)
-            if done * cycles >= cycle + 1:
-                cycle = int(done * cycles)
-                for times in walk.feasible()[:1] if done > FRESH else [start]:
-                    walk.restart(times)
-            cooled = min(1.0, done * cycles - cycle)
-            walk.step(costs.stage * hot * (COLD / hot) ** cooled, lambda: self._elapsed > self._seconds)
+            if cooling.over(done, cycle):
+                cycle += 1
+                again = start
+                if scattered:
+                    tried.append((float(costs.guide(walk.times, walk.slots, TIGHT)), walk.times))
+                    again = (
+                        _scattered(split.rest, profile, costs, len(start), self._rng)
+                        if cycle < TRIALS
+                        else min(tried, key=lambda each: each[0])[1]
+                    )
+                elif done > FRESH:
+                    again = next(iter(walk.feasible()), walk.times)
+                walk.restart(again)
+            temperature, kink = cooling.at(done, cycle)
+            walk.step(costs.stage * temperature, kink, lambda: self._elapsed > self._seconds)
             if done >= next_rounding:
                 next_rounding = done + 0.2
                 for times in walk.feasible()[:1]:
@@ -426,6 +489,6 @@ def _cheapest(tried: Sequence[IntArray], profile: LengthProfile, costs: StageCos
     best, least = tried[-1], np.inf
     for times in tried:
         price = slot_price(times, profile)
-        if price is not None and (seconds := float(costs.guide(times, price.slots))) < least:
+        if price is not None and (seconds := float(costs.guide(times, price.slots, KINK))) < least:
             best, least = times, seconds
     return best

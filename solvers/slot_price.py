@@ -13,8 +13,11 @@ from .slot_flow import LengthProfile, Spans, sparse
 LOWER, BASIC, ZERO = 0, 1, 3
 """Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
 
-ITERATION_LIMIT, ITERATIONS = 10, 20
-"""SCIP's number for this setting of an LP, and the steps after which it is first asked how far it is."""
+SCALING, ITERATION_LIMIT = 2, 10
+"""SCIP's numbers for these settings of an LP."""
+
+ITERATIONS = 20
+"""Steps of the simplex method after which it is first asked how far it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,6 +201,7 @@ def _least(
         ubs=[infinity] * len(cost),
     )
     lp.addRows(rows, lhss=least.tolist(), rhss=[infinity] * len(rows))
+    lp.setIntParam(SCALING, 0)
     lp.setBase(*basis)
     iterations = ITERATIONS
     while True:
@@ -251,17 +255,15 @@ def slots_at_least(
     served = profile.at_most[np.take_along_axis(rounds, longest_first, axis=1)]
     lacking = served[:, 0] < profile.requests
     payers = -np.diff(served, axis=1, append=0).astype(np.float64)
-    bound = np.full(len(times), -np.inf)
-    for value, start in zip(values, starts, strict=True):
-        price = value[:, last] - value[:, first] + start[:, first]
-        if len(price) == 1:
-            price = price[0].take(longest_first)
-        else:
-            price = np.take_along_axis(price, longest_first, axis=1)
-        np.minimum.accumulate(price, axis=1, out=price)
-        slots = np.einsum("ij,ij->i", payers, price)
-        if profile.starts_per_stage is not None:
-            slots -= profile.starts_per_stage * start.sum(axis=-1)
-        np.maximum(bound, slots, out=bound)
+    price = values[..., last] - values[..., first] + starts[..., first]
+    if price.shape[1] == 1:
+        price = price[:, 0].take(longest_first, axis=1)
+    else:
+        price = np.take_along_axis(price, longest_first[None], axis=2)
+    np.minimum.accumulate(price, axis=2, out=price)
+    slots = np.einsum("cs,pcs->pc", payers, price)
+    if profile.starts_per_stage is not None:
+        slots -= profile.starts_per_stage * starts.sum(axis=-1)
+    bound = slots.max(axis=0, initial=-np.inf)
     bound[lacking] = np.inf
-    return bound
+    return np.asarray(bound, dtype=np.float64)

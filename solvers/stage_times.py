@@ -12,9 +12,6 @@ from ..data.cost import FloatArray, IntArray
 from .slot_flow import LengthProfile, Spans
 from .slot_price import SlotPrice, slot_price, slots_at_least
 
-LACKING, SPARE = 1.15, 0.85
-"""Worth of a slot lacking and of one to spare, in shares of all rounds; the kink draws to the slots given."""
-
 RUN, REST, FITTED = 0.45, 0.65, 0.8
 """Draws from which a run of stages, all later stages, and a stage made to fit a request are moved."""
 
@@ -24,23 +21,17 @@ STRETCHED = 0.7
 PRICES_KEPT = 24
 """Slot prices that screen candidates."""
 
-RECENT = 3
-"""Prices that screen all candidates; the others screen only those that these leave."""
-
-SURVIVORS = 64
-"""Candidates that the second screening looks at."""
-
 RESIZED = 0.25
 """Share of the steps that try one stage more or less."""
 
 FEASIBLE_KEPT = 24
 """Cheapest stage times kept for rounding to whole slots."""
 
-CANDIDATES = 192
-"""Stage times screened at a time."""
+CANDIDATES, SCREENED = 96, 8
+"""Stage times drawn at a time, and those of them screened at a time: mostly an early one is accepted."""
 
 PRICED = 6
-"""Candidates of one screening that may be priced before new ones are drawn."""
+"""Candidates of one draw that may be priced before new ones are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +56,30 @@ class StageCosts:
         seconds = self.stage * (times.shape[-1] - 1) + self.round * times[..., -1]
         return np.asarray(seconds, dtype=np.float64)
 
-    def guide(self, times: IntArray, slots: FloatArray | float) -> FloatArray:
-        """Return the same with slots lacking or spare priced in rounds; ``slots`` are those needed."""
+    def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
+        """
+        Return the same with slots lacking or to spare priced in rounds.
+
+        Parameters
+        ----------
+        times
+            Shape (..., stages + 1).
+        slots
+            The slots needed, shape (...).
+        kink
+            How much more than its share of all rounds a slot lacking costs, and how much less one to spare is
+            worth, as a share of that, 0 to 1: what draws to the slots given.
+        """
         excess = (np.asarray(slots) - self.slots) / self.slots
-        worth = np.where(excess > 0, LACKING * excess, SPARE * excess)
+        worth = np.where(excess > 0, (1.0 + kink) * excess, (1.0 - kink) * excess)
         # At least one round, so that no slots will do at a price without end, and not at one of nothing.
         rounds = np.maximum(times[..., -1], 1)
         return np.asarray(self.seconds(times) + self.round * rounds * worth, dtype=np.float64)
 
-    def slots_within(self, times: IntArray, limit: float) -> float:
+    def slots_within(self, times: IntArray, limit: float, kink: float) -> float:
         """Return the slots needed at which the guide of ``times``, shape (stages + 1,), is ``limit``."""
         worth = (limit - float(self.seconds(times))) / (self.round * max(int(times[-1]), 1))
-        return self.slots * (1.0 + worth / (LACKING if worth > 0 else SPARE))
+        return self.slots * (1.0 + worth / (1.0 + kink if worth > 0 else 1.0 - kink))
 
 
 class StageTimesSearch:
@@ -102,6 +105,8 @@ class StageTimesSearch:
     ----------
     times
         Where the walk is.
+    slots
+        The slots needed there, infinite if no number is enough.
     priced
         Linear programmes solved.
     """
@@ -122,61 +127,63 @@ class StageTimesSearch:
         stages = len(times) - 1
         self._pool = _PricePool(np.empty((0, stages + 1)), np.empty((0, stages)))
         price = self._price(times)
-        self._at = np.inf
+        self.slots = np.inf
         if price is not None:
             self._pool = self._pool.with_price(price)
-            self._at = float(self._costs.guide(times, price.slots))
+            self.slots = price.slots
 
     def feasible(self) -> list[IntArray]:
         """Return the cheapest times met that need no more slots than there are, cheapest first."""
         by_cost = sorted(self._feasible, key=lambda entry: (-entry[0], entry[1]))
         return list({times.tobytes(): times for _, _, times in by_cost}.values())
 
-    def step(self, temperature: float, out_of_time: Callable[[], bool] = lambda: False) -> None:
+    def step(self, temperature: float, kink: float, out_of_time: Callable[[], bool] = lambda: False) -> None:
         """
-        Screen one set of candidates and move to the first one accepted, if any is.
+        Screen candidates in the order drawn and move to the first one accepted, if any is.
 
         Parameters
         ----------
         temperature
             Seconds of cost that a step typically may lose.
+        kink
+            How slots lacking or to spare are priced (:meth:`StageCosts.guide`).
         out_of_time
             Asked before every linear programme.
         """
         neighbours = self._neighbours()
         times = neighbours.times
-        limit = self._at + temperature * self._rng.exponential(size=len(times))
-        alive = np.arange(len(times))
-        for prices in (slice(-RECENT, None), slice(None, -RECENT)):
-            alive = self._passing(neighbours, prices, alive, limit)[:SURVIVORS]
-        for _ in range(PRICED):
-            if not len(alive) or out_of_time():
-                break
-            chosen, alive = alive[0], alive[1:]
-            price = self._price(times[chosen], neighbours.latest(chosen), limit[chosen])
-            if price is None:
-                continue
-            neighbours = neighbours.with_price(price)
-            at = float(self._costs.guide(times[chosen], price.slots))
-            if at <= limit[chosen]:
-                self.times, self._at = times[chosen], at
-                self._pool = neighbours.pool(chosen)
-                return
-            alive = self._passing(neighbours, slice(-1, None), alive, limit)
+        at = float(self._costs.guide(self.times, self.slots, kink))
+        limit = at + temperature * self._rng.exponential(size=len(times))
+        priced = 0
+        for begin in range(0, len(times), SCREENED):
+            alive = np.arange(begin, min(begin + SCREENED, len(times)))
+            alive = self._passing(neighbours, slice(None), alive, limit, kink)
+            while len(alive) and priced < PRICED and not out_of_time():
+                chosen, alive = alive[0], alive[1:]
+                priced += 1
+                most = self._costs.slots_within(times[chosen], limit[chosen], kink)
+                price = self._price(times[chosen], neighbours.here(chosen), most)
+                if price is None:
+                    continue
+                if price.slots <= most:
+                    self.times, self.slots = times[chosen], price.slots
+                    self._pool = neighbours.pool(chosen).with_price(price)
+                    return
+                neighbours = neighbours.with_price(price)
+                alive = self._passing(neighbours, slice(-2, -1), alive, limit, kink)
         if times.shape[1] == len(self.times):
             self._pool = neighbours.pool(0)
 
     def _price(
-        self, times: IntArray, near: SlotPrice | None = None, limit: float = np.inf
+        self, times: IntArray, near: SlotPrice | None = None, most: float = np.inf
     ) -> SlotPrice | None:
         """
         Return the price of ``times``, which are kept if there are slots enough.
 
-        Nothing more than the first prices at which the guide exceeds ``limit`` is asked for.
+        Beyond ``most`` slots, and those there are, the first prices that prove so much will do.
         """
         self.priced += 1
-        most = max(self._costs.slots_within(times, limit), self._costs.slots + 1e-3)
-        price = slot_price(times, self._profile, near, most)
+        price = slot_price(times, self._profile, near, max(most, self._costs.slots + 1e-3))
         if price is not None and price.slots <= self._costs.slots + 1e-6:
             heapq.heappush(self._feasible, (-float(self._costs.seconds(times)), self.priced, times))
             if len(self._feasible) > FEASIBLE_KEPT:
@@ -184,16 +191,16 @@ class StageTimesSearch:
         return price
 
     def _passing(
-        self, neighbours: _Neighbours, prices: slice, alive: IntArray, limit: FloatArray
+        self, neighbours: _Neighbours, prices: slice, alive: IntArray, limit: FloatArray, kink: float
     ) -> IntArray:
         """Return those of the candidates ``alive`` that the given prices do not rule out."""
-        values, starts = neighbours.values[prices], neighbours.starts[prices]
-        if not len(alive) or not len(values):
+        if not len(alive):
             return alive
+        values, starts = neighbours.values[prices], neighbours.starts[prices]
         if values.shape[1] > 1:
             values, starts = values[:, alive], starts[:, alive]
         floor = slots_at_least(neighbours.times[alive], values, starts, self._profile)
-        return alive[self._costs.guide(neighbours.times[alive], floor) <= limit[alive]]
+        return alive[self._costs.guide(neighbours.times[alive], floor, kink) <= limit[alive]]
 
     def _neighbours(self) -> _Neighbours:
         kind = self._rng.random()
@@ -233,15 +240,21 @@ class StageTimesSearch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PricePool:
-    """Prices made for recent stage times: values (prices, stages + 1), starts (prices, stages)."""
+    """
+    Prices made for recent stage times: values (prices, stages + 1), starts (prices, stages).
+
+    The last one is that of where the walk is, of the others the oldest comes first.
+    """
 
     values: FloatArray
     starts: FloatArray
 
     def with_price(self, price: SlotPrice) -> _PricePool:
-        """Return the pool with one price more, without the oldest if it is full."""
-        values = np.concatenate((self.values[-PRICES_KEPT + 1 :], price.value[None]))
-        return _PricePool(values, np.concatenate((self.starts[-PRICES_KEPT + 1 :], price.start[None])))
+        """Return the pool with the price of where the walk is now, without the oldest one if it is full."""
+        values, starts = self.values[-PRICES_KEPT + 1 :], self.starts[-PRICES_KEPT + 1 :]
+        return _PricePool(
+            np.concatenate((values, price.value[None])), np.concatenate((starts, price.start[None]))
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,16 +266,18 @@ class _Neighbours:
     starts: FloatArray
 
     def with_price(self, price: SlotPrice) -> _Neighbours:
-        """Return the same with one price more, which holds for all of them."""
-        shape = (1, *self.values.shape[1:])
-        values = np.concatenate((self.values, np.broadcast_to(price.value, shape)))
-        shape = (1, *self.starts.shape[1:])
+        """Return the same with the price of a refused candidate, which holds for all of them."""
+        place = max(len(self.values) - 1, 0)
+        value = np.broadcast_to(price.value, (1, *self.values.shape[1:]))
+        start = np.broadcast_to(price.start, (1, *self.starts.shape[1:]))
         return _Neighbours(
-            self.times, values, np.concatenate((self.starts, np.broadcast_to(price.start, shape)))
+            self.times,
+            np.concatenate((self.values[:place], value, self.values[place:])),
+            np.concatenate((self.starts[:place], start, self.starts[place:])),
         )
 
-    def latest(self, candidate: int) -> SlotPrice | None:
-        """Return the last price made, for one of the candidates."""
+    def here(self, candidate: int) -> SlotPrice | None:
+        """Return the price of where the walk is, for one of the candidates."""
         if not len(self.values):
             return None
         at = min(candidate, self.values.shape[1] - 1)

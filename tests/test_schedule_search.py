@@ -231,7 +231,7 @@ def test_annealing_changes_the_number_of_stages() -> None:
     walk = StageTimesSearch(profile, StageCosts(0.025, 0.029, 10), start, np.random.default_rng(0))
     sizes = set()
     for _ in range(40):
-        walk.step(0.02)
+        walk.step(0.02, 0.15)
         sizes.add(len(walk.times))
     assert len(sizes) > 1
     assert walk.feasible()
