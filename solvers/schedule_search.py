@@ -36,11 +36,11 @@ SCATTERED = 30
 SCATTERED_HOT = 0.15
 """Temperature at the start of that: where it is hotter, the walk strays to twice as many stages."""
 
-TRIALS, TRIAL_STEPS, TRIAL_SHARE = 4, 100, 0.08
+TRIALS, TRIAL_STEPS, TRIAL_SHARE = 4, 250, 0.08
 """Short annealings of which the best goes on, the steps of each, and the most of all that it takes."""
 
-KINK, TIGHT = 0.15, 0.9
-"""How slots lacking or to spare are priced at first (:meth:`StageCosts.guide`), and in the end of that."""
+KINK, TIGHT, TIGHTENING = 0.15, 0.9, 6
+"""How slots lacking or to spare are priced at first (:meth:`StageCosts.guide`), in its end, and how late."""
 
 DRAWS = 24
 """Scattered stages drawn, of which the best are the start."""
@@ -215,7 +215,7 @@ class _Cooling:
         """Return the temperature and the kink after a share of the annealing."""
         begin = self.ends[cycle - 1] if cycle else 0.0
         cooled = min(1.0, (done - begin) / (self.ends[cycle] - begin))
-        return self.hot * (COLD / self.hot) ** cooled, KINK + (self.tight - KINK) * cooled**2
+        return self.hot * (COLD / self.hot) ** cooled, KINK + (self.tight - KINK) * cooled**TIGHTENING
 
     def over(self, done: float, cycle: int) -> bool:
         """Return whether a cycle, if it isn't the last one, has come to its end."""
