@@ -224,6 +224,34 @@ def test_neighbouring_times_start_at_zero_and_never_decrease() -> None:
     assert (np.diff(neighbours, axis=1) >= 0).all()
 
 
+def test_many_prices_bound_the_slots_as_the_best_of_them_does() -> None:
+    problem = batch_like(7, 200, 20)
+    profile = LengthProfile.of(problem.rounds)
+    times = np.asarray(ski_rental_schedule(problem).starts)
+    others = moved(times, profile, np.random.default_rng(1), 12)
+    prices = [price for each in others[:4] if (price := slot_price(each, profile)) is not None]
+    values = np.array([price.value for price in prices])[:, None]
+    starts = np.array([price.start for price in prices])[:, None]
+    alone = [slots_at_least(others, values[[k]], starts[[k]], profile) for k in range(len(prices))]
+    assert np.ptp(alone, axis=0).max() > 0, "else one price would do"
+    assert slots_at_least(others, values, starts, profile) == pytest.approx(np.max(alone, axis=0))
+    # The same prices given for each candidate apart.
+    each = np.repeat(values, len(others), axis=1), np.repeat(starts, len(others), axis=1)
+    assert slots_at_least(others, *each, profile) == pytest.approx(np.max(alone, axis=0))
+
+
+@pytest.mark.parametrize(("kink", "lacking", "spare"), [(0.0, 2.0, 2.0), (0.5, 3.0, 1.0), (0.9, 3.8, 0.2)])
+def test_a_kink_makes_slots_lacking_dearer_and_slots_to_spare_cheaper(
+    kink: float, lacking: float, spare: float
+) -> None:
+    costs, times = StageCosts(stage=1.0, round=2.0, slots=10), np.array([0, 4, 10])
+    assert float(costs.seconds(times)) == 22.0
+    assert float(costs.guide(times, 11.0, kink)) == pytest.approx(22.0 + lacking)
+    assert float(costs.guide(times, 9.0, kink)) == pytest.approx(22.0 - spare)
+    assert costs.slots_within(times, 22.0 + lacking, kink) == pytest.approx(11.0)
+    assert costs.slots_within(times, 22.0 - spare, kink) == pytest.approx(9.0)
+
+
 def test_annealing_changes_the_number_of_stages() -> None:
     problem = batch_like(2, 60, 10)
     profile = LengthProfile.of(problem.rounds)
