@@ -24,10 +24,10 @@ PATIENCE = (0.5, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
 HOT, COLD = 0.5, 0.04
 """Temperatures at the start and the end of a long annealing, in costs of a prefill stage."""
 
-LONG = 1000
+LONG = 2000
 """Steps from which an annealing is long; a shorter one starts colder in proportion."""
 
-CYCLE, SHORT_CYCLE = 500, 40
+CYCLE, SHORT_CYCLE = 1000, 40
 """Steps after which the annealing is hot again, and the same for few requests."""
 
 SCATTERED = 30
