@@ -86,7 +86,9 @@ def simulate_disaggregated(
     # One token of answer is drawn where the prompt is: nothing is sent then.
     going = np.flatnonzero((workload.output_tokens > 1) & np.isfinite(stage.sent))
     if not going.size:
-        raise ValueError("no request has an answer of two tokens or more: nothing to do for a second device")
+        raise ValueError(
+            "no request with an answer of two tokens or more reaches the second device: nothing to do for it"
+        )
     arrival = np.minimum(workload.arrival, until)
     start, end, sent = (np.minimum(times, until) for times in (stage.start, stage.end, stage.sent))
     spent = np.zeros((len(workload), 4))
