@@ -40,7 +40,6 @@ from batchbound.data.layer_profile import LayerProfile
 from batchbound.data.length_pair import LengthPair
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.executor.configuration_run import SteadyState, steady_state
 from batchbound.executor.encode_worker import EncodeWorker
 from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.huggingface import HuggingFaceEngine, vocabulary_of
@@ -51,6 +50,7 @@ from batchbound.executor.model_source import load_model
 from batchbound.executor.profile_grid import Grid
 from batchbound.executor.profiling import grid
 from batchbound.executor.prompts import Prompts
+from batchbound.executor.steady_state import SteadyState, steady_state
 from batchbound.executor.tiers import Tier, choose_tier
 from batchbound.executor.workload_aware import DecodeEngine
 from batchbound.heuristics.configured import dynamic_batch, rra_policy
@@ -94,8 +94,10 @@ def main() -> None:
     spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
     profiled = partial(_profile, model, tier, spec, clock, problem, args.passes)
     profile = profiled()
+    assert profile.reference is not None
+    slowness = profile.reference.slowness
     chosen = {
-        each: _choose(_timeline(profile, problem, each), each, profile.slowness)
+        each: _choose(_timeline(profile, problem, each), each, slowness)
         for each in (Strategy.RRA, Strategy.WAA_C)
     }
     reached: dict[Strategy, list[tuple[Performance, SteadyState]]] = {each: [] for each in chosen}

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from .json_fields import JsonFields
+from .reference_time import ReferenceTime
 
 STRATEGIES = ("RRA", "WAA-C", "WAA-M")
 
@@ -37,6 +38,8 @@ class PlannedConfiguration:
         Seconds expected, for an answer of the 99th-percentile length.
     throughput
         Requests a second expected, in the steady state.
+    reference
+        How fast the machine was that was profiled; None if unknown.
     """
 
     strategy: str
@@ -51,6 +54,7 @@ class PlannedConfiguration:
     latency_bound: float | None
     latency: float
     throughput: float
+    reference: ReferenceTime | None = None
 
     @property
     def handed_over(self) -> bool:
@@ -98,4 +102,7 @@ class PlannedConfiguration:
             latency_bound=read.optional_number("latency_bound"),
             latency=read.number("latency"),
             throughput=read.number("throughput"),
+            reference=None
+            if read.get("reference") is None
+            else ReferenceTime.from_json(read.get("reference"), file=file),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -11,6 +10,7 @@ import numpy as np
 
 from .cost import FloatArray
 from .files import InputError, read_json_object, write_json
+from .reference_time import ReferenceTime
 
 PROFILE_VERSION = 1
 AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
@@ -209,14 +209,8 @@ class LayerProfile:
         What a reader noticed in the data and left out.
     kv_tokens
         Tokens of keys and values that fit on the device beside the weights; 0 if unknown.
-    slowness
-        How far the machine's own speed changes: what all measurements of a batch took in its slowest pass,
-        over their medians, for the batch where that is most. 1 if unknown.
-
-    Raises
-    ------
-    ValueError
-        If the slowness is below 1 or not finite.
+    reference
+        How fast the machine was meanwhile, and how far that changed; None if unknown.
     """
 
     shape: ModelShape
@@ -229,11 +223,7 @@ class LayerProfile:
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     kv_tokens: int = 0
-    slowness: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.slowness < math.inf:
-            raise ValueError(f"a slowness of {self.slowness} is not a finite number from 1 on")
+    reference: ReferenceTime | None = None
 
     def operation(self, name: str) -> Operation | None:
         """Return the operation of that name, or None."""
@@ -256,7 +246,7 @@ class LayerProfile:
             "versions": dict(self.versions),
             "warnings": list(self.warnings),
             "kv_tokens": self.kv_tokens,
-            "slowness": self.slowness,
+            "reference": None if self.reference is None else self.reference.to_json(),
             "operations": [
                 {
                     "name": operation.name,
@@ -289,13 +279,15 @@ class LayerProfile:
             found = "not a layer profile" if version is None else f"a layer profile of version {version!r}"
             raise InputError(found, file=file, where="field 'batchbound_layer_profile'", mend=_MEND)
         try:
-            return _from_json(value)
+            return _from_json(value, file)
         except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
             raise InputError(f"the layer profile is damaged ({error})", file=file, mend=_MEND) from None
 
 
-def _from_json(value: Mapping[str, object]) -> LayerProfile:
-    shape, listed = value["shape"], value["operations"]
+def _from_json(value: Mapping[str, object], file: str) -> LayerProfile:
+    shape, listed, reference = value["shape"], value["operations"], value.get("reference")
     versions, warnings = value["versions"], value["warnings"]
     if not (isinstance(shape, dict) and isinstance(listed, list) and isinstance(versions, dict)):
         raise TypeError("shape, operations or versions have the wrong type")
@@ -326,5 +318,5 @@ def _from_json(value: Mapping[str, object]) -> LayerProfile:
         versions={str(name): str(text) for name, text in versions.items()},
         warnings=tuple(str(text) for text in warnings),
         kv_tokens=int(str(value.get("kv_tokens", 0))),
-        slowness=float(str(value.get("slowness", 1.0))),
+        reference=None if reference is None else ReferenceTime.from_json(reference, file=file),
     )

@@ -11,6 +11,7 @@ from .calibration import FitError
 from .expectation import Expectation
 from .files import InputError, read_json_object, write_json
 from .json_fields import JsonFields
+from .reached import Reached
 
 REPORT_VERSION = 1
 _MEND = "Write it again with `batchbound report`."
@@ -113,6 +114,8 @@ class Report:
         What ran it.
     expected
         What the plan expected over the lengths that might come out, or None if it took them as known.
+    reached
+        What the plan's configuration reached in its steady state; None without one of either.
     seconds
         What the work behind the report took the program, or None if nobody measured it.
     """
@@ -143,6 +146,7 @@ class Report:
     fit: FitError | None = None
     engine: Mapping[str, object] = field(default_factory=dict)
     expected: Expectation | None = None
+    reached: Reached | None = None
     seconds: float | None = None
 
     @property
@@ -228,6 +232,7 @@ class Report:
             "fit": None if self.fit is None else self.fit.to_json(),
             "engine": dict(self.engine),
             "expected": None if self.expected is None else self.expected.to_json(),
+            "reached": None if self.reached is None else self.reached.to_json(),
             "seconds": self.seconds,
         }
         return values
@@ -292,6 +297,7 @@ class Report:
             expected=None
             if value.get("expected") is None
             else Expectation.from_json(value["expected"], file=file),
+            reached=None if value.get("reached") is None else Reached.from_json(value["reached"], file=file),
             seconds=read.optional_number("seconds"),
         )
 

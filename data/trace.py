@@ -81,6 +81,9 @@ class Trace:
         Requests put back into the queue after they had been prefilled.
     engine
         What ran it: the engine's name, and what it says about model, device and versions.
+    readings
+        Of the machine's speed meanwhile: when, in seconds after the job's start, the seconds that a fixed
+        piece of work took, and the share of them in which another worker encoded; shape (readings, 3).
     """
 
     ids: tuple[str, ...]
@@ -95,6 +98,7 @@ class Trace:
     tokens: IntArray
     evictions: int = 0
     engine: Mapping[str, object] = field(default_factory=dict)
+    readings: FloatArray = field(default_factory=lambda: np.zeros((0, 3)))
 
     @classmethod
     def empty(cls, slots: int) -> Trace:
@@ -131,6 +135,7 @@ class Trace:
             "engine": dict(self.engine),
             "stages": len(self.stages),
             "requests": len(self),
+            "readings": self.readings.tolist(),
         }
         with atomic_write(path) as stream:
             stream.write(json.dumps(header) + "\n")
@@ -183,12 +188,16 @@ class Trace:
             for name, most in (("stage_of", count), ("slot_of", slots)):
                 if ((columns[name] < -1) | (columns[name] >= most)).any():
                     raise ValueError(f"a request's {name} is out of range")
+            readings = np.array(header.get("readings", []), dtype=np.float64).reshape(-1, 3)
+            if not (np.isfinite(readings).all() and (readings[:, 1] > 0).all()):
+                raise ValueError("a reading of the machine's speed is not a number of seconds")
             return cls(
                 ids=tuple(str(row["id"]) for row in requests),
                 slots=slots,
                 stages=stages,
                 evictions=read.at_least(0, "evictions"),
                 engine=read.mapping("engine"),
+                readings=readings,
                 **columns,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:

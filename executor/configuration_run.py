@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .huggingface import NO_EOS, HuggingFaceEngine
 from .job import Job, Outcome
 from .journal import Journal
 from .loop import execute
+from .machine_speed import MachineSpeed, SpeedLog
 from .tensor_parallel import share_layers
 from .tensor_peers import TensorPeers
 from .workload_aware import DecodeEngine
@@ -30,26 +32,6 @@ if TYPE_CHECKING:
 
 MOST_GROWTH = 2
 """Of the encoding batch within a run."""
-
-
-@dataclass(frozen=True, slots=True)
-class SteadyState:
-    """
-    What a run reached between filling the batch and running out of requests.
-
-    Parameters
-    ----------
-    throughput
-        Requests a second.
-    latency
-        The 99th percentile of the seconds from the start of a request's encoding to its last token.
-    requests
-        That joined in that time.
-    """
-
-    throughput: float
-    latency: float
-    requests: int
 
 
 def run_configuration(
@@ -87,8 +69,8 @@ def run_configuration(
     Returns
     -------
     Outcome
-        What was done. Under WAA a prefill stage of the trace is the taking up of a batch, and ``prefilled``
-        is when its encoding began.
+        What was done, with readings of the machine's speed unless layers are shared. Under WAA a prefill
+        stage of the trace is the taking up of a batch, and ``prefilled`` is when its encoding began.
 
     Raises
     ------
@@ -120,8 +102,20 @@ def run_configuration(
             index = int(left[request])
             journal.append(names[index], job.answer(index, engine.answers[request]))
 
+        log = SpeedLog(MachineSpeed(job.model, time.perf_counter), lambda: engine.time)
+
+        def passed(stage: Stage, done: int) -> None:
+            # Processes that share layers would all have to take part.
+            if alone:
+                log.in_passing()
+            if on_stage is not None:
+                on_stage(stage, done)
+
         with device_failures():
-            return execute(problem, adapting or policy, engine, on_finish=keep, on_stage=on_stage)
+            trace = execute(problem, adapting or policy, engine, on_finish=keep, on_stage=passed)
+        return replace(
+            trace, readings=log.readings(engine.encoding if isinstance(engine, DecodeEngine) else ())
+        )
 
     resumed = len(names) - len(left)
     alone = tensor_parallel == 1
@@ -147,28 +141,3 @@ def run_configuration(
         engine = DecodeEngine(encoder, problem, job.model, prompts, **options)
         trace = serve(engine, WorkloadAwareAllocation(engine, batch, configuration.lead))
     return Outcome(replace(trace, prefilled=engine.encode_began), resumed)
-
-
-def steady_state(trace: Trace) -> SteadyState | None:
-    """
-    Return what a run reached after the longest answer's rounds and before the last prefill stages.
-
-    None if the run is too short to have such a time.
-
-    Parameters
-    ----------
-    trace
-        Of a run of a configuration.
-    """
-    longest = int(trace.tokens.max())
-    rounds = np.cumsum([stage.rounds for stage in trace.stages])
-    joins = [number for number, stage in enumerate(trace.stages) if stage.kind == "prefill"]
-    filled = [number for number in joins if rounds[number] >= longest]
-    # The last stages take what is left: not a full batch.
-    if len(filled) < 4:
-        return None
-    first, last = filled[0], filled[-2]
-    joined = (trace.stage_of >= first) & (trace.stage_of < last)
-    seconds = trace.stages[last].start - trace.stages[first].start
-    latency = (trace.finished - trace.prefilled)[joined]
-    return SteadyState(int(joined.sum()) / seconds, float(np.quantile(latency, 0.99)), int(joined.sum()))

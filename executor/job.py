@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from ..data.answers import answer_line, dump_line
 from ..data.cost import IntArray
 from ..data.files import InputError, atomic_write
 from ..data.length_source import LengthSource, longest_planned
+from ..data.openai_batch import PromptRecord
 from ..data.plan import Plan
 from ..data.trace import Stage, Trace
 from ..heuristics.follow import following
@@ -194,15 +195,8 @@ class Job:
         tokens
             Its answer, an end-of-sequence token included if that ended it.
         """
-        ended = not self.pinned and tokens[-1] in self.tokenizer.eos_ids
-        return answer_line(
-            self.prompts.records[index],
-            self.tokenizer.decode(tokens[:-1] if ended else tokens),
-            prompt_tokens=len(self.prompts.tokens[index]),
-            completion_tokens=len(tokens),
-            finish_reason="stop" if ended else "length",
-            model=str(self.model.config.name_or_path or self.model.config.model_type),
-        )
+        record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
+        return answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, pinned=self.pinned)
 
     def _positions(self) -> int:
         limit = position_limit(self.model.config)
@@ -231,6 +225,40 @@ class Job:
                 mend=f"Lower its {record.max_tokens_field}, shorten its prompt,"
                 " or plan again with --longest-answer.",
             )
+
+
+def answer_of(
+    record: PromptRecord,
+    prompt_tokens: int,
+    tokens: Sequence[int],
+    model: Any,
+    tokenizer: Tokenizer,
+    *,
+    pinned: bool,
+) -> dict[str, object]:
+    """
+    Return the output line of a finished request.
+
+    Parameters
+    ----------
+    record, prompt_tokens
+        The request, and the tokens of its prompt.
+    tokens
+        Its answer, an end-of-sequence token included if that ended it.
+    model, tokenizer
+        What answered it.
+    pinned
+        Whether its length was given.
+    """
+    ended = not pinned and tokens[-1] in tokenizer.eos_ids
+    return answer_line(
+        record,
+        tokenizer.decode(tokens[:-1] if ended else tokens),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(tokens),
+        finish_reason="stop" if ended else "length",
+        model=str(model.config.name_or_path or model.config.model_type),
+    )
 
 
 def journal_path(output: str | os.PathLike[str]) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, ModelShape, Operation
+from ..data.reference_time import ReferenceTime
 from ..models.layer_cost import LayerCost, Surface
 from ..models.run_profile import WARMING_ROUNDS
 from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, decoding, job_point, spread
@@ -20,7 +21,9 @@ Found = Mapping[str, Mapping[str, object]]
 
 REFERENCE = "reference"
 """Of a measurement: the seconds of a fixed piece of work before and after it."""
-_SECONDS = frozenset(("encode", "decode", "change", "start", "warming", "warm", "leave", "loop", "between"))
+_SECONDS = frozenset(
+    ("encode", "decode", "change", "start", "warming", "warm", "leave", "loop", "keep", "between")
+)
 """What the process that reads the reference takes; one beside it runs at a speed of its own."""
 
 _LINE = np.array([[0.0], [1e6]])
@@ -63,13 +66,15 @@ def composed(
     tokens = np.array([sum(spread(length, batch)) for batch, length in points], dtype=np.float64)
     held = _begun_with(points) + ROUNDS_BEFORE + (grid.rounds + 1) / 2
     operations: list[Operation] = []
-    ratios, raw = [], found
+    readings = np.array([_number(each[REFERENCE]) for each in found.values()])
+    crowded = [each for each in found.values() if "reference_beside" in each]
+    beside = median(
+        [_number(each["reference_beside"]) / _number(each["reference_alone"]) for each in crowded] or [1.0]
+    )
     found = _at_one_speed(found)
     for kind, axes in (("encode", ("sequences", "length")), ("decode", ("decodes", "context"))):
         repeats = np.array([_passes(found, grid, point, "calls", kind) for point in points])
         seconds = _typical(repeats)
-        as_it_was = np.array([_passes(raw, grid, point, "calls", kind) for point in points])
-        ratios.append(as_it_was / np.median(as_it_was, axis=1, keepdims=True))
         deviation = np.subtract(*np.quantile(repeats, (0.75, 0.25), axis=1)) / 2 / seconds
         layers, attention = (
             seconds
@@ -94,11 +99,14 @@ def composed(
     # One request was done in each call that was timed.
     whole = _typical(np.array([_passes(found, grid, point, "calls", "change") for point in points]))
     changes = np.maximum(0.0, whole - leaving)
-    loop = max(0.0, median(_passes(found, grid, job_point(points), "job", "loop")))
+    loop, keep = (
+        max(0.0, median(_passes(found, grid, job_point(points), "job", what))) for what in ("loop", "keep")
+    )
     operations += [
         Operation("change", "run", ("decodes", "context"), np.column_stack((batches, held)), changes),
         Operation("leave", "run", ("sequences",), _LINE, leaving * _LINE[:, 0]),
         Operation("loop", "run", ("sequences",), _LINE, np.full(2, loop)),
+        Operation("keep", "run", ("sequences",), _LINE, keep * _LINE[:, 0]),
     ]
     operations += _after_encoding(
         LayerCost(LayerProfile(shape, "", 0.0, 1, tuple(operations), "")), points, grid, found
@@ -110,7 +118,7 @@ def composed(
         tensor_parallel=1,
         operations=tuple(operations),
         source="measured on this machine, through the engine's own prefill and decode calls",
-        slowness=_slowness(batches, np.mean(ratios, axis=0)),
+        reference=ReferenceTime.of(readings, beside),
     )
     if not joining:
         return profile
@@ -163,12 +171,6 @@ def _typical(repeats: FloatArray) -> FloatArray:
     """Return the medians of points over their passes, scaled so that their sum is that of the means."""
     medians, means = np.median(repeats, axis=1), np.mean(repeats, axis=1)
     return np.asarray(medians * (means.sum() / medians.sum() if medians.any() else 1.0))
-
-
-def _slowness(batches: FloatArray, ratios: FloatArray) -> float:
-    """Return the largest mean ratio of a batch in a pass: a point alone is too short to say much."""
-    means = [ratios[batches == batch].mean(axis=0) for batch in np.unique(batches)]
-    return max(1.0, float(np.max(means)))
 
 
 def _of_two(

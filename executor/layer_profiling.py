@@ -60,6 +60,7 @@ def profile_layers(
     *,
     pinned: bool = False,
     worker: EngineSpec | None = None,
+    keep: Callable[[Sequence[int]], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
@@ -73,8 +74,8 @@ def profile_layers(
     hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
     rows, new masks), and each request that leaves, is the difference between rounds in which one or several
     are done and others. Rounds that follow an encoding take longer, as it has driven keys and values out of
-    the caches: they are measured apart. What the loop around the stages costs is measured on a job of random
-    lengths.
+    the caches: they are measured apart. What the loop around the stages costs, and keeping an answer, is
+    measured on a job of random lengths.
 
     With a worker, what two of them cost each other is measured, too: rounds while it encodes, beside rounds
     while it rests, and jobs in which what it encodes joins.
@@ -93,6 +94,8 @@ def profile_layers(
         Measure as for runs at pinned lengths, which read tokens back only when a request is done.
     worker
         What a process that encodes loads, for WAA: the same model, where it would run. None for RRA alone.
+    keep
+        What a run does with the tokens of each finished answer; None if it costs nothing.
     clock
         Seconds from any origin.
     on_point
@@ -155,12 +158,14 @@ def profile_layers(
                 tasks[at(*point, "layers", number)] = partial(
                     _shares, engine_for, *point, grid.rounds, shares
                 )
-            tasks[at(*middle, "job", number)] = partial(_job, engine_for, middle, grid.rounds, number)
+            tasks[at(*middle, "job", number)] = partial(
+                _job, engine_for, middle, grid.rounds, number, keep, clock
+            )
             if pair is None:
                 continue
             for point in points:
                 tasks[at(*point, "beside encoding", number)] = partial(
-                    _crowd, engine_for, pair, point, grid.rounds
+                    _crowd, engine_for, pair, point, grid.rounds, speed
                 )
             for prompts, length in joining:
                 job = partial(pair.join, prompts, length, points[-1][0])
@@ -280,15 +285,24 @@ def _shares(
     return found
 
 
-def _crowd(engine_for: EngineFor, pair: WorkerPair, point: tuple[int, int], rounds: int) -> dict[str, float]:
+def _crowd(
+    engine_for: EngineFor, pair: WorkerPair, point: tuple[int, int], rounds: int, speed: MachineSpeed
+) -> dict[str, float]:
     (batch, length), rounds = point, max(rounds, FEWEST_ROUNDS)
     engine = _used_engine(engine_for, batch, length, rounds + 2 * WARMING_ROUNDS)
     engine.prefill(range(2 * batch, 3 * batch), range(batch))
-    return pair.crowd(engine, length, rounds)
+    return pair.crowd(engine, length, rounds, speed)
 
 
-def _job(engine_for: EngineFor, point: tuple[int, int], rounds: int, seed: int) -> dict[str, float]:
-    """Return what passes between two stages of a job, in the loop and its policy."""
+def _job(
+    engine_for: EngineFor,
+    point: tuple[int, int],
+    rounds: int,
+    seed: int,
+    keep: Callable[[Sequence[int]], None] | None,
+    clock: Callable[[], float],
+) -> dict[str, float]:
+    """Return what passes between two stages of a job, in the loop and its policy, and what keeping takes."""
     batch, length = point
     rng = np.random.default_rng(seed)
     count = _REQUESTS_PER_SLOT * batch
@@ -297,6 +311,17 @@ def _job(engine_for: EngineFor, point: tuple[int, int], rounds: int, seed: int) 
     )
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
     policy = RoundRobinAllocation(rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
-    stages = execute(problem, policy, engine_for(problem)).stages
-    # The mean: a policy does much in few of its calls.
-    return {"loop": fmean(after.start - before.end for before, after in pairwise(stages))}
+    engine, kept = engine_for(problem), list[float]()
+
+    def finished(request: int) -> None:
+        begun = clock()
+        if keep is not None:
+            keep(engine.answers[request])
+        kept.append(clock() - begun)
+
+    trace = execute(problem, policy, engine, on_finish=finished)
+    stages = trace.stages
+    between = [after.start - before.end for before, after in pairwise(stages)]
+    # Means: a policy does much in few of its calls. The last answers are kept after the last stage.
+    last = kept[len(kept) - int((trace.finished == trace.makespan).sum()) :]
+    return {"loop": (sum(between) - sum(kept) + sum(last)) / len(between), "keep": fmean(kept)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..data.expectation import Expectation
+from ..data.reached import Reached
 from ..data.report import (
     BETWEEN,
     BUBBLES,
@@ -52,6 +53,7 @@ def report_rows(report: Report) -> list[Row]:
     """Return the lines of a report, group by group."""
     return [
         *_makespan_rows(report),
+        *_reached_rows(report.reached),
         *_slot_rows(report),
         *_throughput_rows(report),
         *_latency_rows(report),
@@ -122,6 +124,26 @@ def _makespan_rows(report: Report) -> list[Row]:
                 f"mean, {note}",
             )
         )
+    return rows
+
+
+def _reached_rows(reached: Reached | None) -> list[Row]:
+    if reached is None:
+        return []
+    group, slowdown = "Steady state", reached.slowdown
+    planned = f"planned {_number(reached.planned_throughput)}: {_signed(reached.error)}"
+    rows = [Row(group, "requests/s", _number(reached.throughput), planned)]
+    if slowdown is not None and reached.error_at_speed is not None:
+        note = f"planned {_number(reached.planned_throughput / slowdown)}: {_signed(reached.error_at_speed)}"
+        rows += [
+            Row(group, "machine slower by", f"{slowdown:.2f} x", "than while it was profiled"),
+            Row(group, "at that speed", _number(reached.throughput), note),
+        ]
+    note = f"planned {duration(reached.planned_latency)}"
+    if reached.latency_bound is not None:
+        met = "met" if reached.bound_met else "missed"
+        note += f"; the bound of {duration(reached.latency_bound)} is {met}"
+    rows.append(Row(group, "latency p99", duration(reached.latency), note))
     return rows
 
 

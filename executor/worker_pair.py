@@ -128,9 +128,14 @@ class WorkerPair:
             "context": fmean(stage.kv_tokens for stage in steady) / active,
         }
 
-    def crowd(self, engine: HuggingFaceEngine, length: int, rounds: int) -> dict[str, float]:
+    def crowd(
+        self, engine: HuggingFaceEngine, length: int, rounds: int, speed: Callable[[], float]
+    ) -> dict[str, float]:
         """
-        Return the seconds of an engine's decode round while the other worker rests, and while it encodes.
+        Return what an engine's decode round takes while the other worker rests, and while it encodes.
+
+        The seconds of the round are ``alone`` and ``beside``, those of the reference that ``speed`` returns
+        ``reference_alone`` and ``reference_beside``.
 
         Parameters
         ----------
@@ -140,6 +145,8 @@ class WorkerPair:
             Mean tokens of the prompts to encode.
         rounds
             To run at most, :data:`FEWEST_ROUNDS` at least.
+        speed
+            How fast the machine is (:class:`~.machine_speed.MachineSpeed`).
         """
         worker = self._started()
         prompts = [[0] * tokens for tokens in spread(length, self._most_prompts)]
@@ -168,6 +175,9 @@ class WorkerPair:
         begun = time.perf_counter()
         found["alone"] += [decode() for _ in range(many - many // 2)]
         each = (time.perf_counter() - begun) / len(found["alone"])
+        begun = time.perf_counter()
+        reference = speed()
+        needed = 2 + math.ceil(2 * (time.perf_counter() - begun) / once)
         ahead = 2 + math.ceil(2 * each / once)
         encode(ahead)
         decode()
@@ -178,12 +188,21 @@ class WorkerPair:
             # It may have run out of prompts meanwhile.
             if worker.under_way:
                 found["beside"].append(seconds)
+        encode(max(0, needed - worker.under_way))
+        reference_beside = speed()
+        take(wait=False)
+        reference_beside = reference_beside if worker.under_way else reference
         while worker.under_way:
             take(wait=True)
         engine.decode(WARMING_ROUNDS, float("inf"))
         found["alone"] += [decode() for _ in range(many // 2)]
         alone = median(found["alone"])
-        return {"alone": alone, "beside": median(found["beside"] or [alone])}
+        return {
+            "alone": alone,
+            "beside": median(found["beside"] or [alone]),
+            "reference_alone": reference,
+            "reference_beside": reference_beside,
+        }
 
     def _of_clock(self, seconds: float, cpu_seconds: float) -> float:
         return cpu_seconds if self._clock is time.process_time else seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +22,12 @@ def profile_of_run(
     r"""
     Return a profile whose encode and decode operations include those of phase ``run``.
 
-    Each stage pays what passes in the loop around it (``loop``), and a request what its leaving costs
-    (``leave``) where it is encoded. What a change of the decode batch costs (``change``) is paid in the share
-    of decode iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D`
-    iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`. After an encoding it is
-    paid for sure, and iterations take longer for a while (``start``, the first one, and ``warming``, those
-    after it): see :func:`seconds_after_encoding`.
+    Each stage pays what passes in the loop around it (``loop``), and a request what its leaving (``leave``)
+    and keeping its answer (``keep``) cost, where it is encoded. What a change of the decode batch costs
+    (``change``) is paid in the share of decode iterations in which a request completes: of :math:`B` requests
+    that stay for :math:`S_D` iterations on average, none completes with a chance of about
+    :math:`e^{-B / S_D}`. After an encoding it is paid for sure, and iterations take longer for a while
+    (``start``, the first one, and ``warming``, those after it): see :func:`seconds_after_encoding`.
 
     Under WAA every iteration takes requests up, :math:`B / S_D` of them: it pays the change, their leaving,
     what passes between two iterations where so many join (``join``), and what those make the iteration itself
@@ -64,7 +65,7 @@ def profile_of_run(
         completing = 1 - np.exp(-change.points[:, 0] / iterations)
         seconds = (change.seconds + loop) * completing
         added = [
-            replace(own["leave"], phase="encode", per_layer=False, seconds=loop + own["leave"].seconds),
+            replace(own["leave"], phase="encode", per_layer=False, seconds=loop + _leaving(own)),
             replace(change, phase="decode", per_layer=False, seconds=seconds),
         ]
         if "start" in own:
@@ -133,14 +134,14 @@ def _handed_over(
     decode = layers * per_layer + once + change.seconds
     # At most, the other worker is at work all the time.
     crowded = np.minimum(lost * encode, decode * lost / (1 - lost))
-    seconds = change.seconds + joining * _each(own["leave"]) + between + crowded
+    each = float(np.diff(_leaving(own))[0] / np.diff(own["leave"].points[:, 0])[0])
+    seconds = change.seconds + joining * each + between + crowded
     return [
         replace(send, phase="encode", per_layer=False),
         replace(change, phase="decode", per_layer=False, seconds=seconds),
     ]
 
 
-def _each(operation: Operation) -> float:
-    """Return what one more costs, of an operation that is a line."""
-    rise, run = np.diff(operation.seconds), np.diff(operation.points[:, 0])
-    return float(rise[0] / run[0])
+def _leaving(own: Mapping[str, Operation]) -> FloatArray:
+    """Return the seconds of requests that are done, at the points of ``leave``."""
+    return np.asarray(sum(own[name].seconds for name in ("leave", "keep") if name in own))

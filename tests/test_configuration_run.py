@@ -25,7 +25,7 @@ from batchbound.data.plan import Maker, Plan
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage, Trace
 from batchbound.data.workload import Workload
-from batchbound.executor.configuration_run import run_configuration, steady_state
+from batchbound.executor.configuration_run import run_configuration
 from batchbound.executor.encode_worker import EncodeWorker
 from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.faults import RunStoppedError
@@ -35,6 +35,7 @@ from batchbound.executor.loop import execute, schedule_of
 from batchbound.executor.prompts import Prompts
 from batchbound.executor.simulate import simulate
 from batchbound.executor.simulator import Simulator
+from batchbound.executor.steady_state import reached, steady_state
 from batchbound.executor.tokenizers import load_tokenizer
 from batchbound.heuristics.adaptive_configuration import AdaptiveConfiguration
 from batchbound.heuristics.configured import dynamic_batch, rra_policy
@@ -146,6 +147,10 @@ def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
     assert trace is not None
     joined = np.array([stage.start for stage in trace.stages])[trace.stage_of]
     assert (trace.prefilled < joined).all()
+    at, seconds, beside = trace.readings.T
+    assert len(at) > 0
+    assert (seconds > 0).all()
+    assert ((beside >= 0) & (beside <= 1)).all()
 
 
 def test_what_was_encoded_is_kept_where_the_device_has_no_room_for_it(
@@ -364,12 +369,12 @@ def steady_trace() -> Trace:
 
 
 def test_the_steady_state_by_hand(steady_trace: Trace) -> None:
-    reached = steady_state(steady_trace)
-    assert reached is not None
+    state = steady_state(steady_trace)
+    assert state is not None
     # Filled when two rounds are run (the longest answer's), at 2 s; the last two batches are not counted on.
-    assert reached.requests == 4
-    assert reached.throughput == pytest.approx(1.0)
-    assert reached.latency == pytest.approx(0.5)
+    assert state.requests == 4
+    assert state.throughput == pytest.approx(1.0)
+    assert state.latency == pytest.approx(0.5)
     assert steady_state(replace(steady_trace, stages=steady_trace.stages[:6])) is None
 
 
@@ -377,7 +382,7 @@ def test_a_run_says_what_it_reached_and_what_has_drifted(
     steady_trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = replace(RRA, throughput=1.1, latency=0.4, latency_bound=0.45, iterations_deviation=0.5)
-    say_reached(planned, steady_trace)
+    say_reached(planned, reached(planned, steady_trace), steady_trace)
     said = capsys.readouterr().err
     assert "1.00 requests/s in the steady state, planned 1.10 (+10.0%)" in said
     assert "bound of 0.45 s is missed" in said

@@ -45,6 +45,9 @@ def test_one_worker_pays_for_what_leaves_and_for_changes(profile: LayerProfile) 
     cost = LayerCost(profile_of_run(profile, 4.0))
     # 30 tokens, the loop, and three requests that will leave.
     assert sum(cost.encode(3, 10)) == pytest.approx(0.030 + 0.0005 + 3 * 0.002)
+    kept = timed("keep", "run", ("sequences",), {(0,): 0.0, (100,): 0.1})
+    keeping = LayerCost(profile_of_run(replace(profile, operations=(*profile.operations, kept)), 4.0))
+    assert sum(keeping.encode(3, 10)) == pytest.approx(0.030 + 0.0005 + 3 * 0.003)
     # Of eight requests that stay for four rounds, one is done in a round with a chance of 1 - exp(-2).
     assert sum(cost.decode(8, 10)) == pytest.approx(0.010 + (0.001 + 0.0005) * (1 - np.exp(-2)))
 
@@ -80,6 +83,10 @@ def test_two_workers_pay_for_handing_over_and_for_what_they_share(profile: Layer
     assert sum(cost.decode(8, 10)) == pytest.approx(0.011 + 0.004 + 0.003 + 0.011)
     # One of two joins in every other round: half of 2 ms, of the loop, of the leaving, and of 13 ms's half.
     assert sum(cost.decode(2, 10)) == pytest.approx(0.011 + 0.001 + 0.001 + 0.00025 + 0.00325)
+    kept = timed("keep", "run", ("sequences",), {(0,): 0.0, (100,): 0.1})
+    keeping = replace(profile, operations=(*profile.operations, kept))
+    cost = LayerCost(profile_of_run(keeping, 4.0, handed_over=True, input_tokens=10.0))
+    assert sum(cost.decode(8, 10)) == pytest.approx(0.011 + 0.006 + 0.003 + 0.011)
     # Where batches join, an iteration takes a millisecond longer for each of its requests.
     joined = timed("joined", "run", PROMPTS, {(1, 10): 0.001, (8, 10): 0.001})
     longer = replace(profile, operations=(*profile.operations[:-1], joined, _nothing_shared(profile)))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ import numpy as np
 from ..data.calibration import CalibratedCost
 from ..data.files import InputError
 from ..data.problem import Problem
+from ..data.workload import Workload
 from ..executor.calibrate import calibrate
 from ..executor.engine import Engine
 from ..executor.profiling import grid, profile
@@ -139,7 +143,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
         "rounds": measured.rounds,
         "encode_device": worker and worker.device,
     }
-    with Journal(points_path, identity) as journal:
+    with Journal(points_path, identity) as journal, _keeping(model, args, output.parent) as keep:
         if journal.finished:
             note(f"{points_path}: going on after {len(journal.finished)} measurements")
         total = measured.measurements(paired=worker is not None)
@@ -151,6 +155,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
                 journal,
                 pinned=args.pinned,
                 worker=worker,
+                keep=keep,
                 on_point=lambda done, _: advance(done),
             )
     profile.save(output)
@@ -158,8 +163,35 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     print(
         f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of keys and values would fit"
     )
+    reference = profile.reference
+    if reference is not None:
+        fast, slow = reference.fast / reference.seconds, reference.slow / reference.seconds
+        print(f"  meanwhile the machine took {fast:.2f} to {slow:.2f} of its mean time for the same work")
     print(_layer_table(profile, measured))
     return 0
+
+
+@contextmanager
+def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Yield what puts an answer on disk as a run does; what it wrote is gone afterwards."""
+    from ..executor.job import answer_of
+    from ..executor.journal import Journal
+    from ..executor.model_source import ModelLoadError
+    from ..executor.tokenizers import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(args.model)
+    except ModelLoadError:
+        # Bytes take about as long to write: a model may come without a tokenizer.
+        tokenizer = load_tokenizer("bytes")
+    record = Prompts.random(Workload.from_lengths([1], [1]), 1, seed=0).records[0]
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, Journal(Path(scratch) / "answers", {}) as kept:
+
+        def keep(tokens: Sequence[int]) -> None:
+            line = answer_of(record, 1, tokens, model, tokenizer, pinned=args.pinned)
+            kept.append(f"{len(kept.finished)}", line)
+
+        yield keep
 
 
 def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | None:

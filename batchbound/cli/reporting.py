@@ -15,6 +15,7 @@ from ..data.problem import Problem
 from ..data.report import Report
 from ..data.trace import Trace
 from ..executor.report import report
+from ..executor.steady_state import reached
 from ..solvers.proven_bound import proven_bound
 from .output import note
 
@@ -57,7 +58,9 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
         )
     except ValueError as error:
         raise InputError(str(error), mend="Give the plan that was run.") from None
-    return replace(found, expected=plan.expected)
+    configuration = plan.configuration
+    came_of_it = None if configuration is None or found.clock == "model" else reached(configuration, trace)
+    return replace(found, expected=plan.expected, reached=came_of_it)
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:

@@ -134,9 +134,9 @@ def run(args: argparse.Namespace) -> int:
         note(f"{args.output}: every answer was there already")
         return 0
     warn_of_other_machine(plan, outcome.trace)
-    if plan.configuration is not None:
-        say_reached(plan.configuration, outcome.trace)
     report = report_of(plan, outcome.trace, seconds=time.perf_counter() - begun)
+    if plan.configuration is not None and args.policy is None:
+        say_reached(plan.configuration, report.reached, outcome.trace)
     if args.json:
         print_report(report, as_json=True)
         return 0

@@ -18,6 +18,7 @@ from ..data.files import InputError
 from ..data.length_pair import LengthPair
 from ..data.plan import Plan
 from ..data.problem import Problem
+from ..data.reached import Reached
 from ..data.trace import Trace
 from ..data.workload import Workload
 from ..models.exec_config import ExecConfig, Strategy
@@ -152,22 +153,28 @@ def _changed(
     return changed
 
 
-def say_reached(configuration: PlannedConfiguration, trace: Trace) -> None:
-    """Say what a run reached of what was planned, and whether answers were as long as planned."""
-    from ..executor.configuration_run import steady_state
+def say_reached(configuration: PlannedConfiguration, reached: Reached | None, trace: Trace) -> None:
+    """
+    Say what a run reached of what was planned, and whether answers were as long as planned.
 
-    reached = steady_state(trace)
+    Parameters
+    ----------
+    configuration
+        That was planned.
+    reached
+        What came of it; None if the run was too short for a steady state.
+    trace
+        Of the run.
+    """
     if reached is None:
         note("the run was too short to reach its steady state: nothing to compare with the plan")
     else:
-        bound, ahead = configuration.latency_bound, configuration.throughput / reached.throughput - 1
         note(
             f"{configuration.strategy}: {reached.throughput:.2f} requests/s in the steady state, planned"
-            f" {configuration.throughput:.2f} ({ahead:+.1%}); 99 % took at most {reached.latency:.3f} s,"
-            f" planned {configuration.latency:.3f} s"
+            f" {reached.planned_throughput:.2f} ({reached.error:+.1%}); 99 % took at most"
+            f" {reached.latency:.3f} s, planned {reached.planned_latency:.3f} s"
         )
-        if bound is not None:
-            note(f"the latency bound of {bound:g} s is {'met' if reached.latency <= bound else 'missed'}")
+        _say_speed(reached)
     drift = LengthDrift.of(configuration, np.maximum(1, trace.tokens - 1))
     if drift.drifted:
         rounds = (
@@ -176,3 +183,21 @@ def say_reached(configuration: PlannedConfiguration, trace: Trace) -> None:
             else ""
         )
         note(f"{drift}: search again with --lengths answers:FILE{rounds}")
+
+
+def _say_speed(reached: Reached) -> None:
+    """Say how fast the machine was, what was planned at that speed, and whether the bound was met."""
+    slowdown, met, bound = reached.slowdown, "", reached.latency_bound
+    if slowdown is not None:
+        note(
+            f"the machine took {slowdown:.2f} times as long as while it was profiled: at its speed"
+            f" {reached.planned_throughput / slowdown:.2f} requests/s are planned"
+            f" ({reached.error_at_speed:+.1%}), and {reached.planned_latency * slowdown:.3f} s"
+        )
+    if reached.bound_met is False:
+        met = "missed"
+        if reached.met_as_profiled:
+            assert slowdown is not None
+            met += f": the machine was slower; as profiled, 99 % take {reached.latency / slowdown:.3f} s"
+    if bound is not None:
+        note(f"the latency bound of {bound:g} s is {met or 'met'}")

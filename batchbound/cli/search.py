@@ -41,6 +41,8 @@ from .inputs import (
 from .output import note
 from .validate import read_profile
 
+_MEASURED = "measured"
+
 _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
     False: (Strategy.RRA,),
     True: (Strategy.WAA_C, Strategy.WAA_M),
@@ -77,10 +79,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--latency-margin",
         type=_margin,
-        default=0.0,
         metavar="SHARE",
-        help="share of the bound kept back for what a prediction misses, or `measured`: for what the slowest"
-        " pass over a batch took beyond the profile's medians (default %(default)s)",
+        help="share of the bound kept back, or `measured`: so much that it holds where the machine is as slow"
+        " as in one of twenty moments of the profile (default: measured where the profile says it, else 0)",
     )
     group.add_argument(
         "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
@@ -109,12 +110,6 @@ def run(args: argparse.Namespace) -> int:
     """Search, print the table, and write the plan."""
     if args.output is not None:
         refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
-    if args.latency_margin is not None and not 0 <= args.latency_margin < 1:
-        mend = "Give a share of the bound, as 0.1."
-        raise InputError(f"{args.latency_margin} is not in [0, 1)", where="--latency-margin", mend=mend)
-    if args.latency_margin is None and not args.profile:
-        mend = "Give a share of the bound, or a --profile measured in several passes."
-        raise InputError("nothing was measured", where="--latency-margin", mend=mend)
     begun = time.perf_counter()
     inputs = read_inputs(args, keep_arrivals=False)
     profiles = _profiles(args, inputs.problem)
@@ -135,12 +130,13 @@ def run(args: argparse.Namespace) -> int:
     if args.devices > len(timelines) == 1:
         note("WAA is left out: the profile does not say what two workers cost each other")
     bound = math.inf if args.latency_bound is None else args.latency_bound
+    kept = _kept(args, profiles)
     found = [
         each
         for handed_over, timeline in timelines.items()
         for each in search_all(
             timeline,
-            bound * _kept(args.latency_margin, profiles),
+            bound * kept,
             strategies=_STRATEGIES[handed_over],
             encode_batches=_encode_batches(args),
         )
@@ -151,7 +147,11 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         chosen = next((each.config for each in found if each.config and _can_run(each.config, args)), None)
         if chosen is None:
-            mend = "Loosen --latency-bound." if args.devices < 3 else "Search with --devices 1 or 2."
+            mend = (
+                "Loosen --latency-bound, or keep back less of it (--latency-margin)."
+                if args.devices < 3
+                else "Search with --devices 1 or 2."
+            )
             raise InputError("no configuration that `batchbound run` can execute was found", mend=mend)
         timeline = timelines[chosen.strategy is not Strategy.RRA]
         configuration = planned_configuration(timeline, chosen, args.latency_bound)
@@ -160,14 +160,32 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(each.config for each in found) else 1
 
 
-def _margin(text: str) -> float | None:
-    """Return a share of the bound; None for what was measured."""
-    return None if text == "measured" else float(text)
+def _margin(text: str) -> float | str:
+    """Return a share of the bound, or that it is what was measured."""
+    return text if text == _MEASURED else float(text)
 
 
-def _kept(margin: float | None, profiles: Sequence[LayerProfile]) -> float:
-    """Return the share of the bound that is planned with."""
-    return 1 - margin if margin is not None else 1 / max(profile.slowness for profile in profiles)
+def _kept(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> float:
+    """Return the share of the bound that is planned with, and say so where the profile decides it."""
+    margin = args.latency_margin
+    if isinstance(margin, float):
+        if not 0 <= margin < 1:
+            mend = "Give a share of the bound, as 0.1."
+            raise InputError(f"{margin} is not in [0, 1)", where="--latency-margin", mend=mend)
+        return 1 - margin
+    references = [profile.reference for profile in profiles if profile.reference is not None]
+    if not references:
+        if margin == _MEASURED:
+            mend = "Give a share of the bound, or a --profile of `batchbound profile --layers`."
+            raise InputError("nothing was measured", where="--latency-margin", mend=mend)
+        return 1.0
+    slowness = max(reference.slowness for reference in references)
+    if args.latency_bound is not None:
+        note(
+            f"the machine was up to {slowness:.2f} times slower than on average while it was profiled:"
+            f" {1 - 1 / slowness:.0%} of the latency bound is kept back (--latency-margin)"
+        )
+    return 1 / slowness
 
 
 def planned_configuration(
@@ -203,6 +221,7 @@ def planned_configuration(
         latency_bound=latency_bound,
         latency=reached.latency,
         throughput=reached.throughput,
+        reference=timeline.profile.reference,
     )
 
 
