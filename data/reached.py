@@ -25,6 +25,8 @@ class Reached:
         That joined in the steady state.
     slowdown
         How many times slower the machine was than while it was profiled; None if unknown.
+    waited
+        Share of the time in which other processes held the core, which is a part of that.
     """
 
     planned_throughput: float
@@ -34,6 +36,7 @@ class Reached:
     latency_bound: float | None
     requests: int
     slowdown: float | None
+    waited: float = 0.0
 
     @property
     def error(self) -> float:
@@ -84,4 +87,5 @@ class Reached:
             latency_bound=read.optional_number("latency_bound"),
             requests=read.integer("requests"),
             slowdown=read.optional_number("slowdown"),
+            waited=read.number("waited"),
         )

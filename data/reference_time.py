@@ -63,7 +63,7 @@ class ReferenceTime:
         """How many times slower than on average the machine gets."""
         return self.slow / self.seconds
 
-    def slowdown(self, readings: FloatArray) -> float:
+    def slowdown(self, readings: FloatArray, waited: float = 0.0) -> float:
         """
         Return how many times slower a machine was than the one on which the reference was taken.
 
@@ -72,9 +72,12 @@ class ReferenceTime:
         readings
             Seconds that the same piece of work took, and the share of them in which another worker encoded
             beside it, shape (readings, 2).
+        waited
+            Share of the time in which other processes held the core.
         """
         seconds, shared = readings.T
-        return float(np.mean(seconds / (1 + (self.beside - 1) * shared))) / self.seconds
+        alone = float(np.mean(seconds / (1 + (self.beside - 1) * shared)))
+        return alone / self.seconds / (1 - waited)
 
     def to_json(self) -> dict[str, object]:
         """Return the fields as plain JSON values."""

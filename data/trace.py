@@ -83,7 +83,8 @@ class Trace:
         What ran it: the engine's name, and what it says about model, device and versions.
     readings
         Of the machine's speed meanwhile: when, in seconds after the job's start, the seconds that a fixed
-        piece of work took, and the share of them in which another worker encoded; shape (readings, 3).
+        piece of work took, the share of them in which another worker encoded, and the seconds for which the
+        process had waited for a core until then; shape (readings, 4).
     """
 
     ids: tuple[str, ...]
@@ -98,7 +99,7 @@ class Trace:
     tokens: IntArray
     evictions: int = 0
     engine: Mapping[str, object] = field(default_factory=dict)
-    readings: FloatArray = field(default_factory=lambda: np.zeros((0, 3)))
+    readings: FloatArray = field(default_factory=lambda: np.zeros((0, 4)))
 
     @classmethod
     def empty(cls, slots: int) -> Trace:
@@ -188,7 +189,7 @@ class Trace:
             for name, most in (("stage_of", count), ("slot_of", slots)):
                 if ((columns[name] < -1) | (columns[name] >= most)).any():
                     raise ValueError(f"a request's {name} is out of range")
-            readings = np.array(header.get("readings", []), dtype=np.float64).reshape(-1, 3)
+            readings = np.array(header.get("readings", []), dtype=np.float64).reshape(-1, 4)
             if not (np.isfinite(readings).all() and (readings[:, 1] > 0).all()):
                 raise ValueError("a reading of the machine's speed is not a number of seconds")
             return cls(

@@ -22,7 +22,7 @@ from .huggingface import NO_EOS, HuggingFaceEngine
 from .job import Job, Outcome
 from .journal import Journal
 from .loop import execute
-from .machine_speed import MachineSpeed, SpeedLog
+from .machine_speed import MachineSpeed, SpeedLog, waited_for_core
 from .tensor_parallel import share_layers
 from .tensor_peers import TensorPeers
 from .workload_aware import DecodeEngine
@@ -102,7 +102,7 @@ def run_configuration(
             index = int(left[request])
             journal.append(names[index], job.answer(index, engine.answers[request]))
 
-        log = SpeedLog(MachineSpeed(job.model, time.perf_counter), lambda: engine.time)
+        log = SpeedLog(MachineSpeed(job.model, time.perf_counter), lambda: engine.time, waited_for_core)
 
         def passed(stage: Stage, done: int) -> None:
             # Processes that share layers would all have to take part.

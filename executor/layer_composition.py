@@ -21,6 +21,10 @@ Found = Mapping[str, Mapping[str, object]]
 
 REFERENCE = "reference"
 """Of a measurement: the seconds of a fixed piece of work before and after it."""
+WAITED = "waited"
+"""Of a measurement: the share of its time in which other processes held its cores."""
+_MOST_WAITED = 0.02
+"""On average, for a profile that says nothing of it."""
 _SECONDS = frozenset(
     ("encode", "decode", "change", "start", "warming", "warm", "leave", "loop", "keep", "between")
 )
@@ -119,10 +123,21 @@ def composed(
         operations=tuple(operations),
         source="measured on this machine, through the engine's own prefill and decode calls",
         reference=ReferenceTime.of(readings, beside),
+        warnings=_warnings(found),
     )
     if not joining:
         return profile
     return replace(profile, operations=(*operations, *_of_two(profile, points, joining, grid, found, loop)))
+
+
+def _warnings(found: Found) -> tuple[str, ...]:
+    waited = fmean(_number(each.get(WAITED, 0.0)) for each in found.values())
+    if waited <= _MOST_WAITED:
+        return ()
+    return (
+        f"other processes held its cores for {waited:.0%} of the time in which it was measured:"
+        " profile again while they rest",
+    )
 
 
 def _at_one_speed(found: Found) -> Found:

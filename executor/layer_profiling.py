@@ -24,9 +24,9 @@ from ..models.run_profile import WARMING_ROUNDS
 from .device_memory import memory_of
 from .huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .journal import Journal
-from .layer_composition import REFERENCE, at, composed, shape_of
+from .layer_composition import REFERENCE, WAITED, at, composed, shape_of
 from .loop import execute
-from .machine_speed import MachineSpeed
+from .machine_speed import MachineSpeed, undisturbed, waited_for_core
 from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_point, spread
 from .prompts import Prompts
 from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
@@ -151,6 +151,10 @@ def profile_layers(
             pair = open_.enter_context(
                 WorkerPair(worker, decode_engine, several, max(spread(longest, several)), clock)
             )
+
+        def waited() -> float:
+            return waited_for_core() + (0.0 if pair is None else pair.waited)
+
         tasks: dict[str, Callable[[], dict[str, float]]] = {}
         for number in range(grid.repeats):
             for point in points:
@@ -177,8 +181,8 @@ def profile_layers(
             # One without was not measured as these are.
             if REFERENCE not in measured.finished.get(name, {}):
                 before = speed()
-                taken = tasks[name]()
-                measured.append(name, {**taken, REFERENCE: (before + speed()) / 2})
+                taken, held = undisturbed(tasks[name], waited, clock)
+                measured.append(name, {**taken, REFERENCE: (before + speed()) / 2, WAITED: held})
             if on_point is not None:
                 on_point(min(len(tasks), len(measured.finished)), len(tasks))
     found = {name: measured.finished[name] for name in tasks}

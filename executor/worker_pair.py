@@ -20,6 +20,7 @@ from .encode_worker import EncodeWorker
 from .engine_spec import EngineSpec
 from .huggingface import HuggingFaceEngine
 from .loop import execute
+from .machine_speed import waited_for_core
 from .profile_grid import decoding, spread
 from .workload_aware import DecodeEngine
 
@@ -71,6 +72,11 @@ class WorkerPair:
     def __exit__(self, *_: object) -> None:
         if self._worker is not None:
             self._worker.close()
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which the worker was ready to run and others held its core."""
+        return 0.0 if self._worker is None else waited_for_core(self._worker.process_id)
 
     def join(self, prompts: int, length: int, running: int) -> dict[str, float]:
         """

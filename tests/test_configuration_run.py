@@ -147,7 +147,7 @@ def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
     assert trace is not None
     joined = np.array([stage.start for stage in trace.stages])[trace.stage_of]
     assert (trace.prefilled < joined).all()
-    at, seconds, beside = trace.readings.T
+    at, seconds, beside, _ = trace.readings.T
     assert len(at) > 0
     assert (seconds > 0).all()
     assert ((beside >= 0) & (beside <= 1)).all()

@@ -249,6 +249,18 @@ def test_what_was_measured_while_the_machine_was_slow_counts_as_at_its_mean_spee
         assert cost.profile.shape.layers * per_layer + once == pytest.approx(mean)
 
 
+def test_a_profile_says_that_other_processes_held_its_cores(
+    profiled: tuple[LayerProfile, dict[str, Any]],
+) -> None:
+    found = passes_of(profiled[1], lambda _, __, ___, value: value)
+    for waited, said in ((0.01, 0), (0.10, 1)):
+        for each in found.values():
+            each["waited"] = waited
+        profile = composed(profiled[0].shape, POINTS, [], replace(GRID, repeats=3), found)
+        assert len(profile.warnings) == said
+    assert "for 10% of the time" in profile.warnings[0]
+
+
 def test_a_batch_that_has_decoded_is_spread_as_a_running_one() -> None:
     tokens = np.array(decoding(100, 96, rounds=10)) + 10
     assert tokens.mean() == pytest.approx(110, rel=0.02)

@@ -167,6 +167,8 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     if reference is not None:
         fast, slow = reference.fast / reference.seconds, reference.slow / reference.seconds
         print(f"  meanwhile the machine took {fast:.2f} to {slow:.2f} of its mean time for the same work")
+    for warning in profile.warnings:
+        note(warning)
     print(_layer_table(profile, measured))
     return 0
 

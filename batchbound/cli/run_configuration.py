@@ -189,8 +189,11 @@ def _say_speed(reached: Reached) -> None:
     """Say how fast the machine was, what was planned at that speed, and whether the bound was met."""
     slowdown, met, bound = reached.slowdown, "", reached.latency_bound
     if slowdown is not None:
+        held = (
+            f" (others held its core for {reached.waited:.0%} of the time)" if reached.waited > 0.01 else ""
+        )
         note(
-            f"the machine took {slowdown:.2f} times as long as while it was profiled: at its speed"
+            f"the machine took {slowdown:.2f} times as long as while it was profiled{held}: at its speed"
             f" {reached.planned_throughput / slowdown:.2f} requests/s are planned"
             f" ({reached.error_at_speed:+.1%}), and {reached.planned_latency * slowdown:.3f} s"
         )
