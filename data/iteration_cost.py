@@ -16,10 +16,12 @@ _MILLISECOND = 1e-3
 @dataclass(frozen=True, slots=True)
 class MixedCost:
     """
-    Seconds of an iteration, the greatest of three lines: two of decoding, one of computing prompts.
+    Seconds of an iteration, by three lines: two of decoding, one of computing prompts.
 
     Decoding is bound by reading the weights while few requests decode, by computing when many do; prompts and
-    generated tokens share the linear layers, so beside prompts a generated token costs what a prompt's does.
+    generated tokens share the linear layers, so beside prompts a generated token costs what a prompt's does,
+    and a prompt's no more than a generated one. (The line of prompts is fitted to large ones: by itself it
+    would have an iteration leap with its first prompt token, where reading the weights binds.)
 
     Parameters
     ----------
@@ -72,14 +74,18 @@ class MixedCost:
         pairs
             Sum over the chunks of prompts of ``new * (new + 2 * held)``.
         """
-        few = self.few_base + self.few_per_request * decodes + self.few_per_kv_token * kv_tokens
-        many = self.many_base + self.many_per_request * decodes + self.many_per_kv_token * kv_tokens
+        decoding = self._decoding(decodes, kv_tokens) if decodes else 0.0
         if not prompt_tokens:
-            return max(few, many) if decodes else 0.0
-        mixed = self.prefill_base + self.prefill_per_token * (prompt_tokens + decodes)
-        alone = 0.0 if not decodes else max(few, many)
-        read = self.few_per_kv_token * kv_tokens
-        return max(alone, mixed + read) + self.prefill_per_pair * pairs
+            return decoding
+        tokens = decodes + prompt_tokens
+        mixed = self.prefill_base + self.prefill_per_token * tokens + self.few_per_kv_token * kv_tokens
+        mixed = min(max(decoding, mixed), self._decoding(tokens, kv_tokens))
+        return mixed + self.prefill_per_pair * pairs
+
+    def _decoding(self, tokens: int, kv_tokens: int) -> float:
+        few = self.few_base + self.few_per_request * tokens + self.few_per_kv_token * kv_tokens
+        many = self.many_base + self.many_per_request * tokens + self.many_per_kv_token * kv_tokens
+        return max(few, many)
 
 
 def read_distserve_cost(

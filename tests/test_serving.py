@@ -187,7 +187,7 @@ def test_requests_that_come_prefilled_need_no_prompt() -> None:
     assert run.spent[:, EXECUTING].min() > 0
 
 
-def test_an_iteration_costs_the_greatest_of_its_lines() -> None:
+def test_an_iteration_costs_what_its_lines_say() -> None:
     cost = MixedCost(1.0, 0.1, 0.01, 2.0, 0.0, 0.001, 0.0, 0.5, 0.001)
     assert cost.seconds(0, 0) == 0.0
     assert cost.seconds(2, 100) == pytest.approx(2.1)
@@ -195,6 +195,18 @@ def test_an_iteration_costs_the_greatest_of_its_lines() -> None:
     assert cost.seconds(0, 0, 10, 100) == pytest.approx(1.0 + 1.0 + 1.0)
     assert cost.seconds(2, 100, 20, 400) == pytest.approx(1.0 + 2.2 + 0.1 + 4.0)
     assert cost.seconds(10, 100, 1, 1) == pytest.approx(5.1 + 0.01)
+    # Six tokens beside many: 1.0 + 1.6 + 0.1 as prompts; sixteen in the linear layers as if generated, 2.1.
+    few = MixedCost(1.0, 0.1, 0.01, 2.0, 0.0, 0.001, 0.0, 0.0, 0.001)
+    assert few.seconds(10, 100, 6, 36) == pytest.approx(2.1 + 0.36)
+
+
+def test_a_prompt_token_costs_no_more_than_a_generated_one() -> None:
+    cost = MixedCost(18.1, 0.102, 0.0, 19.9, 0.0385, 0.0, 7.2, 0.158, 0.0)
+    for decodes in (1, 20, 80, 107, 200, 500):
+        alone = cost.seconds(decodes, 0)
+        for prompt in (1, 19, 64, 512):
+            assert alone <= cost.seconds(decodes, 0, prompt) <= cost.seconds(decodes + prompt, 0)
+    assert cost.seconds(80, 0, 512) == pytest.approx(18.1 + 0.102 * 592)
 
 
 def test_distserves_coefficients_are_read_in_seconds(tmp_path: Path) -> None:
