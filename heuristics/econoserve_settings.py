@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+Shortage = Literal["reserve", "pause", "offload", "reserve, then offload"]
+"""What an answer longer than predicted does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,9 @@ class EconoServeSettings:
     shortage
         What an answer longer than predicted does (the three solutions of section 2.3): takes free memory, the
         reserve included, a block at a time (``"reserve"``) and pauses in place if there is none; pauses in
-        place (``"pause"``); or moves to the host (``"offload"``). Who hosts whole requests knows the first.
+        place (``"pause"``); or moves to the host (``"offload"``). Or the third and, where the reserve is used
+        up, the first, as a guest that overstays (``"reserve, then offload"``). Who hosts whole requests knows
+        ``"reserve"``.
     hosted
         To whom unused memory is lent: ``"answers"`` whose prompt is computed and lies elsewhere, when their
         host begins (section 3.2); or whole ``"requests"``, prompt and answer, as soon as they will be gone
@@ -58,7 +63,7 @@ class EconoServeSettings:
     buffer: float = 0.15
     extension: float = 0.0
     forward_size: int = 512
-    shortage: Literal["reserve", "pause", "offload"] = "reserve"
+    shortage: Shortage = "reserve"
     hosted: Literal["answers", "requests"] = "requests"
     beyond_reserve: bool = True
     literal: bool = False
@@ -68,8 +73,9 @@ class EconoServeSettings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0 and (value < 1 or name == "padding")):
                 raise ValueError(f"{name} is {value!r}; it must be a share, at least 0 and below 1")
-        if self.shortage not in ("reserve", "pause", "offload"):
-            raise ValueError(f"shortage is {self.shortage!r}; it must be 'reserve', 'pause' or 'offload'")
+        if self.shortage not in get_args(Shortage):
+            known = ", ".join(map(repr, get_args(Shortage)))
+            raise ValueError(f"shortage is {self.shortage!r}; it must be one of {known}")
         if self.hosted not in ("answers", "requests"):
             raise ValueError(f"hosted is {self.hosted!r}; it must be 'answers' or 'requests'")
         if self.forward_size < 1:

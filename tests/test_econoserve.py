@@ -229,6 +229,22 @@ def test_offloading_a_longer_answer_costs_both_ways() -> None:
     assert (run.finished[0], run.preempted[0]) == (6.0 + 3.5 + 3.5 + 1.0, 1)
 
 
+def test_where_the_reserve_is_used_up_a_longer_answer_moves_to_the_host() -> None:
+    # Of 80 places 2 are the reserve: two tokens more than predicted, then 9 go to the host and back.
+    sizes = replace(EXACT, reserved=0.025, shortage="reserve, then offload", hosted="answers")
+    run = serve(workload([2], [9]), sizes, 80, predicted=[5])
+    assert (run.finished[0], run.preempted[0]) == (8.0 + 4.5 + 4.5 + 1.0, 1)
+    enough = serve(workload([2], [9]), replace(sizes, reserved=0.05), 80, predicted=[5])
+    assert (enough.finished[0], enough.preempted[0]) == (9.0, 0)
+
+
+def test_where_the_reserve_comes_first_a_guest_that_overstays_moves_to_the_host() -> None:
+    # As printed (see above), whatever is free.
+    sizes = replace(EXACT, reserved=0.3, shortage="reserve, then offload", hosted="answers")
+    run = serve(workload([1, 1], [16, 14]), sizes, 32, predicted=[16, 7])
+    assert (run.lent_tokens, run.preempted.tolist()) == (7, [0, 1])
+
+
 def test_a_request_that_can_never_fit_is_named() -> None:
     with pytest.raises(ServingError, match=r"request-1.*13 tokens.*of 12"):
         serve(workload([2, 2], [5, 12]), EXACT, 12)

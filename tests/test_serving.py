@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from batchbound.executor.serving_simulation import (
     ServingRun,
     simulate_serving,
 )
-from batchbound.heuristics.econoserve_settings import EconoServeSettings
+from batchbound.heuristics.econoserve_settings import EconoServeSettings, Shortage
 from batchbound.heuristics.kv_allocation import KvLedgerError
 from batchbound.heuristics.serving_baselines import MultiRes, Sarathi, Vllm
 from batchbound.heuristics.serving_max_allocation import Orca, ShortestRemaining
@@ -115,9 +115,7 @@ def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
     requests = workload(prompts, answers, arrival)
     shares = st.sampled_from([0.0, 0.15, 0.6])
     parts: dict[str, Any] = data.draw(
-        st.sampled_from(
-            [{}, *({"hosted": "answers", "shortage": name} for name in ("reserve", "pause", "offload"))]
-        )
+        st.sampled_from([{}, *({"hosted": "answers", "shortage": name} for name in get_args(Shortage))])
     )
     sizes = EconoServeSettings(
         padding=data.draw(shares), reserved=data.draw(shares), buffer=data.draw(shares), **parts

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from outcome import Binding
@@ -16,9 +16,7 @@ from study import Study
 
 from batchbound.executor.serving_metrics import serving_metrics
 from batchbound.executor.serving_simulation import EXECUTING, PAUSED
-from batchbound.heuristics.econoserve_settings import EconoServeSettings
-
-Shortage = Literal["reserve", "pause", "offload"]
+from batchbound.heuristics.econoserve_settings import EconoServeSettings, Shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +47,12 @@ SCHEMES = {
         {"shortage": "offload"},
         {"alpaca": 0.012, "sharegpt": 0.03, "bookcorpus": 0.05},
     ),
+    "reserve-offload": Scheme("econoserve", 0.6, {"hosted": "answers", "shortage": "reserve, then offload"}),
 }
 """EconoServe as it is here, and as sections 3.2 and 3.3 print it; SyncDecoupled, of which Figure 4 is, with
-its reserve (section 2.2) and vLLM's strategy for answers longer than predicted. Exact allocation cannot fill
-what lending by time does."""
+its reserve (section 2.2) and vLLM's strategy for answers longer than predicted; and EconoServe lending as
+printed whose answers longer than predicted take the reserve (section 2.3's third solution) and, where it is
+used up, follow vLLM's strategy (its first). Exact allocation cannot fill what lending by time does."""
 
 GRIDS: dict[str, tuple[float, ...]] = {
     "padding": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
