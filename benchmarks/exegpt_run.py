@@ -8,7 +8,8 @@ compared with what as many passes of the profile predict that are made beside it
 measurements and a stretch of each run, whose clock stands still meanwhile. Where a share of the measurements
 is made, the run has finished that share of its requests. One line a run: throughput in the
 steady state and 99th-percentile latency, predicted and measured; in the end the medians, with the prediction
-that the search made beforehand. Answers are compared with per-request `generate`, token by token.
+that the search made beforehand, as it was and at the machine's speed beside the run. Answers are compared
+with per-request `generate`, token by token.
 
     python benchmarks/exegpt_run.py                 # on a quiet machine
     python benchmarks/exegpt_run.py --clock cpu     # in CPU seconds of the process that decodes
@@ -100,7 +101,8 @@ def main() -> None:
         each: _choose(_timeline(profile, problem, each), each, slowness)
         for each in (Strategy.RRA, Strategy.WAA_C)
     }
-    reached: dict[Strategy, list[tuple[Performance, SteadyState]]] = {each: [] for each in chosen}
+    reached: dict[Strategy, list[tuple[Performance, SteadyState, float]]] = {each: [] for each in chosen}
+    before = profile.reference
     for repeat in range(args.repeats):
         with ExitStack() as workers:
             runs = {
@@ -118,7 +120,8 @@ def main() -> None:
             planned, state = chosen[strategy], run.steady_state()
             config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
             predicted = _timeline(profile, problem, strategy)(config)
-            reached[strategy].append((predicted, state))
+            assert profile.reference is not None
+            reached[strategy].append((predicted, state, profile.reference.seconds / before.seconds))
             print(
                 f"{repeat} {planned.strategy:5s}: {predicted.throughput:7.2f}/s predicted,"
                 f" {state.throughput:7.2f}/s measured ({predicted.throughput / state.throughput - 1:+.1%});"
@@ -238,18 +241,21 @@ class _Run:
         return reached
 
 
-def _print(planned: PlannedConfiguration, reached: list[tuple[Performance, SteadyState]]) -> None:
+def _print(planned: PlannedConfiguration, reached: list[tuple[Performance, SteadyState, float]]) -> None:
     assert planned.latency_bound is not None
-    measured = np.array([state.throughput for _, state in reached])
-    off = np.array([predicted.throughput for predicted, _ in reached]) / measured - 1
+    measured = np.array([state.throughput for _, state, _ in reached])
+    off = np.array([predicted.throughput for predicted, _, _ in reached]) / measured - 1
     before = planned.throughput / measured - 1
+    # What the search predicted, at the speed that the machine had beside the run.
+    at_speed = planned.throughput / np.array([slowdown for _, _, slowdown in reached]) / measured - 1
     # NaN where encoding began on another clock.
-    latencies = np.array([state.latency for _, state in reached])
+    latencies = np.array([state.latency for _, state, _ in reached])
     met = int((latencies <= planned.latency_bound).sum())
     print(
         f"{planned.strategy}: predicted over measured {np.median(off):+.1%} ({off.min():+.1%} to"
         f" {off.max():+.1%}), by the search {np.median(before):+.1%} ({before.min():+.1%} to"
-        f" {before.max():+.1%}); bound {planned.latency_bound:.3f} s met by {met} of {len(reached)} runs"
+        f" {before.max():+.1%}), at the run's speed {np.median(at_speed):+.1%} ({at_speed.min():+.1%} to"
+        f" {at_speed.max():+.1%}); bound {planned.latency_bound:.3f} s met by {met} of {len(reached)} runs"
         f" (99 % latency {latencies.min():.3f} to {latencies.max():.3f} s)",
         flush=True,
     )

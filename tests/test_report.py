@@ -18,6 +18,7 @@ from batchbound.data.calibration import FitError
 from batchbound.data.cost import CostModel
 from batchbound.data.files import InputError
 from batchbound.data.problem import Problem
+from batchbound.data.reached import Reached
 from batchbound.data.report import (
     BETWEEN,
     BUBBLES,
@@ -319,6 +320,25 @@ def test_a_report_survives_its_file(example: Report, tmp_path: Path) -> None:
 def test_a_damaged_report_names_the_field(example: Report, field: str, value: object) -> None:
     with pytest.raises(InputError, match=field):
         Report.from_json(example.to_json() | {field: value}, file="report.json")
+
+
+def test_the_table_says_what_a_configuration_reached_and_how_fast_the_machine_was(
+    example: Report, tmp_path: Path
+) -> None:
+    reached = Reached(12.0, 10.0, 0.4, 0.5, 0.45, 40, 1.25, 0.1)
+    found = replace(example, reached=reached)
+    found.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json").reached == reached
+    text = report_text(found)
+    for said in (
+        "planned 12.00: +20.0 %",
+        "1.25 x",
+        "core for 10 %",
+        "planned 9.60: -4.0 %",
+        "the bound of 450.0 ms is missed",
+    ):
+        assert said in text
+    assert "machine slower by" not in report_text(replace(found, reached=replace(reached, slowdown=None)))
 
 
 def test_the_table_says_what_each_figure_is(example: Report) -> None:
