@@ -14,7 +14,7 @@ from ..data.cost import FloatArray
 _TOKENS = 32
 _CALLS = 3
 """Of which the median counts: a call alone may be interrupted."""
-_SHARE = 0.005
+_SHARE = 0.01
 """Of a run's seconds that reading its machine's speed may take."""
 _UNDISTURBED = 0.03
 """Share of its time that a process may wait for a core and be taken as alone on it."""
@@ -34,19 +34,21 @@ class MachineSpeed:
         A causal language model, loaded.
     clock
         Seconds from any origin.
+    calls
+        That are timed at a time, of which the median counts.
     """
 
-    def __init__(self, model: Any, clock: Callable[[], float]) -> None:
+    def __init__(self, model: Any, clock: Callable[[], float], calls: int = _CALLS) -> None:
         import torch
 
-        self._model, self._clock = model, clock
+        self._model, self._clock, self._calls = model, clock, calls
         self._ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device=model.device)
 
     def __call__(self) -> float:
         """Return the seconds it takes now."""
         # A first call finds its weights driven out of the caches by what ran before it.
         self._once()
-        return median(self._once() for _ in range(_CALLS))
+        return median(self._once() for _ in range(self._calls))
 
     def _once(self) -> float:
         import torch

@@ -292,7 +292,9 @@ def test_a_layer_profile_is_measured_from_the_command_line(
     words = ["profile", "--model", "tiny:llama", "--device", "cpu", "--threads", "1", "--layers"]
     words += ["--slots", "2", "--prompt-tokens", "16", "--points", "2", "--repeats", "1", "-o", str(path)]
     assert main(words) == 0
-    assert "attention" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "attention" in said
+    assert "meanwhile the machine took" in said
     lines = (tmp_path / "profile.json.points").read_text().splitlines()
     assert main(words) == 2
     assert "--overwrite" in capsys.readouterr().err
