@@ -69,7 +69,7 @@ ROUNDINGS = 4
 START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
 """Settings of the ski-rental rule whose stage times the annealing may start from."""
 
-FEW = 24
+FEW = 40
 """Requests up to which orders are searched too: stage times alone leave much to chance in small problems."""
 
 

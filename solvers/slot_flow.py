@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,14 @@ class LengthProfile:
         return int(self.at_most[-1])
 
 
+@functools.cache
+def pairs(points: int) -> tuple[IntArray, IntArray]:
+    """Return the earlier and the later one of each pair of points, read-only, each shape (pairs,)."""
+    first, last = np.triu_indices(points, 1)
+    first.flags.writeable = last.flags.writeable = False
+    return first, last
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
     """
@@ -84,7 +93,7 @@ class Spans:
         profile
             The requests' lengths.
         """
-        first, last = np.triu_indices(len(times), 1)
+        first, last = pairs(len(times))
         rounds = times[last] - times[first]
         useful = (rounds >= profile.shortest) & (times[last - 1] - times[first] < profile.longest)
         useful |= (last == first + 1) & (rounds >= profile.shortest)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.cost import FloatArray, IntArray
-from .slot_flow import LengthProfile, Spans, sparse
+from .slot_flow import LengthProfile, Spans, pairs, sparse
 
 LOWER, BASIC, ZERO = 0, 1, 3
 """Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
@@ -244,7 +244,7 @@ def slots_at_least(
     FloatArray
         Shape (candidates,); infinite where some request fits into no span.
     """
-    first, last = np.triu_indices(times.shape[1], 1)
+    first, last = pairs(times.shape[1])
     held = times[:, last] - times[:, first]
     reach = (times[:, last - 1] - times[:, first]).min(axis=0)
     useful = (reach < profile.longest) & (held.max(axis=0) >= profile.shortest)
