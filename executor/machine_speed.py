@@ -14,6 +14,8 @@ from ..data.cost import FloatArray
 _TOKENS = 32
 _CALLS = 3
 """Of which the median counts: a call alone may be interrupted."""
+_WARM_UP = 2
+"""Calls before them: the first find weights driven out of the caches by what ran before."""
 _SHARE = 0.01
 """Of a run's seconds that reading its machine's speed may take."""
 _UNDISTURBED = 0.03
@@ -46,8 +48,8 @@ class MachineSpeed:
 
     def __call__(self) -> float:
         """Return the seconds it takes now."""
-        # A first call finds its weights driven out of the caches by what ran before it.
-        self._once()
+        for _ in range(_WARM_UP):
+            self._once()
         return median(self._once() for _ in range(self._calls))
 
     def _once(self) -> float:
