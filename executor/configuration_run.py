@@ -102,9 +102,7 @@ def run_configuration(
             index = int(left[request])
             journal.append(names[index], job.answer(index, engine.answers[request]))
 
-        # Many short readings: the speed may flip within tenths of a second.
-        speed = MachineSpeed(job.model, time.perf_counter, calls=1)
-        log = SpeedLog(speed, lambda: engine.time, waited_for_core)
+        log = SpeedLog(MachineSpeed(job.model, time.perf_counter), lambda: engine.time, waited_for_core)
 
         def passed(stage: Stage, done: int) -> None:
             # Processes that share layers would all have to take part.

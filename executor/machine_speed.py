@@ -36,21 +36,19 @@ class MachineSpeed:
         A causal language model, loaded.
     clock
         Seconds from any origin.
-    calls
-        That are timed at a time, of which the median counts.
     """
 
-    def __init__(self, model: Any, clock: Callable[[], float], calls: int = _CALLS) -> None:
+    def __init__(self, model: Any, clock: Callable[[], float]) -> None:
         import torch
 
-        self._model, self._clock, self._calls = model, clock, calls
+        self._model, self._clock = model, clock
         self._ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device=model.device)
 
     def __call__(self) -> float:
         """Return the seconds it takes now."""
         for _ in range(_WARM_UP):
             self._once()
-        return median(self._once() for _ in range(self._calls))
+        return median(self._once() for _ in range(_CALLS))
 
     def _once(self) -> float:
         import torch
