@@ -116,9 +116,9 @@ class EconoServe:
                 continue
             if request in ledger.loans:
                 self._move_out(state, request, changes)
-            elif self.settings.shortage.startswith("reserve") and self._extend(state, request):
+            elif self.settings.takes_reserve and self._extend(state, request):
                 continue
-            elif self.settings.shortage.endswith("offload"):
+            elif self.settings.offloads:
                 self._send(state, request, changes)
             else:
                 self._look |= self._groups.leave(request)
@@ -127,7 +127,7 @@ class EconoServe:
 
     def _extend(self, state: ServingState, request: int) -> bool:
         """Give a longer answer one more block, and return whether there was one."""
-        if self.settings.literal or self.settings.shortage != "reserve":
+        if self.settings.literal or self.settings.offloads:
             if not self._reserve.holds(state.ledger, 1):
                 return False
             self._reserve.enter(request, 1)
@@ -140,7 +140,7 @@ class EconoServe:
             self._move_out(state, inner, changes)
         held = int(state.held[guest])
         left = max(self._target[guest] - int(state.generated[guest]), 1)
-        stays = not self.settings.literal and self.settings.shortage != "reserve, then offload"
+        stays = not (self.settings.literal or (self.settings.takes_reserve and self.settings.offloads))
         if not (stays and (ledger.settle(guest, held + left) or ledger.settle(guest, held + 1))):
             self._send(state, guest, changes)
 

@@ -80,3 +80,13 @@ class EconoServeSettings:
             raise ValueError(f"hosted is {self.hosted!r}; it must be 'answers' or 'requests'")
         if self.forward_size < 1:
             raise ValueError(f"forward_size is {self.forward_size}; it must be at least 1")
+
+    @property
+    def takes_reserve(self) -> bool:
+        """Whether an answer longer than predicted takes the reserve first."""
+        return self.shortage in ("reserve", "reserve, then offload")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether an answer longer than predicted moves to the host, at once or in the end."""
+        return self.shortage in ("offload", "reserve, then offload")
