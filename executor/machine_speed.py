@@ -16,7 +16,7 @@ _CALLS = 3
 """Of which the median counts: a call alone may be interrupted."""
 _WARM_UP = 2
 """Calls before them: the first find weights driven out of the caches by what ran before."""
-_SHARE = 0.01
+_SHARE = 0.005
 """Of a run's seconds that reading its machine's speed may take."""
 _UNDISTURBED = 0.03
 """Share of its time that a process may wait for a core and be taken as alone on it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Self
 
@@ -24,30 +25,28 @@ class Watchdog:
 
     def __init__(self, seconds: float, on_stall: Callable[[], None]) -> None:
         self._seconds, self._on_stall = seconds, on_stall
-        self._alive, self._over = False, False
-        self._changed = threading.Condition()
+        self._alive_at = time.monotonic()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
+        self.alive()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify()
+        self._over.set()
         self._thread.join()
 
     def alive(self) -> None:
         """Note a sign of life."""
-        with self._changed:
-            self._alive = True
-            self._changed.notify()
+        # Waking the thread for it would cost more than a short stage may.
+        self._alive_at = time.monotonic()
 
     def _watch(self) -> None:
-        with self._changed:
-            while not self._over:
-                self._alive = False
-                if not self._changed.wait_for(lambda: self._alive or self._over, self._seconds):
-                    self._on_stall()
-                    return
+        left = self._seconds
+        while not self._over.wait(left):
+            left = self._alive_at + self._seconds - time.monotonic()
+            if left <= 0:
+                self._on_stall()
+                return
