@@ -13,8 +13,8 @@ from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, ModelShape, Operation
 from ..data.reference_time import ReferenceTime
 from ..models.layer_cost import LayerCost, Surface
-from ..models.run_profile import WARMING_ROUNDS
-from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, decoding, job_point, spread
+from ..models.run_profile import WARMING_ROUNDS, seconds_after_encoding
+from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, decoding, job_points, spread
 
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
@@ -103,8 +103,10 @@ def composed(
     # One request was done in each call that was timed.
     whole = _typical(np.array([_passes(found, grid, point, "calls", "change") for point in points]))
     changes = np.maximum(0.0, whole - leaving)
+    jobs = job_points(points)
     loop, keep = (
-        max(0.0, median(_passes(found, grid, job_point(points), "job", what))) for what in ("loop", "keep")
+        max(0.0, median(each for job in jobs for each in _passes(found, grid, job, "job", what)))
+        for what in ("loop", "keep")
     )
     operations += [
         Operation("change", "run", ("decodes", "context"), np.column_stack((batches, held)), changes),
@@ -112,9 +114,8 @@ def composed(
         Operation("loop", "run", ("sequences",), _LINE, np.full(2, loop)),
         Operation("keep", "run", ("sequences",), _LINE, keep * _LINE[:, 0]),
     ]
-    operations += _after_encoding(
-        LayerCost(LayerProfile(shape, "", 0.0, 1, tuple(operations), "")), points, grid, found
-    )
+    operations += _after_encoding(_so_far(shape, operations), points, grid, found)
+    operations.append(_interrupted(_so_far(shape, operations), jobs, grid, found))
     profile = LayerProfile(
         shape=shape,
         device="",
@@ -175,6 +176,32 @@ def _after_encoding(
         Operation(name, "run", ("decodes", "context"), corners, np.maximum(0.0, beyond[name]))
         for name in ("start", "warming")
     ]
+
+
+def _so_far(shape: ModelShape, operations: Sequence[Operation]) -> LayerCost:
+    return LayerCost(LayerProfile(shape, "", 0.0, 1, tuple(operations), ""))
+
+
+def _interrupted(cost: LayerCost, jobs: Sequence[tuple[int, int]], grid: Grid, found: Found) -> Operation:
+    """Return what a decode call takes longer in a job than in a row of calls, where nothing comes between."""
+    profile = cost.profile
+    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
+    change, leaving = Surface(own["change"].points, own["change"].seconds), float(own["leave"].seconds[-1])
+
+    def longer(job: tuple[int, int], number: int) -> float:
+        one = {kind: _number(value) for kind, value in found[at(*job, "job", number)].items()}
+        active, context, encodings = one["active"], one["context"], one["encodings"]
+        per_layer, once = cost.decode(active, context)
+        known = one["rounds"] * (profile.shape.layers * per_layer + once)
+        known += (one["calls"] - encodings) * change(active, context)
+        known += one["done"] * leaving / float(_LINE[-1, 0])
+        rounds = round(one["rounds"] / encodings)
+        known += encodings * float(seconds_after_encoding(profile, np.array([active]), context, rounds)[0])
+        return (one["decode"] - known) / one["calls"]
+
+    active = [fmean(_passes(found, grid, job, "job", "active")) for job in jobs]
+    seconds = [max(0.0, median(longer(job, number) for number in range(grid.repeats))) for job in jobs]
+    return Operation("interrupted", "run", ("decodes",), np.array(active)[:, None], np.array(seconds))
 
 
 def _begun_with(points: Sequence[tuple[int, int]]) -> FloatArray:

@@ -27,7 +27,7 @@ from .journal import Journal
 from .layer_composition import REFERENCE, WAITED, at, composed, shape_of
 from .loop import execute
 from .machine_speed import MachineSpeed, undisturbed, waited_for_core
-from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_point, spread
+from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_points, spread
 from .prompts import Prompts
 from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
 from .workload_aware import DecodeEngine
@@ -74,8 +74,8 @@ def profile_layers(
     hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
     rows, new masks), and each request that leaves, is the difference between rounds in which one or several
     are done and others. Rounds that follow an encoding take longer, as it has driven keys and values out of
-    the caches: they are measured apart. What the loop around the stages costs, and keeping an answer, is
-    measured on a job of random lengths.
+    the caches: they are measured apart. What the loop around the stages costs, keeping an answer, and what
+    decode calls take longer where both come between them, is measured on jobs of random lengths.
 
     With a worker, what two of them cost each other is measured, too: rounds while it encodes, beside rounds
     while it rests, and jobs in which what it encodes joins.
@@ -141,7 +141,7 @@ def profile_layers(
         return engine_of(partial(DecodeEngine, encoding), problem)
 
     engine_for: EngineFor = partial(engine_of, HuggingFaceEngine)
-    shares, middle, speed = LayerShares(model, clock), job_point(points), MachineSpeed(model, clock)
+    shares, speed = LayerShares(model, clock), MachineSpeed(model, clock)
     # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
     _point(engine_for, *points[-1], 2)
     with ExitStack() as open_:
@@ -162,9 +162,8 @@ def profile_layers(
                 tasks[at(*point, "layers", number)] = partial(
                     _shares, engine_for, *point, grid.rounds, shares
                 )
-            tasks[at(*middle, "job", number)] = partial(
-                _job, engine_for, middle, grid.rounds, number, keep, clock
-            )
+            for point in job_points(points):
+                tasks[at(*point, "job", number)] = partial(_job, engine_for, point, grid, number, keep, clock)
             if pair is None:
                 continue
             for point in points:
@@ -301,20 +300,26 @@ def _crowd(
 def _job(
     engine_for: EngineFor,
     point: tuple[int, int],
-    rounds: int,
+    grid: Grid,
     seed: int,
     keep: Callable[[Sequence[int]], None] | None,
     clock: Callable[[], float],
 ) -> dict[str, float]:
-    """Return what passes between two stages of a job, in the loop and its policy, and what keeping takes."""
+    """
+    Return what passes between two stages of a job, in the loop and its policy, and what keeping takes.
+
+    With it goes what the decode calls of its steady state take, and what they do: calls, rounds, requests
+    that run and tokens each of them holds on average, requests done, and encodings among them.
+    """
     batch, length = point
     rng = np.random.default_rng(seed)
     count = _REQUESTS_PER_SLOT * batch
     workload = Workload.from_lengths(
-        rng.integers(max(1, length // 2), length * 3 // 2 + 1, count), rng.integers(2, 2 * rounds, count)
+        rng.integers(max(1, length // 2), length * 3 // 2 + 1, count),
+        rng.integers(2, grid.most_rounds + 1, count),
     )
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
-    policy = RoundRobinAllocation(rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
+    policy = RoundRobinAllocation(grid.rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
     engine, kept = engine_for(problem), list[float]()
 
     def finished(request: int) -> None:
@@ -328,4 +333,19 @@ def _job(
     between = [after.start - before.end for before, after in pairwise(stages)]
     # Means: a policy does much in few of its calls. The last answers are kept after the last stage.
     last = kept[len(kept) - int((trace.finished == trace.makespan).sum()) :]
-    return {"loop": (sum(between) - sum(kept) + sum(last)) / len(between), "keep": fmean(kept)}
+    encodings = [number for number, stage in enumerate(stages) if stage.kind == "prefill"]
+    steady = stages[encodings[2] : encodings[-1]]
+    calls = [stage for stage in steady if stage.kind == "decode"]
+    rounds = sum(call.rounds for call in calls)
+    done = (trace.finished > steady[0].start) & (trace.finished <= steady[-1].end)
+    return {
+        "loop": (sum(between) - sum(kept) + sum(last)) / len(between),
+        "keep": fmean(kept),
+        "decode": sum(call.seconds for call in calls),
+        "calls": len(calls),
+        "rounds": rounds,
+        "active": sum(call.tokens for call in calls) / rounds,
+        "context": sum(call.kv_tokens for call in calls) / sum(call.tokens for call in calls),
+        "done": int(done.sum()),
+        "encodings": len(steady) - len(calls),
+    }

@@ -19,6 +19,7 @@ WARM_ROUNDS = 3
 """After those that follow an encoding: they are compared with these."""
 ROUNDS_BEFORE = WARMING_ROUNDS + WARM_ROUNDS + BESIDE
 """Decode rounds of a point before those timed together."""
+_FEWEST_IN_JOB = 4
 _MORE_ROUNDS = 2 * WARMING_ROUNDS + 12
 """Than those timed that a point may run."""
 
@@ -64,16 +65,21 @@ class Grid:
         several = min(_MOST_JOINING, max(self.batches))
         return [(prompts, length) for prompts in (1, several) for length in sorted(set(self.lengths))]
 
+    @property
+    def most_rounds(self) -> int:
+        """Decode rounds that a point may run."""
+        return self.rounds + _MORE_ROUNDS
+
     def within(self, point: tuple[int, int], limit: int) -> bool:
         """Tell whether a model with so many positions can run a point."""
         batch, length = point
         longest = max(*spread(length, batch), *decoding(length, batch))
-        return longest + self.rounds + _MORE_ROUNDS <= limit
+        return longest + self.most_rounds <= limit
 
     def measurements(self, *, paired: bool) -> int:
         """Return how many there are, with (``paired``) or without a worker that encodes."""
         pairs = len(self.points) + len(self.joining)
-        return self.repeats * (2 * len(self.points) + 1 + paired * pairs)
+        return self.repeats * (2 * len(self.points) + len(job_points(self.points)) + paired * pairs)
 
 
 def spread(length: int, batch: int) -> list[int]:
@@ -102,6 +108,9 @@ def decoding(length: int, batch: int, rounds: int = ROUNDS_BEFORE) -> list[int]:
     return [max(1, tokens - rounds) for tokens in spread(length + rounds, batch)]
 
 
-def job_point(points: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the point of a grid at which a whole job is timed: of a large batch, which is what matters."""
-    return points[3 * len(points) // 4]
+def job_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the points of a grid at which whole jobs are timed: each batch but the smallest, one length."""
+    lengths, batches = (sorted({point[axis] for point in points}) for axis in (1, 0))
+    return [
+        (batch, lengths[len(lengths) // 2]) for batch in batches if batch >= min(_FEWEST_IN_JOB, batches[-1])
+    ]

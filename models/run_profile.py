@@ -24,10 +24,11 @@ def profile_of_run(
 
     Each stage pays what passes in the loop around it (``loop``), and a request what its leaving (``leave``)
     and keeping its answer (``keep``) cost, where it is encoded. What a change of the decode batch costs
-    (``change``) is paid in the share of decode iterations in which a request completes: of :math:`B` requests
-    that stay for :math:`S_D` iterations on average, none completes with a chance of about
-    :math:`e^{-B / S_D}`. After an encoding it is paid for sure, and iterations take longer for a while
-    (``start``, the first one, and ``warming``, those after it): see :func:`seconds_after_encoding`.
+    (``change``), and what a call takes longer as other work came before it (``interrupted``), is paid in the
+    share of decode iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D`
+    iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`. After an encoding it is
+    paid for sure, and iterations take longer for a while (``start``, the first one, and ``warming``, those
+    after it): see :func:`seconds_after_encoding`.
 
     Under WAA every iteration takes requests up, :math:`B / S_D` of them: it pays the change, their leaving,
     what passes between two iterations where so many join (``join``), and what those make the iteration itself
@@ -63,7 +64,7 @@ def profile_of_run(
     else:
         change = own["change"]
         completing = 1 - np.exp(-change.points[:, 0] / iterations)
-        seconds = (change.seconds + loop) * completing
+        seconds = (change.seconds + _between(own, change.points[:, 0])) * completing
         added = [
             replace(own["leave"], phase="encode", per_layer=False, seconds=loop + _leaving(own)),
             replace(change, phase="decode", per_layer=False, seconds=seconds),
@@ -71,7 +72,7 @@ def profile_of_run(
         if "start" in own:
             start = own["start"]
             counted = Surface(change.points, seconds).many(*start.points.T)
-            first = np.maximum(0.0, start.seconds + loop - counted)
+            first = np.maximum(0.0, start.seconds + _between(own, start.points[:, 0]) - counted)
             added += [replace(start, seconds=first), own["warming"]]
     kept = tuple(operation for operation in profile.operations if operation.phase != "run")
     return replace(profile, operations=(*kept, *added))
@@ -140,6 +141,15 @@ def _handed_over(
         replace(send, phase="encode", per_layer=False),
         replace(change, phase="decode", per_layer=False, seconds=seconds),
     ]
+
+
+def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
+    """Return the seconds that pass between two decode calls, and those the next one takes longer for it."""
+    loop = np.full_like(batches, own["loop"].seconds[0])
+    if "interrupted" not in own:
+        return loop
+    interrupted = own["interrupted"]
+    return np.asarray(loop + np.interp(batches, interrupted.points[:, 0], interrupted.seconds))
 
 
 def _leaving(own: Mapping[str, Operation]) -> FloatArray:

@@ -249,6 +249,31 @@ def test_what_was_measured_while_the_machine_was_slow_counts_as_at_its_mean_spee
         assert cost.profile.shape.layers * per_layer + once == pytest.approx(mean)
 
 
+def test_what_a_job_takes_longer_than_calls_in_a_row_is_shared_out_over_its_calls(
+    profiled: tuple[LayerProfile, dict[str, Any]],
+) -> None:
+    # Rounds of a second, calls that take two as a request is done in each, and half a second for its leaving;
+    # encodings leave nothing behind.
+    calls = {"decode": 1.0, "change": 2.5, "start": 3.0, "warming": 14.0, "warm": 6.0}
+    calls |= {"decode_layers": 0.5, "decode_attention": 0.25}
+    job = {"calls": 10.0, "encodings": 2.0, "rounds": 30.0, "done": 12.0, "active": 3.0, "context": 20.0}
+    # 30 rounds, eight changes and twelve that leave, what is left of two first calls, and 4 s besides.
+    whole = {"decode": 30.0 + 8 * 2.0 + 12 * 0.5 + 2 * 2.0 + 4.0}
+
+    def changed(_: tuple[int, int], __: int, name: str, value: float) -> float:
+        return calls.get(name, value)
+
+    found = passes_of(profiled[1], changed)
+    for number in range(3):
+        found[at(4, 40, "calls", number)]["leave"] = 0.5
+        found[at(4, 40, "job", number)] |= job | whole
+    profile = composed(profiled[0].shape, POINTS, [], replace(GRID, repeats=3), found)
+    longer = profile.operation("interrupted")
+    assert longer is not None
+    assert longer.points.tolist() == [[3.0]]
+    assert longer.seconds == pytest.approx(0.4, rel=1e-6)
+
+
 def test_a_profile_says_that_other_processes_held_its_cores(
     profiled: tuple[LayerProfile, dict[str, Any]],
 ) -> None:

@@ -52,6 +52,23 @@ def test_one_worker_pays_for_what_leaves_and_for_changes(profile: LayerProfile) 
     assert sum(cost.decode(8, 10)) == pytest.approx(0.010 + (0.001 + 0.0005) * (1 - np.exp(-2)))
 
 
+def test_a_call_after_other_work_takes_longer(profile: LayerProfile) -> None:
+    longer = timed("interrupted", "run", ("decodes",), {(2,): 0.001, (6,): 0.003})
+    measured = replace(profile, operations=(*profile.operations, longer))
+    cost, share = LayerCost(profile_of_run(measured, 4.0)), 1 - np.exp([-8 / 4, -2 / 4])
+    # Beyond the batches it was measured at it stays as it is.
+    assert sum(cost.decode(8, 10)) == pytest.approx(0.010 + (0.0015 + 0.003) * share[0])
+    assert sum(cost.decode(2, 10)) == pytest.approx(0.010 + (0.0015 + 0.001) * share[1])
+    start = timed("start", "run", ("decodes", "context"), {(2, 10): 0.004, (8, 10): 0.004})
+    warming = timed("warming", "run", ("decodes", "context"), {(2, 10): 0.0, (8, 10): 0.0})
+    measured = replace(measured, operations=(*measured.operations, start, warming))
+    first = seconds_after_encoding(profile_of_run(measured, 4.0), np.array([8.0]), 10.0, 1)
+    assert first == pytest.approx(0.004 + 0.0005 + 0.003 - (0.0015 + 0.003) * share[0])
+    # Two workers know what passes between iterations by measuring it themselves.
+    pair = [LayerCost(profile_of_run(each, 4.0, handed_over=True)) for each in (profile, measured)]
+    assert sum(pair[0].decode(8, 10)) == sum(pair[1].decode(8, 10))
+
+
 def test_iterations_after_an_encoding_take_longer(profile: LayerProfile) -> None:
     more = (
         timed("start", "run", ("decodes", "context"), {(2, 10): 0.004, (8, 10): 0.004}),
