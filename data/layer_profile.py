@@ -229,6 +229,22 @@ class LayerProfile:
         """Return the operation of that name, or None."""
         return next((operation for operation in self.operations if operation.name == name), None)
 
+    @property
+    def most_decoding(self) -> float:
+        """The most requests that a decode iteration was measured with; infinite for modelled times."""
+        if not self.measured:
+            return float("inf")
+        return min(
+            (
+                float(operation.points[:, column].max())
+                for operation in self.operations
+                if operation.phase in ("decode", "both")
+                for column, axis in enumerate(operation.axes)
+                if axis in ("tokens", "sequences", "decodes")
+            ),
+            default=float("inf"),
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table to ``path``, whole or not at all."""
         write_json(path, self.to_json())

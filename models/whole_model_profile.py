@@ -34,7 +34,7 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
     )
     slots = np.array([0.0, _MANY])
     rounds = cost.decode_base + cost.decode_per_slot * slots
-    corners = np.array([[a, v] for a in (0.0, 1e3) for v in (0.0, 1e4)])
+    corners = np.array([[a, v] for a in (0.0, _MANY) for v in (0.0, 1e4)])
     held = cost.decode_per_kv_token * corners[:, 0] * corners[:, 1]
     return LayerProfile(
         shape=ModelShape("whole model", 1, 1, 1, 1, 1, 1, 1),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batchbound.cli import main
 from batchbound.data.cost import CostModel
+from batchbound.data.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
@@ -117,3 +118,27 @@ def test_a_roofline_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_roofline_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "exegpt-S:0:100", "--roofline", "a40"]) == 2
     assert "--model-config" in capsys.readouterr().err
+
+
+def test_a_decode_batch_that_nobody_measured_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured_to(sequences: int) -> str:
+        decode = {(1,): 0.010, (sequences,): 0.010 + 0.0001 * sequences}
+        points, seconds = np.array(list(decode)), np.array(list(decode.values()))
+        operations = (
+            Operation("layer", "encode", ("tokens",), np.array([[0], [100]]), np.array([0.0, 0.02])),
+            Operation("layer", "decode", ("sequences",), points, seconds),
+        )
+        shape = ModelShape("tiny", 1, 8, 1, 1, 8, 8, 8)
+        path = tmp_path / f"{sequences}.json"
+        LayerProfile(shape, "here", 1e9, 1, operations, "made up").save(path)
+        return str(path)
+
+    def said(path: str) -> str:
+        words = ["search", "exegpt-S:0:300", "--latency-bound", "8", "--encode-batch", "16"]
+        assert main([*words, "--profile", path]) == 0
+        return capsys.readouterr().err
+
+    assert "the profile was measured with 4 at most: its figures are extrapolated" in said(measured_to(4))
+    assert "extrapolated" not in said(measured_to(4000))

@@ -144,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     found.sort(key=lambda each: -each.performance.throughput if each.performance else math.inf)
     curve = _frontier(args, timelines) if args.frontier else None
     _print(timelines[False], found, bound, curve, time.perf_counter() - begun, as_json=args.json)
+    _say_extrapolated(timelines, found)
     if args.output is not None:
         chosen = next((each.config for each in found if each.config and _can_run(each.config, args)), None)
         if chosen is None:
@@ -158,6 +159,23 @@ def run(args: argparse.Namespace) -> int:
         _plan(inputs, configuration, args).save(args.output)
         note(f"{args.output}: the {chosen.strategy.value} configuration as a plan for `batchbound run`")
     return 0 if any(each.config for each in found) else 1
+
+
+def _say_extrapolated(timelines: Mapping[bool, Timeline], found: Sequence[Found]) -> None:
+    """Say which configurations decode more requests at a time than anybody measured."""
+    for each in found:
+        if each.config is None or each.performance is None:
+            continue
+        config, profile = each.config, timelines[each.config.strategy is not Strategy.RRA].profile
+        at_once = each.performance.decode_batch / (
+            each.performance.stages[1] if config.strategy is Strategy.RRA else config.micro_batches
+        )
+        if at_once > profile.most_decoding:
+            note(
+                f"{config.strategy.value}: {at_once:,.0f} requests decode at a time, the profile was measured"
+                f" with {profile.most_decoding:,.0f} at most: its figures are extrapolated (profile with more"
+                " --slots)"
+            )
 
 
 def _margin(text: str) -> float | str:
