@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from published import RATES
 from study import Study
 
 from batchbound.data.cost import FloatArray
@@ -42,20 +43,23 @@ def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
             "oracle",
         ):
             known = not system.startswith("econoserve")
-            low, high = study.trace.rate / 256, 4 * study.trace.rate
+            low, high, why = study.trace.rate / 256, 4 * study.trace.rate, "not sustained"
             for _ in range(options.steps):
                 middle = (low * high) ** 0.5
                 minutes = options.minutes or 10.0
-                run = study.run(system, study.workload(middle, minutes), known=known)
-                latency = serving_metrics(run).normalized_latency
-                low, high = (middle, high) if latency <= limit else (low, middle)
+                outcome = study.outcome(system, study.workload(middle, minutes), known=known)
+                if outcome.metrics.normalized_latency <= limit:
+                    low, why = middle, outcome.why()
+                else:
+                    high = middle
             reached[system] = low
-            print(f"  {system:16}{low:8.2f} requests/s", flush=True)
-        best = reached["econoserve"]
-        ratios = {system: best / rate if rate else float("inf") for system, rate in reached.items()}
-        print("  econoserve over: " + ", ".join(f"{k} {v:.2f}" for k, v in ratios.items()))
+            print(f"  {system:16}{low:8.2f} requests/s; {why}", flush=True)
+        print("  econoserve over:")
+        for system, rate in reached.items():
+            least, most = RATES[name].get(system, (math.nan, math.nan))
+            said = "" if math.isnan(least) else f" (published {least:g} to {most:g})"
+            print(f"    {system:16}{reached['econoserve'] / rate:8.2f}{said}")
         found[name] = reached
-    print("\npublished, OPT-13B: over orca 3.5-25, vllm 1.28-2.33, sarathi 1.20-2.33, distserve 1.01-1.33")
     return found
 
 

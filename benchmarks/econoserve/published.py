@@ -41,6 +41,23 @@ SATISFACTION = {
     "opt-175b": {"orca*": 2.06, "vllm*": 1.77, "sarathi*": 1.47, "distserve*": 1.09, "oracle": 0.972},
 }
 
+RATES = {
+    "alpaca": {"orca": (5.6, 9.0), "vllm": (1.13, 2.14), "sarathi": (1.2, 1.24), "distserve": (1.1, 1.13)},
+    "sharegpt": {
+        "orca": (22.0, 64.0),
+        "vllm": (2.5, 4.0),
+        "sarathi": (1.25, 2.25),
+        "distserve": (1.01, 1.33),
+    },
+    "bookcorpus": {
+        "orca": (12.5, 13.0),
+        "vllm": (2.5, 2.8),
+        "sarathi": (1.88, 2.33),
+        "distserve": (1.01, 1.25),
+    },
+}
+"""EconoServe's sustained rate over each system's: the least and the most of its three models (Figure 9)."""
+
 SWEET_SPOTS = {
     "padding": {"alpaca": 0.10, "sharegpt": 0.15, "bookcorpus": 0.20},
     "reserved": {"alpaca": 0.02, "sharegpt": 0.03, "bookcorpus": 0.04},
