@@ -30,7 +30,8 @@ class EconoServeSettings:
         Share of the memory kept for prompts.
     buffer
         Share of a predicted length by which a guest may overstay before its place is needed (the paper's b):
-        of its own, or hosting ``"answers"`` of the outermost host's (its l/2 - b, l/4 - b, ...).
+        of its own, or hosting ``"answers"`` of the outermost host's (its l/2 - b, l/4 - b, ...), or hosting
+        ``"requests"`` that offload of a host's whose half it takes (l/2 - b).
     forward_size
         Tokens of an iteration to aim at (TFS).
     extension
@@ -41,7 +42,7 @@ class EconoServeSettings:
         reserve included, a block at a time (``"reserve"``) and pauses in place if there is none; pauses in
         place (``"pause"``); or moves to the host (``"offload"``). Or the third and, where the reserve is used
         up, the first, as a guest that overstays (``"reserve, then offload"``). Who hosts whole requests knows
-        ``"reserve"``.
+        ``"reserve"``, and the last.
     hosted
         To whom unused memory is lent: ``"answers"`` whose prompt is computed and lies elsewhere, when their
         host begins (section 3.2); or whole ``"requests"``, prompt and answer, as soon as they will be gone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,72 +16,78 @@ class KvForecast:
 
     Each holds a token more every iteration and gives all back at its end, so memory is scarcest just before
     an end. What is promised to one for later is lent until then to those who will be gone: EconoServe's KVC
-    pipelining (section 3.2) without a fixed place for the guest, nested as deep as it goes. Without a buffer
-    the peak is that of R. Gong et al.'s Past-Future scheduler (2025).
+    pipelining (section 3.2) without a fixed place for the guest, nested as deep as it goes. If nobody may
+    overstay, the peak is that of R. Gong et al.'s Past-Future scheduler (2025).
 
     Parameters
     ----------
     capacity
         Tokens that may be held.
-    buffer
-        Share of what is left of its answer by which a request may overstay.
     held
         Tokens each holds, shape (requests,).
     rest
         Tokens each will still generate, shape (requests,).
+    stay
+        Iterations each may still be there, at least ``rest``, shape (requests,).
     """
 
-    def __init__(self, capacity: int, buffer: float, held: IntArray, rest: IntArray) -> None:
-        self._capacity, self._stay = capacity, 1 + buffer
+    def __init__(self, capacity: int, held: IntArray, rest: IntArray, stay: IntArray) -> None:
+        self._capacity = capacity
         self.promised = int(held.sum() + rest.sum())
         """Tokens all will hold at their ends together."""
-        self._held, self._rest = held.tolist(), rest.tolist()
+        self._held, self._rest, self._stay = held.tolist(), rest.tolist(), stay.tolist()
         # What all leave free so many iterations from now, once that is asked for; at least this at any time.
         self._free: IntArray | None = None
         self._least = capacity - self.promised
 
-    def add(self, held: int, rest: int) -> None:
+    @overload
+    def lends(self, tokens: int) -> bool: ...
+    @overload
+    def lends(self, tokens: IntArray) -> NDArray[np.bool_]: ...
+    def lends(self, tokens: int | IntArray) -> bool | NDArray[np.bool_]:
+        """Return whether one more request of so many tokens needs some that others are promised."""
+        return self.promised + tokens > self._capacity
+
+    def add(self, held: int, rest: int, stay: int) -> None:
         """Add a request."""
         self.promised += held + rest
         self._least -= held + rest
         if self._free is None:
             self._held.append(held)
             self._rest.append(rest)
+            self._stay.append(stay)
             return
-        end = math.ceil(rest * self._stay)
-        free = self._until(end)
+        free = self._until(stay)
         free[:rest] -= np.arange(held, held + rest)
-        free[rest : end + 1] -= held + rest
+        free[rest : stay + 1] -= held + rest
 
-    def fits(self, held: int, rest: int) -> bool:
+    def fits(self, held: int, rest: int, stay: int) -> bool:
         """Return whether there is memory for one more request until its end."""
         most = held + rest
         if most <= self._least:
             return True
-        end = math.ceil(rest * self._stay)
-        free = self._until(end)
+        free = self._until(stay)
         self._least = int(free[free.argmin()])
         if most <= self._least:
             return True
         # numpy counts in a third of the time in which it looks for the least of so few.
-        if np.count_nonzero(free[rest : end + 1] < most):
+        if np.count_nonzero(free[rest : stay + 1] < most):
             return False
         return not np.count_nonzero(free[:rest] < np.arange(held, most))
 
-    def may_fit(self, held: IntArray, rest: IntArray) -> NDArray[np.bool_]:
+    def may_fit(self, held: IntArray, rest: IntArray, stay: IntArray) -> NDArray[np.bool_]:
         """
         Return of which of many requests it is not plain that they do not fit, each alone, shape (requests,).
 
-        What they hold is compared with what is free while they grow, at their end and when the buffer is
-        over, but not in between.
+        What they hold is compared with what is free while they grow, at their end and when they must be
+        gone, but not in between.
         """
         if not len(rest):
             return np.zeros(0, dtype=np.bool_)
-        end = np.ceil(rest * self._stay).astype(np.int64)
-        free = self._until(int(end.max()))
+        free = self._until(int(stay.max()))
         growing = np.minimum.accumulate(free[: rest.max()] - np.arange(rest.max()))
         may: NDArray[np.bool_] = held <= np.minimum(
-            growing[rest - 1], np.minimum(free[rest], free[end]) - rest
+            growing[rest - 1], np.minimum(free[rest], free[stay]) - rest
         )
         return may
 
@@ -95,8 +101,9 @@ class KvForecast:
 
     def _count(self) -> IntArray:
         """Work out what all leave free, if nothing more begins."""
-        held, rest = (np.array(column, dtype=np.int64) for column in (self._held, self._rest))
-        after = np.ceil(rest * self._stay).astype(np.int64) + 1
+        columns = (self._held, self._rest, self._stay)
+        held, rest, stay = (np.array(column, dtype=np.int64) for column in columns)
+        after = stay + 1
         last = int(after.max(initial=0))
         taken = np.bincount(after, held + rest, last + 1).astype(np.int64)
         # Whoever still generates takes one more at a time.

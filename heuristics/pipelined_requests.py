@@ -38,17 +38,19 @@ class PipelinedRequests:
     Raises
     ------
     ValueError
-        If an answer longer than predicted is to stop, prompts are to begin in the reserve alone, or memory is
-        to be given as the paper prints it.
+        If an answer longer than predicted is to stop at once, prompts are to begin in the reserve alone, or
+        memory is to be given as the paper prints it.
     """
 
     def __init__(self, settings: EconoServeSettings) -> None:
-        if settings.shortage != "reserve" or not settings.beyond_reserve or settings.literal:
+        if not settings.takes_reserve or not settings.beyond_reserve or settings.literal:
             raise ValueError(
-                "who hosts whole requests lets answers and prompts take what is free:"
-                " shortage must be 'reserve', beyond_reserve true and literal false"
+                "who hosts whole requests lets answers take the reserve, and prompts what is free: shortage"
+                " must be 'reserve' or 'reserve, then offload', beyond_reserve true and literal false"
             )
         self._settings = settings
+        # What is left of an answer, times this, is how long it may be there.
+        self._host_stays = self._guest_stays = 1 + settings.buffer
         # By prompt and predicted answer together.
         self._prompts = TaskQueue(ordered=settings.ordered)
         # On the host, with the tokens each held.
@@ -56,6 +58,8 @@ class PipelinedRequests:
         self._partial: int | None = None
         self._end: IntArray = np.zeros(0, dtype=np.int64)
         self._begun: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        # Who began in memory that was promised to others.
+        self._guest: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         # Without a deadline, as last listed and since; of these, in this iteration, who may fit.
         self._waiting: IntArray = np.zeros(0, dtype=np.int64)
         self._came: list[int] = []
@@ -67,6 +71,7 @@ class PipelinedRequests:
         if not len(self._end):
             self._end = np.zeros(len(state.prompt), dtype=np.int64)
             self._begun = np.zeros(len(state.prompt), dtype=np.bool_)
+            self._guest = np.zeros(len(state.prompt), dtype=np.bool_)
         for request in state.arrived:
             answer = max(1, math.ceil(int(state.predicted[request]) * (1 + self._settings.padding)))
             self._end[request] = answer
@@ -84,13 +89,8 @@ class PipelinedRequests:
 
     def _make_room(self, state: ServingState) -> tuple[IntArray, list[int]]:
         """Give everyone under way a place for the next token; return who generates and who must go."""
-        ledger, sizes = state.ledger, self._settings
-        going = np.append(state.running, np.array(state.prefilled, dtype=np.int64))
-        over = going[state.generated[going] >= self._end[going]]
-        if over.size:
-            padding = np.ceil(state.predicted[over] * sizes.padding).astype(np.int64)
-            extension = (state.generated[over] * sizes.extension).astype(np.int64)
-            self._end[over] = state.generated[over] + np.maximum(np.maximum(padding, extension), 1)
+        ledger, going = state.ledger, self._under_way(state)
+        self._extend(state, going)
         sent: list[int] = []
         left = len(going)
         for request in going[state.held[going] + 1 > ledger.room[going]].tolist():
@@ -98,10 +98,26 @@ class PipelinedRequests:
                 # The last one in is a guest in what the others were promised.
                 left -= 1
                 guest = int(going[left])
-                ledger.release(guest)
-                self._host[guest] = int(state.held[guest])
+                self._send(state, guest)
                 sent.append(guest)
         return going[:left], sent
+
+    def _under_way(self, state: ServingState) -> IntArray:
+        return np.append(state.running, np.array(state.prefilled, dtype=np.int64))
+
+    def _extend(self, state: ServingState, going: IntArray) -> IntArray:
+        """Predict anew how long answers are that are longer than predicted, and return them."""
+        sizes = self._settings
+        over = going[state.generated[going] >= self._end[going]]
+        if over.size:
+            padding = np.ceil(state.predicted[over] * sizes.padding).astype(np.int64)
+            extension = (state.generated[over] * sizes.extension).astype(np.int64)
+            self._end[over] = state.generated[over] + np.maximum(np.maximum(padding, extension), 1)
+        return over
+
+    def _send(self, state: ServingState, request: int) -> None:
+        state.ledger.release(request)
+        self._host[request] = int(state.held[request])
 
     def _call_back(self, state: ServingState, going: IntArray) -> list[int]:
         """Bring back from the host, in order, those for whom there is room again."""
@@ -124,7 +140,7 @@ class PipelinedRequests:
         if self._partial is not None:
             partial, self._partial = self._partial, None
             budget = self._chunk(state, partial, budget, prefill)
-        if self._host or not self._look:
+        if self._held_up() or not self._look:
             return prefill
         begun = np.array([request for request, _ in prefill], dtype=np.int64)
         forecast = self._forecast(state, np.append(going, begun))
@@ -143,7 +159,17 @@ class PipelinedRequests:
         capacity = int(ledger.blocks * ledger.block_tokens * (1 - self._settings.reserved))
         held = np.maximum(state.held[there], state.prompt[there]) + ledger.block_tokens // 2
         rest = np.maximum(self._end[there] - state.generated[there], 1)
-        return KvForecast(capacity, self._settings.buffer, held, rest)
+        return KvForecast(capacity, held, rest, self._stays(rest, self._guest[there]))
+
+    def _held_up(self) -> bool:
+        """Return whether nobody may begin before those on the host are back."""
+        return bool(self._host)
+
+    def _stay(self, rest: int, guest: bool) -> int:
+        return math.ceil(rest * (self._guest_stays if guest else self._host_stays))
+
+    def _stays(self, rest: IntArray, guest: NDArray[np.bool_]) -> IntArray:
+        return np.ceil(rest * np.where(guest, self._guest_stays, self._host_stays)).astype(np.int64)
 
     def _next(self, state: ServingState, forecast: KvForecast) -> int | None:
         """Return the request to begin with, or None if none fits."""
@@ -184,23 +210,28 @@ class PipelinedRequests:
         self._waiting = self._waiting[~self._begun[self._waiting]]
 
     def _that_may(self, state: ServingState, forecast: KvForecast, ids: IntArray) -> IntArray:
-        tokens, prompt = state.ledger.block_tokens, state.prompt[ids]
-        may = forecast.may_fit(prompt + tokens // 2, self._end[ids]) & (prompt <= state.ledger.free * tokens)
-        return ids[may]
+        tokens, prompt, rest = state.ledger.block_tokens, state.prompt[ids], self._end[ids]
+        held = prompt + tokens // 2
+        stay = self._stays(rest, forecast.lends(held + rest))
+        return ids[forecast.may_fit(held, rest, stay) & (prompt <= state.ledger.free * tokens)]
 
     def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
         ledger, prompt = state.ledger, int(state.prompt[request])
         if ledger.blocks_for(prompt) > ledger.free:
             return False
-        answer = int(self._end[request])
-        return forecast.fits(prompt + ledger.block_tokens // 2, answer) or ledger.free == ledger.blocks
+        held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
+        stay = self._stay(rest, forecast.lends(held + rest))
+        return forecast.fits(held, rest, stay) or ledger.free == ledger.blocks
 
     def _begin(self, state: ServingState, request: int, forecast: KvForecast) -> None:
         ledger, prompt = state.ledger, int(state.prompt[request])
         self._prompts.remove(request)
         self._begun[request] = True
         ledger.grow(request, prompt)
-        forecast.add(prompt + ledger.block_tokens // 2, int(self._end[request]))
+        held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
+        guest = forecast.lends(held + rest)
+        self._guest[request] = guest
+        forecast.add(held, rest, self._stay(rest, guest))
         # What everyone is promised beyond what there is.
         beyond = forecast.promised - ledger.blocks * ledger.block_tokens
         ledger.lent_tokens += min(max(beyond, 0), prompt + int(self._end[request]))

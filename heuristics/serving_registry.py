@@ -9,6 +9,7 @@ from typing import Any
 from .econoserve import EconoServe
 from .econoserve_settings import EconoServeSettings
 from .pipelined_requests import PipelinedRequests
+from .recalled_loans import RecalledLoans
 from .serving_baselines import MultiRes, Sarathi, SyncCoupled, Vllm
 from .serving_max_allocation import FastServe, Orca, ShortestRemaining
 from .serving_policy import ServingPolicy
@@ -39,8 +40,9 @@ class ServingOptions:
 
 def econoserve(settings: EconoServeSettings) -> ServingPolicy:
     """Return EconoServe with these parts and sizes, fresh."""
-    whole = settings.pipelined and settings.hosted == "requests"
-    return PipelinedRequests(settings) if whole else EconoServe(settings)
+    if not settings.pipelined or settings.hosted == "answers":
+        return EconoServe(settings)
+    return RecalledLoans(settings) if settings.offloads else PipelinedRequests(settings)
 
 
 def _econoserve(synced: bool, ordered: bool, pipelined: bool) -> Callable[[ServingOptions], ServingPolicy]:

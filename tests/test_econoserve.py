@@ -24,6 +24,7 @@ from batchbound.heuristics.task_queue import TaskQueue
 UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
 """Every iteration takes a second."""
 EXACT = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
+RECALLED = replace(EXACT, shortage="reserve, then offload")
 
 
 def workload(prompts: list[int], answers: list[int], arrival: list[float] | None = None) -> Workload:
@@ -178,6 +179,45 @@ def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
     assert (run.finished[0], run.preempted.tolist()) == (16.0 + 5.0, [0, 1])
 
 
+def test_a_guest_that_overstays_gives_its_place_back_and_not_whoever_came_after_it() -> None:
+    # Of 24 places the first is promised 17, the second 8, of which 1 is lent; the third, as long as
+    # predicted, is gone after 8 more.
+    requests = workload([1, 1, 1], [16, 14, 8], [0.0, 0.0, 0.5])
+    seen = [16, 7, 8]
+    assert serve(requests, EXACT, 24, seen).preempted.tolist() == [0, 1, 1]
+    recalled = serve(requests, RECALLED, 24, seen).preempted
+    assert recalled[1] > 0
+    assert recalled[[0, 2]].tolist() == [0, 0]
+
+
+def test_a_guest_that_overstays_leaves_the_reserve_alone() -> None:
+    # 5 of 25 places are the reserve. With the other 20 used up the guest holds 10, with all of them 12.
+    requests = workload([1, 1], [16, 14])
+    run = serve(requests, replace(RECALLED, reserved=0.2), 25, predicted=[16, 7])
+    assert (run.finished[0], run.preempted.tolist()) == (16.0 + 5.0, [0, 1])
+    takes_all = serve(requests, replace(EXACT, reserved=0.2), 25, predicted=[16, 7])
+    assert takes_all.finished[0] == 16.0 + 6.0
+
+
+@pytest.mark.parametrize(("buffer", "begins"), [(0.25, 1.0), (0.3, 40.0)])
+def test_a_guest_has_half_of_a_host_for_itself_and_the_buffer(buffer: float, begins: float) -> None:
+    # 9 are 18 / 2 - 18 / 4: when the host holds 19 they may still be there, and fit. A host of 23 holds 24.
+    run = serve(workload([1, 10], [40, 9], [0.0, 0.5]), replace(RECALLED, buffer=buffer), 41)
+    assert 0.5 + run.spent[1, 0] == begins
+
+
+def test_others_may_begin_while_who_moved_waits_for_its_place() -> None:
+    # The second is on the host; the third, which needs little, came later.
+    requests = workload([1, 1, 1], [16, 14, 3], [0.0, 0.0, 15.0])
+    assert serve(requests, RECALLED, 20, predicted=[16, 7, 3]).spent[2, 0] == 1.0
+    assert serve(requests, EXACT, 20, predicted=[16, 7, 3]).spent[2, 0] == 6.0
+
+
+def test_a_buffer_that_leaves_nothing_of_a_half_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be below 0\.5"):
+        econoserve(replace(RECALLED, buffer=0.5))
+
+
 def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
     run = serve(workload([2], [20]), EXACT, 40, predicted=[5])
     assert run.preempted.tolist() == [0]
@@ -272,7 +312,7 @@ def test_a_shortage_or_a_guest_of_no_such_kind_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"shortage": "offload"}, {"beyond_reserve": False}, {"literal": True}])
 def test_who_hosts_whole_requests_lets_them_take_what_is_free(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="shortage must be 'reserve', beyond_reserve true and literal false"):
+    with pytest.raises(ValueError, match="must be 'reserve' or 'reserve, then offload', beyond_reserve true"):
         econoserve(EconoServeSettings(**wrong))
 
 

@@ -13,27 +13,28 @@ Requests = list[tuple[int, int]]
 
 def forecast(capacity: int, requests: Requests, buffer: float = 0.0) -> KvForecast:
     held, rest = np.array(requests, dtype=np.int64).reshape(-1, 2).T
-    return KvForecast(capacity, buffer, held, rest)
+    return KvForecast(capacity, held, rest, np.ceil(rest * (1 + buffer)).astype(np.int64))
 
 
 def test_a_short_one_fits_before_a_long_one_needs_its_memory() -> None:
     # The long one holds 10 now and 40 in 30 iterations; 15 of the 40 places are used by both after 5.
-    assert forecast(40, [(10, 30)]).fits(20, 5)
-    assert not forecast(40, [(10, 30)]).fits(21, 5)
+    assert forecast(40, [(10, 30)]).fits(20, 5, 5)
+    assert not forecast(40, [(10, 30)]).fits(21, 5, 5)
     # After 10 iterations 20 are left, of which it has filled 10.
-    assert [forecast(40, [(10, 30)]).fits(held, 10) for held in (10, 11)] == [True, False]
+    assert [forecast(40, [(10, 30)]).fits(held, 10, 10) for held in (10, 11)] == [True, False]
 
 
 def test_who_may_overstay_must_fit_for_longer() -> None:
     # Twice as long as predicted it holds its 15 + 5 when the other holds 10 + 10.
-    assert [forecast(40, [(10, 30)], buffer=1.0).fits(held, 5) for held in (15, 16)] == [True, False]
+    assert [forecast(40, [(10, 30)], buffer=1.0).fits(held, 5, 10) for held in (15, 16)] == [True, False]
 
 
 def test_what_is_added_counts() -> None:
     one = forecast(40, [(10, 30)])
-    one.add(10, 5)
+    assert [one.lends(tokens) for tokens in (0, 1)] == [False, True]
+    one.add(10, 5, 5)
     assert one.promised == 40 + 15
-    assert [one.fits(held, 5) for held in (5, 6)] == [True, False]
+    assert [one.fits(held, 5, 5) for held in (5, 6)] == [True, False]
 
 
 @given(
@@ -61,13 +62,17 @@ def test_it_agrees_with_counting_iteration_by_iteration(
         return
     tested = forecast(capacity, there, buffer)
     if more:
-        may = tested.may_fit(*np.array(more, dtype=np.int64).T).tolist()
-        assert not [one for one, yes in zip(more, may, strict=True) if not yes and tested.fits(*one)]
+        stays = [math.ceil(rest * (1 + buffer)) for _, rest in more]
+        held_rest = np.array(more, dtype=np.int64).T
+        may = tested.may_fit(held_rest[0], held_rest[1], np.array(stays)).tolist()
+        fitting = [tested.fits(*one, stay) for one, stay in zip(more, stays, strict=True)]
+        assert not [one for one, yes, fits in zip(more, may, fitting, strict=True) if fits and not yes]
         if buffer == 0:
-            assert may == [tested.fits(*one) for one in more]
+            assert may == fitting
     for held, rest in more:
         fits = most([*there, (held, rest)]) <= capacity
-        assert tested.fits(held, rest) == fits
+        stay = math.ceil(rest * (1 + buffer))
+        assert tested.fits(held, rest, stay) == fits
         if fits:
-            tested.add(held, rest)
+            tested.add(held, rest, stay)
             there = [*there, (held, rest)]

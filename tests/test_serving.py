@@ -115,11 +115,17 @@ def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
     requests = workload(prompts, answers, arrival)
     shares = st.sampled_from([0.0, 0.15, 0.6])
     parts: dict[str, Any] = data.draw(
-        st.sampled_from([{}, *({"hosted": "answers", "shortage": name} for name in get_args(Shortage))])
+        st.sampled_from(
+            [
+                {},
+                {"shortage": "reserve, then offload"},
+                *({"hosted": "answers", "shortage": name} for name in get_args(Shortage)),
+            ]
+        )
     )
-    sizes = EconoServeSettings(
-        padding=data.draw(shares), reserved=data.draw(shares), buffer=data.draw(shares), **parts
-    )
+    # Of a half nothing would be left.
+    buffer = min(data.draw(shares), 0.4 if "hosted" not in parts and parts else 1.0)
+    sizes = EconoServeSettings(padding=data.draw(shares), reserved=data.draw(shares), buffer=buffer, **parts)
     options = ServingOptions(40, data.draw(st.integers(13, 40)), sizes)
 
     def go() -> ServingRun:

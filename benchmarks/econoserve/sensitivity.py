@@ -48,11 +48,13 @@ SCHEMES = {
         {"alpaca": 0.012, "sharegpt": 0.03, "bookcorpus": 0.05},
     ),
     "reserve-offload": Scheme("econoserve", 0.6, {"hosted": "answers", "shortage": "reserve, then offload"}),
+    "recalled": Scheme("econoserve", 0.9, {"shortage": "reserve, then offload"}),
 }
 """EconoServe as it is here, and as sections 3.2 and 3.3 print it; SyncDecoupled, of which Figure 4 is, with
-its reserve (section 2.2) and vLLM's strategy for answers longer than predicted; and EconoServe lending as
-printed whose answers longer than predicted take the reserve (section 2.3's third solution) and, where it is
-used up, follow vLLM's strategy (its first). Exact allocation cannot fill what lending by time does."""
+its reserve (section 2.2) and vLLM's strategy for answers longer than predicted; and EconoServe whose answers
+longer than predicted take the reserve (section 2.3's third solution) and, where it is used up, follow vLLM's
+strategy (its first), lending as printed, and (``recalled``) to whole requests, of which guests that overstay
+give their place back. Exact allocation cannot fill what lending by time does."""
 
 GRIDS: dict[str, tuple[float, ...]] = {
     "padding": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
