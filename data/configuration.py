@@ -73,7 +73,7 @@ class PlannedConfiguration:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields as plain JSON values."""
-        return asdict(self)
+        return asdict(self) | {"reference": None if self.reference is None else self.reference.to_json()}
 
     @classmethod
     def from_json(cls, value: object, *, file: str | None = None) -> PlannedConfiguration:

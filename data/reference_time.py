@@ -9,6 +9,9 @@ import numpy as np
 from .cost import FloatArray
 from .json_fields import JsonFields
 
+PROMPTS, TOKENS, ROUNDS = 16, 32, 4
+"""The fixed piece of work, about what a small job has under way: less would hardly leave the caches."""
+WORK = f"{PROMPTS} prompts of {TOKENS} tokens, {ROUNDS} rounds"
 _FAST, _SLOW = 0.05, 0.95
 """Quantiles: a single reading may be of a moment too short to matter."""
 
@@ -80,8 +83,8 @@ class ReferenceTime:
         return alone / self.seconds / (1 - waited)
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as plain JSON values."""
-        return asdict(self)
+        """Return the fields as plain JSON values, with what the work is."""
+        return {**asdict(self), "work": WORK}
 
     @classmethod
     def from_json(cls, value: object, *, file: str | None = None) -> ReferenceTime:
@@ -91,10 +94,12 @@ class ReferenceTime:
         Raises
         ------
         InputError
-            If a field is missing, of another kind, or none that can be.
+            If a field is missing, of another kind, or none that can be, or the time is of other work.
         """
         read = JsonFields(value, file, "reference", "Profile again.")
         numbers = {name: read.number(name) for name in ("seconds", "fast", "slow", "beside")}
+        if read.get("work") != WORK:
+            raise read.error("work", f"{read.get('work')!r} is not {WORK!r}")
         try:
             return cls(**numbers)
         except ValueError as error:

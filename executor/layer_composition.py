@@ -11,7 +11,7 @@ import numpy as np
 
 from ..data.cost import FloatArray
 from ..data.layer_profile import LayerProfile, ModelShape, Operation
-from ..data.reference_time import ReferenceTime
+from ..data.reference_time import WORK, ReferenceTime
 from ..models.layer_cost import LayerCost, Surface
 from ..models.run_profile import WARMING_ROUNDS, seconds_after_encoding
 from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, decoding, job_points, spread
@@ -19,8 +19,8 @@ from .profile_grid import BESIDE, ROUNDS_BEFORE, WARM_ROUNDS, Grid, decoding, jo
 Found = Mapping[str, Mapping[str, object]]
 """Measurements by name."""
 
-REFERENCE = "reference"
-"""Of a measurement: the seconds of a fixed piece of work before and after it."""
+REFERENCE = f"reference: {WORK}"
+"""Of a measurement: the seconds of that work, before and after it on average."""
 WAITED = "waited"
 """Of a measurement: the share of its time in which other processes held its cores."""
 _MOST_WAITED = 0.02

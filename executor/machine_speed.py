@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from ..data.cost import FloatArray
+from ..data.reference_time import PROMPTS, ROUNDS, TOKENS
 
-_TOKENS = 32
-_CALLS = 3
-"""Of which the median counts: a call alone may be interrupted."""
-_WARM_UP = 2
-"""Calls before them: the first find weights driven out of the caches by what ran before."""
-_SHARE = 0.005
+_SHARE = 0.01
 """Of a run's seconds that reading its machine's speed may take."""
 _UNDISTURBED = 0.03
 """Share of its time that a process may wait for a core and be taken as alone on it."""
@@ -25,7 +20,7 @@ _TRIES = 3
 
 class MachineSpeed:
     """
-    The seconds in which a model reads a short prompt, the same every time.
+    The seconds in which a model reads a few prompts and decodes a few tokens of each, the same every time.
 
     Clocks and neighbours change a machine's speed from one second to the next, for all work alike: what is
     measured at different times can be compared by what this took beside it.
@@ -42,21 +37,19 @@ class MachineSpeed:
         import torch
 
         self._model, self._clock = model, clock
-        self._ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device=model.device)
+        self._ids = torch.zeros(PROMPTS, TOKENS, dtype=torch.int64, device=model.device)
 
     def __call__(self) -> float:
         """Return the seconds it takes now."""
-        for _ in range(_WARM_UP):
-            self._once()
-        return median(self._once() for _ in range(_CALLS))
-
-    def _once(self) -> float:
         import torch
 
-        begun = self._clock()
+        begun, ids, held = self._clock(), self._ids, None
         with torch.inference_mode():
-            # Reading a value back waits for a device to be done.
-            self._model(input_ids=self._ids, use_cache=False).logits[0, -1, 0].item()
+            for _ in range(1 + ROUNDS):
+                out = self._model(input_ids=ids, past_key_values=held, use_cache=True)
+                ids, held = self._ids[:, :1], out.past_key_values
+                # Reading a value back waits for a device to be done.
+                out.logits[0, -1, 0].item()
         return self._clock() - begun
 
 

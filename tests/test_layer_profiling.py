@@ -23,7 +23,7 @@ from batchbound.executor.calibrate import calibrate_to_profile
 from batchbound.executor.encode_worker import EncodeWorker
 from batchbound.executor.engine_spec import EngineSpec
 from batchbound.executor.journal import Journal
-from batchbound.executor.layer_composition import at, composed
+from batchbound.executor.layer_composition import REFERENCE, at, composed
 from batchbound.executor.layer_profiling import profile_layers
 from batchbound.executor.profile_grid import ROUNDS_BEFORE, Grid, decoding
 from batchbound.executor.prompts import Prompts
@@ -81,7 +81,7 @@ def passes_of(
             for name, value in found.get(at(*point, what, 0), {}).items():
                 for number in range(3):
                     entry = made.setdefault(at(*point, what, number), {})
-                    entry[name] = 1.0 if name == "reference" else changed(point, number, name, value)
+                    entry[name] = 1.0 if name == REFERENCE else changed(point, number, name, value)
     return made
 
 
@@ -109,7 +109,7 @@ def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -
 def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile, dict[str, Any]]) -> None:
     profile, found = profiled
     cost, layers = LayerCost(profile), profile.shape.layers
-    mean = np.mean([each["reference"] for each in found.values()])
+    mean = np.mean([each[REFERENCE] for each in found.values()])
     for batch in GRID.batches:
         for length in GRID.lengths:
             repeats = [
@@ -117,7 +117,7 @@ def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile
             ]
             per_layer, once = cost.decode(batch, held(batch, length))
             composed = layers * per_layer + once
-            at_mean_speed = [each["decode"] * mean / each["reference"] for each in repeats]
+            at_mean_speed = [each["decode"] * mean / each[REFERENCE] for each in repeats]
             # Noise can make a layer seem to take more than the whole: what is left over is never negative.
             assert composed >= 0.99 * np.median(at_mean_speed)
     attention = [operation for operation in profile.operations if operation.name == "attention"]
@@ -241,8 +241,8 @@ def test_what_was_measured_while_the_machine_was_slow_counts_as_at_its_mean_spee
     found = passes_of(profiled[1], lambda _, __, name, value: 1.0 if name == "decode" else value)
     # Half as fast for two of three passes over a point: the reference takes twice as long there, too.
     for number in range(2):
-        found[at(4, 8, "calls", number)] |= {"decode": 2.0, "reference": 2.0}
-    mean = np.mean([each["reference"] for each in found.values()])
+        found[at(4, 8, "calls", number)] |= {"decode": 2.0, REFERENCE: 2.0}
+    mean = np.mean([each[REFERENCE] for each in found.values()])
     cost = LayerCost(composed(profiled[0].shape, POINTS, [], replace(GRID, repeats=3), found))
     for point in POINTS:
         per_layer, once = cost.decode(point[0], held(*point))

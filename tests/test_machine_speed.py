@@ -63,10 +63,23 @@ def trace_of(readings: list[tuple[float, float, float, float]]) -> Trace:
     )
 
 
-def test_the_first_calls_of_a_reading_do_not_count(llama: Any) -> None:
-    # The clock is read before and after each call; what passes between two looks at it grows.
+def test_a_reading_is_of_the_same_work_each_time(llama: Any) -> None:
+    seen: list[tuple[tuple[int, ...], int]] = []
+
+    def watched(*, input_ids: Any, past_key_values: Any, use_cache: bool) -> Any:
+        held = 0 if past_key_values is None else past_key_values.get_seq_length()
+        seen.append((tuple(input_ids.shape), held))
+        return llama(input_ids=input_ids, past_key_values=past_key_values, use_cache=use_cache)
+
+    watched.device = llama.device  # type: ignore[attr-defined]
     ticks = (k * k / 2 for k in count())
-    assert MachineSpeed(llama, lambda: next(ticks))() == pytest.approx(6.5)
+    speed = MachineSpeed(watched, lambda: next(ticks))
+    # The clock is read before and after the work.
+    assert speed() == 0.5
+    work = [((16, 32), 0), *(((16, 1), 32 + k) for k in range(4))]
+    assert seen == work
+    speed()
+    assert seen == 2 * work
 
 
 def test_readings_take_a_small_share_of_a_run() -> None:
@@ -124,6 +137,10 @@ def test_a_profile_keeps_its_reference_and_needs_none(tmp_path: Path) -> None:
     assert LayerProfile.load(path).reference is None
     path.write_text(json.dumps(value | {"reference": {"seconds": 1}}))
     with pytest.raises(InputError, match=r"reference\.fast"):
+        LayerProfile.load(path)
+    other = PROFILED.to_json() | {"work": "a short prompt"}
+    path.write_text(json.dumps(value | {"reference": other}))
+    with pytest.raises(InputError, match=r"reference\.work.*'a short prompt' is not .*Profile again"):
         LayerProfile.load(path)
 
 
