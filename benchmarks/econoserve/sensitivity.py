@@ -151,10 +151,11 @@ def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[st
             study = make(name)
             study.slo = scale
             workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-            metrics = serving_metrics(study.run("econoserve", workload, known=False))
-            rows[scale] = (metrics.slo_satisfaction, metrics.completion)
-        line = ", ".join(f"{k}: {a:.3f} {b:.4g}" for k, (a, b) in rows.items())
-        print(f"{name:11}SLO scale (SSR, JCT): {line}")
+            until = math.inf if options.drain else float(workload.arrival.max())
+            metrics = serving_metrics(study.run("econoserve", workload, known=False, until=until))
+            rows[scale] = (metrics.slo_satisfaction, metrics.completion, metrics.tokens_per_s)
+        line = ", ".join(f"{k}: {a:.3f} {b:.4g} {c:.4g}" for k, (a, b, c) in rows.items())
+        print(f"{name:11}SLO scale (SSR, JCT, tokens/s): {line}")
         found[name] = {str(key): list(value) for key, value in rows.items()}
     return found
 
