@@ -63,7 +63,7 @@ LONGEST_ROUNDING = 2.0
 ROUNDING_SHARE = 0.08
 """Most of the time that is kept for turning the last stage times into a schedule."""
 
-ROUNDINGS = 4
+ROUNDINGS = 12
 """Seconds kept for that, in times of what the last one took."""
 
 START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)

@@ -267,3 +267,30 @@ def slots_at_least(
     bound = slots.max(axis=0, initial=-np.inf)
     bound[lacking] = np.inf
     return np.asarray(bound, dtype=np.float64)
+
+
+def slots_by_lengths(times: IntArray, profile: LengthProfile) -> FloatArray:
+    """
+    Return the slots that requests fill at many stage times if each takes the shortest span that holds it.
+
+    The bound of prices that rise evenly with time, for a hundredth of what the slots needed take to find:
+    what it lacks of them differs little between similar times.
+
+    Parameters
+    ----------
+    times
+        Shape (candidates, stages + 1); each row not decreasing.
+    profile
+        The requests' lengths.
+
+    Returns
+    -------
+    FloatArray
+        Shape (candidates,); infinite where some request fits into no span.
+    """
+    first, last = pairs(times.shape[1])
+    spans = np.sort(times[:, last] - times[:, first], axis=1)
+    served = profile.at_most[np.minimum(spans, profile.longest)]
+    filled = np.einsum("cs,cs->c", np.diff(served, axis=1, prepend=0), spans)
+    slots = filled / np.maximum(times[:, -1], 1)
+    return np.where(served[:, -1] < profile.requests, np.inf, slots)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..data.cost import FloatArray, IntArray
 from .slot_flow import LengthProfile, Spans
-from .slot_price import SlotPrice, slot_price, slots_at_least
+from .slot_price import SlotPrice, slot_price, slots_at_least, slots_by_lengths
 
 RUN, REST, FITTED = 0.45, 0.65, 0.8
 """Draws from which a run of stages, all later stages, and a stage made to fit a request are moved."""
@@ -29,6 +29,9 @@ FEASIBLE_KEPT = 24
 
 CANDIDATES, SCREENED = 96, 8
 """Stage times drawn at a time, and those of them screened at a time: mostly an early one is accepted."""
+
+GENEROUS = 2.0
+"""Temperature at which lengths alone refuse candidates of as many stages, in times of the walk's own."""
 
 PRICED = 6
 """Candidates of one draw that may be priced before new ones are drawn."""
@@ -150,7 +153,7 @@ class StageTimesSearch:
         out_of_time
             Asked before every linear programme.
         """
-        neighbours = self._neighbours()
+        neighbours = self._promising(self._neighbours(), temperature, kink)
         times = neighbours.times
         at = float(self._costs.guide(self.times, self.slots, kink))
         limit = at + temperature * self._rng.exponential(size=len(times))
@@ -201,6 +204,21 @@ class StageTimesSearch:
             values, starts = values[:, alive], starts[:, alive]
         floor = slots_at_least(neighbours.times[alive], values, starts, self._profile)
         return alive[self._costs.guide(neighbours.times[alive], floor, kink) <= limit[alive]]
+
+    def _promising(self, neighbours: _Neighbours, temperature: float, kink: float) -> _Neighbours:
+        """
+        Return the neighbours that the walk would accept if lengths alone decided, at a higher temperature.
+
+        Where requests' lengths are rounded up to more, hardly any candidate turns out to need as few slots
+        (delayed acceptance: Christen and Fox, 2005). One stage more or less changes more than this.
+        """
+        times = neighbours.times
+        if times.shape[1] != len(self.times):
+            return neighbours
+        slots = slots_by_lengths(np.concatenate((self.times[None], times)), self._profile)
+        at = float(self._costs.guide(self.times, slots[0], kink))
+        limit = at + GENEROUS * temperature * self._rng.exponential(size=len(times))
+        return neighbours.only(np.flatnonzero(self._costs.guide(times, slots[1:], kink) <= limit))
 
     def _neighbours(self) -> _Neighbours:
         kind = self._rng.random()
@@ -264,6 +282,12 @@ class _Neighbours:
     times: IntArray
     values: FloatArray
     starts: FloatArray
+
+    def only(self, kept: IntArray) -> _Neighbours:
+        """Return those of the candidates."""
+        if self.values.shape[1] == 1:
+            return _Neighbours(self.times[kept], self.values, self.starts)
+        return _Neighbours(self.times[kept], self.values[:, kept], self.starts[:, kept])
 
     def with_price(self, price: SlotPrice) -> _Neighbours:
         """Return the same with the price of a refused candidate, which holds for all of them."""

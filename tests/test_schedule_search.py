@@ -23,7 +23,7 @@ from batchbound.solvers.slot_flow import (
     stages_of_requests,
     whole_slots,
 )
-from batchbound.solvers.slot_price import slot_price, slots_at_least
+from batchbound.solvers.slot_price import slot_price, slots_at_least, slots_by_lengths
 from batchbound.solvers.stage_times import StageCosts, StageTimesSearch, moved
 from batchbound.solvers.token_caps import evened_out, stages_within_cap
 
@@ -117,6 +117,13 @@ def test_a_request_between_two_span_lengths_takes_the_longer_one() -> None:
     assert price.slots == pytest.approx(2.5)  # a slot for each 3, half of one for the 2
 
 
+def test_lengths_alone_fill_the_shortest_spans_that_hold_them() -> None:
+    profile = LengthProfile.of(np.array([1, 2, 2, 3]))
+    # Spans of 2, 3 and 5 rounds hold 1, 2 and 2 in the first and 3 in the second; 2 rounds do not hold 3.
+    assert slots_by_lengths(np.array([[0, 2, 5]]), profile) == pytest.approx([9 / 5])
+    assert slots_by_lengths(np.array([[0, 1, 2], [0, 0, 0]]), profile).tolist() == [np.inf, np.inf]
+
+
 def test_a_price_begun_near_another_is_the_same_and_one_cut_short_proves_too_many_slots() -> None:
     problem = batch_like(7, 200, 20)
     profile = LengthProfile.of(problem.rounds)
@@ -153,6 +160,7 @@ def test_prices_made_elsewhere_never_ask_for_more_slots_than_are_needed(seed: in
     if price is None:
         return
     bounds = slots_at_least(others, price.value[None, None], price.start[None, None], profile)
+    bounds = np.maximum(bounds, slots_by_lengths(others, profile))
     assert slots_at_least(times[None], price.value[None, None], price.start[None, None], profile)[
         0
     ] == pytest.approx(price.slots)
@@ -250,6 +258,23 @@ def test_a_kink_makes_slots_lacking_dearer_and_slots_to_spare_cheaper(
     assert float(costs.guide(times, 9.0, kink)) == pytest.approx(22.0 - spare)
     assert costs.slots_within(times, 22.0 + lacking, kink) == pytest.approx(11.0)
     assert costs.slots_within(times, 22.0 - spare, kink) == pytest.approx(9.0)
+
+
+def test_a_cold_walk_with_as_many_stages_never_rounds_lengths_up_to_more() -> None:
+    problem = batch_like(2, 60, 10)
+    profile, costs = LengthProfile.of(problem.rounds), StageCosts(0.025, 0.029, 10)
+    start = np.linspace(0, 5 * 512, 21).astype(np.int64)
+    walk = StageTimesSearch(profile, costs, start, np.random.default_rng(0))
+    moves = 0
+    for _ in range(40):
+        before = walk.times
+        walk.step(1e-9, 0.15)
+        if walk.times is not before and len(walk.times) == len(before):
+            both = np.array([before, walk.times])
+            then, now = costs.guide(both, slots_by_lengths(both, profile), 0.15)
+            assert now <= then + 1e-6
+            moves += 1
+    assert moves > 5
 
 
 def test_annealing_changes_the_number_of_stages() -> None:
