@@ -336,7 +336,7 @@ class _Search:
                     split = _Split.of(self._problem, spare=1)
                     profile = LengthProfile.of(split.rest.rounds)
                     start = _scattered(split.rest, profile, costs, stages, self._rng)
-                    walk = StageTimesSearch(profile, costs, start, self._rng)
+                    walk = StageTimesSearch(profile, costs, start, self._rng, by_lengths=True)
             if cooling.over(done, cycle):
                 cycle += 1
                 again = start

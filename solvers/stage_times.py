@@ -31,7 +31,7 @@ CANDIDATES, SCREENED = 96, 8
 """Stage times drawn at a time, and those of them screened at a time: mostly an early one is accepted."""
 
 GENEROUS = 2.0
-"""Temperature at which lengths alone refuse candidates of as many stages, in times of the walk's own."""
+"""Temperature at which lengths alone refuse candidates, in times of the walk's own."""
 
 PRICED = 6
 """Candidates of one draw that may be priced before new ones are drawn."""
@@ -103,6 +103,9 @@ class StageTimesSearch:
         Where the walk starts: rounds of the stages and the end, not decreasing, shape (stages + 1,).
     rng
         Draws the candidates.
+    by_lengths
+        Whether candidates of as many stages are refused by how lengths are rounded up, before any prices.
+        That makes a long walk quicker; a short one, far from its end, has more to gain elsewhere.
 
     Attributes
     ----------
@@ -115,11 +118,17 @@ class StageTimesSearch:
     """
 
     def __init__(
-        self, profile: LengthProfile, costs: StageCosts, times: IntArray, rng: np.random.Generator
+        self,
+        profile: LengthProfile,
+        costs: StageCosts,
+        times: IntArray,
+        rng: np.random.Generator,
+        by_lengths: bool = False,
     ) -> None:
         self._profile = profile
         self._costs = costs
         self._rng = rng
+        self._by_lengths = by_lengths
         self._feasible: list[tuple[float, int, IntArray]] = []
         self.priced = 0
         self.restart(times)
@@ -213,7 +222,7 @@ class StageTimesSearch:
         (delayed acceptance: Christen and Fox, 2005). One stage more or less changes more than this.
         """
         times = neighbours.times
-        if times.shape[1] != len(self.times):
+        if not self._by_lengths or times.shape[1] != len(self.times):
             return neighbours
         slots = slots_by_lengths(np.concatenate((self.times[None], times)), self._profile)
         at = float(self._costs.guide(self.times, slots[0], kink))

@@ -264,7 +264,7 @@ def test_a_cold_walk_with_as_many_stages_never_rounds_lengths_up_to_more() -> No
     problem = batch_like(2, 60, 10)
     profile, costs = LengthProfile.of(problem.rounds), StageCosts(0.025, 0.029, 10)
     start = np.linspace(0, 5 * 512, 21).astype(np.int64)
-    walk = StageTimesSearch(profile, costs, start, np.random.default_rng(0))
+    walk = StageTimesSearch(profile, costs, start, np.random.default_rng(0), by_lengths=True)
     moves = 0
     for _ in range(40):
         before = walk.times
