@@ -72,6 +72,9 @@ START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
 FEW = 40
 """Requests up to which orders are searched too: stage times alone leave much to chance in small problems."""
 
+MANY = 500
+"""Requests from which on how their lengths are rounded up says which stage times need few slots."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleSearchOutcome:
@@ -336,7 +339,8 @@ class _Search:
                     split = _Split.of(self._problem, spare=1)
                     profile = LengthProfile.of(split.rest.rounds)
                     start = _scattered(split.rest, profile, costs, stages, self._rng)
-                    walk = StageTimesSearch(profile, costs, start, self._rng, by_lengths=True)
+                    many = len(self._problem) >= MANY
+                    walk = StageTimesSearch(profile, costs, start, self._rng, by_lengths=many)
             if cooling.over(done, cycle):
                 cycle += 1
                 again = start
