@@ -172,15 +172,13 @@ def _search(name: str, problem: Problem, label: str, limits: Limits) -> Measurem
     outcome = search_schedule(
         problem, seconds=seconds, iterations=limits.work, seed=limits.seed, enough=bound.seconds
     )
-    schedule = outcome.schedule.trimmed(problem)
-    makespan = schedule.makespan(problem)
-    optimal = bound.seconds > 0 and bound.gap(makespan) <= OPTIMAL_WITHIN
+    optimal = bound.seconds > 0 and bound.gap(outcome.makespan) <= OPTIMAL_WITHIN
     stopped_by = StoppedBy.WORK if outcome.iterations == limits.work else StoppedBy.TIME
     result = Result(
         Status.OPTIMAL if optimal else Status.FEASIBLE,
         StoppedBy.PROOF if optimal else stopped_by,
-        schedule,
-        makespan,
+        outcome.schedule,
+        outcome.makespan,
         bound,
         time.perf_counter() - begun,
         label,

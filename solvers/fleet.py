@@ -191,9 +191,8 @@ class _FleetSearch:
         seconds = min(self._left, max(SLICE, even) * 2**share.searches)
         seed = self._limits.seed + share.searches
         found = search_schedule(share.problem, seconds=seconds, seed=seed, start=share.schedule)
-        schedule = found.schedule.trimmed(share.problem)
         share.searches += 1
-        share.schedule, share.finish = schedule, busy + schedule.makespan(share.problem)
+        share.schedule, share.finish = found.schedule, busy + found.makespan
 
     def _assign(self, busy: FloatArray) -> IntArray:
         dearest = np.argsort(-self._costs.mean(axis=0), kind="stable")

@@ -84,7 +84,7 @@ class ScheduleSearchOutcome:
     Parameters
     ----------
     schedule
-        The best schedule, which keeps every rule of the problem.
+        The best schedule, which keeps every rule of the problem, without rounds after its last request.
     makespan
         Its seconds.
     iterations
@@ -258,6 +258,7 @@ class _Search:
 
     def offer(self, schedule: Schedule) -> bool:
         """Keep a schedule that is valid and better than the incumbent, and return whether it was."""
+        schedule = schedule.trimmed(self._problem)
         makespan = schedule.makespan(self._problem)
         if makespan >= self._makespan - 1e-12 or schedule.check(self._problem) is not None:
             return False

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.cost import CostModel, IntArray
+from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds import best_bound
@@ -409,3 +410,11 @@ def test_the_search_ends_when_nothing_better_exists() -> None:
     found = search_schedule(problem, iterations=10_000, enough=only.makespan)
     assert found.iterations == 0
     assert found.makespan == only.makespan
+
+
+@pytest.mark.parametrize(("seed", "steps"), [(3, 30), (7, 120)])
+def test_the_last_improvement_is_the_schedule_without_idle_rounds_at_its_end(seed: int, steps: int) -> None:
+    problem = Problem(generate("table3", seed, 12), CostModel.paper(), 4)
+    found = search_schedule(problem, iterations=steps, seed=0)
+    assert found.makespan == found.schedule.trimmed(problem).makespan(problem)
+    assert found.improvements[-1][1] == found.makespan
