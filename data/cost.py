@@ -24,9 +24,12 @@ class CostModel:
     """
     Seconds of a prefill stage and of a decode round, affine in what they process.
 
-    A prefill stage of ``t`` tokens takes ``max(prefill_floor, prefill_base + prefill_per_token * t)``
-    seconds; a decode round over ``a`` active slots that hold ``v`` tokens of keys and values takes
+    A prefill stage of ``t`` tokens takes ``prefill_base + prefill_per_token * t`` seconds and
+    ``prefill_per_token_beyond * (t - prefill_bend)`` more beyond the bend, at least ``prefill_floor``; a
+    decode round over ``a`` active slots that hold ``v`` tokens of keys and values takes
     ``decode_base + decode_per_slot * a + decode_per_kv_token * v``.
+
+    What tokens beyond the bend cost more is never negative: a lower bound may leave it out.
 
     Parameters
     ----------
@@ -38,6 +41,9 @@ class CostModel:
         Least seconds of a prefill stage.
     decode_per_kv_token
         Seconds per token of keys and values read in a round.
+    prefill_bend, prefill_per_token_beyond
+        Tokens of a prefill stage beyond which each costs more, and by how many seconds: attention makes long
+        prompts dearer than a line does.
 
     Raises
     ------
@@ -51,6 +57,8 @@ class CostModel:
     decode_per_slot: float
     prefill_floor: float = 0.0
     decode_per_kv_token: float = 0.0
+    prefill_bend: float = 0.0
+    prefill_per_token_beyond: float = 0.0
 
     def __post_init__(self) -> None:
         refuse_negative_costs(self)
@@ -70,13 +78,15 @@ class CostModel:
     @overload
     def prefill_seconds(self, tokens: int) -> float: ...
     @overload
-    def prefill_seconds(self, tokens: IntArray) -> FloatArray: ...
-    def prefill_seconds(self, tokens: int | IntArray) -> float | FloatArray:
+    def prefill_seconds(self, tokens: IntArray | FloatArray) -> FloatArray: ...
+    def prefill_seconds(self, tokens: int | IntArray | FloatArray) -> float | FloatArray:
         """Return the seconds of one prefill stage of ``tokens`` prompt tokens (or of each in an array)."""
         if isinstance(tokens, np.ndarray):
             stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
+            stages += self.prefill_per_token_beyond * np.maximum(0.0, tokens - self.prefill_bend)
             return np.maximum(self.prefill_floor, stages)
-        return max(self.prefill_floor, self.prefill_base + self.prefill_per_token * tokens)
+        beyond = self.prefill_per_token_beyond * max(0.0, tokens - self.prefill_bend)
+        return max(self.prefill_floor, self.prefill_base + self.prefill_per_token * tokens + beyond)
 
     @overload
     def decode_seconds(self, active: int, kv_tokens: int = 0) -> float: ...

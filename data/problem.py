@@ -128,6 +128,17 @@ class Problem:
         return peak
 
     @property
+    def reaches_bend(self) -> bool:
+        """
+        Whether a prefill stage can reach beyond the bend of its cost.
+
+        Then two stages, one right after the other, may take less than one of all their prompts.
+        """
+        tokens, cap = int(self.prompt_tokens.sum()), self.prefill_token_cap
+        reached = tokens if cap is None else min(tokens, cap)
+        return self.cost.prefill_per_token_beyond > 0 and reached > self.cost.prefill_bend
+
+    @property
     def kv_token_rounds(self) -> int:
         r"""
         Tokens of keys and values read over the whole job, the same for every schedule.

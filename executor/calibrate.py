@@ -19,6 +19,8 @@ _PROFILE_ONLY = ("date", "lengths")
 """What a profile's versions say besides the engine's description."""
 _LENGTHS = (16, 32, 64, 128, 256, 512)
 """Tokens; with the batches, the stages that a cost model is drawn through."""
+_BEND_GAIN = 0.03
+"""The share of the error that a bend has to take away."""
 _OUTLIER = 2.0
 """Residuals beyond this many typical ones count less in the fit."""
 
@@ -61,7 +63,9 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
 
     The keys and values of a round count as the engine reads them, padding included. Relative errors, because
     stages range over orders of magnitude; robust (Huber), because a machine is disturbed now and then. The
-    floor of a prefill stage is found by trying which of the smallest stages lie on it.
+    floor of a prefill stage is found by trying which of the smallest stages lie on it. Where prompts get
+    dearer with length, the line above the floor may meet zero tokens below zero seconds: the cost model then
+    has a line from nothing to where floor and line meet, and a bend there.
 
     Parameters
     ----------
@@ -79,7 +83,7 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     decodes = [stage for stage in timed if stage.kind == "decode"]
     _require_two_sizes({stage.tokens for stage in prefills}, "prefill stages", "numbers of tokens")
     _require_two_sizes({stage.active for stage in decodes}, "decode rounds", "numbers of active slots")
-    base, per_token, floor = _fit_prefill(
+    prefill = _fit_prefill(
         np.array([stage.tokens for stage in prefills], dtype=np.float64),
         np.array([stage.seconds for stage in prefills]),
     )
@@ -93,12 +97,10 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     )
     decode = _fit(columns, np.array([stage.seconds for stage in decodes]) / rounds, rounds)
     return CostModel(
-        prefill_base=base,
-        prefill_per_token=per_token,
         decode_base=float(decode[0]),
         decode_per_slot=float(decode[1]),
-        prefill_floor=floor,
         decode_per_kv_token=float(decode[2]),
+        **prefill,
     )
 
 
@@ -171,28 +173,47 @@ def _require_two_sizes(sizes: set[int], what: str, of: str) -> None:
         )
 
 
-def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> tuple[float, float, float]:
-    """Return base, seconds per token and floor of ``max(floor, base + per_token * tokens)``."""
+def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
+    """Return the coefficients of ``max(floor, base + per_token * tokens)``, its base possibly below zero."""
     sizes = np.unique(tokens)
-    best, least = (0.0, 0.0, 0.0), np.inf
+    best, least = {"prefill_base": 0.0, "prefill_per_token": 0.0}, np.inf
     # At least two sizes must lie above the floor to draw a line through.
     candidates = np.unique(np.linspace(0, len(sizes) - 2, _FLOOR_CANDIDATES).astype(np.int64))
     for on_floor in candidates.tolist():
         below = tokens < sizes[on_floor]
         floor = float(np.median(seconds[below])) if on_floor else 0.0
-        line = _fit(np.column_stack((np.ones_like(tokens), tokens))[~below], seconds[~below])
-        fitted = np.maximum(floor, line[0] + line[1] * tokens)
-        loss = float(np.abs(fitted / seconds - 1).sum())
-        # A floor is one more coefficient: it has to earn its place.
-        if loss < least * (1 - 1e-3) - 1e-9:
-            best, least = (float(line[0]), float(line[1]), floor), loss
+        columns = np.column_stack((np.ones_like(tokens), tokens))[~below]
+        for bent in (False, True) if on_floor else (False,):
+            line = _fit(columns, seconds[~below], free=int(bent))
+            fitted = np.maximum(floor, line[0] + line[1] * tokens)
+            loss = float(np.abs(fitted / seconds - 1).sum())
+            # A floor is one more coefficient, and what is beyond a bend is left out of bounds: each has to
+            # earn its place.
+            if loss < least * (1 - (_BEND_GAIN if line[0] < 0 else 1e-3)) - 1e-9:
+                best, least = _prefill_coefficients(float(line[0]), float(line[1]), floor), loss
     return best
 
 
-def _fit(columns: FloatArray, seconds: FloatArray, weights: FloatArray | None = None) -> FloatArray:
-    """Return the coefficients, none negative, of least relative Huber loss, shape (columns,)."""
-    from scipy.optimize import nnls
+def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[str, float]:
+    if base >= 0:
+        return {"prefill_base": base, "prefill_per_token": per_token, "prefill_floor": floor}
+    bend = (floor - base) / per_token
+    return {
+        "prefill_base": 0.0,
+        "prefill_per_token": floor / bend,
+        "prefill_floor": floor,
+        "prefill_bend": bend,
+        "prefill_per_token_beyond": per_token - floor / bend,
+    }
 
+
+def _fit(
+    columns: FloatArray, seconds: FloatArray, weights: FloatArray | None = None, free: int = 0
+) -> FloatArray:
+    """Return the coefficients of least relative Huber loss, none negative but the first ``free``."""
+    from scipy.optimize import lsq_linear
+
+    lowest = np.where(np.arange(columns.shape[1]) < free, -np.inf, 0.0)
     relative = columns / seconds[:, None]
     scale = np.linalg.norm(relative, axis=0)
     scale[scale == 0] = 1.0
@@ -201,7 +222,7 @@ def _fit(columns: FloatArray, seconds: FloatArray, weights: FloatArray | None = 
     trust = np.ones_like(seconds)
     for _ in range(_REWEIGHTINGS):
         root = np.sqrt(counted * trust)
-        coefficients, _ = nnls(relative * root[:, None], root)
+        coefficients = lsq_linear(relative * root[:, None], root, (lowest, np.inf), "bvls").x
         off = np.abs(relative @ coefficients - 1.0)
         typical = 1.4826 * float(np.median(off))
         if typical <= 1e-12:

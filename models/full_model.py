@@ -280,13 +280,14 @@ def equal_requests(problem: Problem) -> list[IntArray]:
 
 def refuse_unsaid(problem: Problem) -> None:
     """
-    Refuse a problem with arrivals or a KV capacity.
+    Refuse a problem with arrivals, a KV capacity or a prefill cost that bends.
 
     Raises
     ------
     UnsupportedProblemError
-        If it has either.
+        If it has one of them.
     """
+    refuse_bend(problem)
     if problem.workload.arrival.any():
         raise UnsupportedProblemError(
             "this formulation has no equation for arrival times; plan without them, or by a policy"
@@ -295,6 +296,22 @@ def refuse_unsaid(problem: Problem) -> None:
         raise UnsupportedProblemError(
             "this formulation has no equation for the KV capacity, and some requests do not fit together;"
             " use the search, or the slot-free formulation on CP-SAT"
+        )
+
+
+def refuse_bend(problem: Problem) -> None:
+    """
+    Refuse a problem in which two prefill stages at one time can be better than one.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If a stage can reach beyond the bend of its cost.
+    """
+    if problem.reaches_bend:
+        raise UnsupportedProblemError(
+            "this formulation cannot prefill twice at one time, as it may pay where a prefill stage bends"
+            f" at {problem.cost.prefill_bend:g} tokens; use the search, or a token cap up to the bend"
         )
 
 

@@ -17,7 +17,7 @@ from ..data.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from .difference_bound import RoundUp, useful_differences
-from .full_model import UnsupportedProblemError, bins_needed, refuse_unsaid, without_empty_bins
+from .full_model import UnsupportedProblemError, bins_needed, refuse_bend, refuse_unsaid, without_empty_bins
 from .linear_model import LinearModel, ModelBuilder
 
 
@@ -295,6 +295,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     """
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times; plan by a policy")
+    refuse_bend(problem)
     if (problem.rounds < 1).any():
         raise UnsupportedProblemError("the interval model has no requests without a decode round")
     cost, has_floor = problem.cost, floor_binds(problem)

@@ -25,13 +25,9 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
     source
         Where it comes from.
     """
-    knee = 0.0
-    if cost.prefill_per_token > 0:
-        knee = max(0.0, (cost.prefill_floor - cost.prefill_base) / cost.prefill_per_token)
-    tokens = np.array([0.0, knee, knee + _MANY]) if knee else np.array([0.0, _MANY])
-    prefill = np.array(
-        [max(cost.prefill_floor, cost.prefill_base + cost.prefill_per_token * t) for t in tokens]
-    )
+    tokens = np.array([0.0, *_corners(cost)])
+    tokens = np.unique(np.append(tokens, tokens.max() + _MANY))
+    prefill = cost.prefill_seconds(tokens)
     slots = np.array([0.0, _MANY])
     rounds = cost.decode_base + cost.decode_per_slot * slots
     corners = np.array([[a, v] for a in (0.0, _MANY) for v in (0.0, 1e4)])
@@ -48,3 +44,14 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
         ),
         source=source,
     )
+
+
+def _corners(cost: CostModel) -> list[float]:
+    """Return the tokens at which what a prefill stage costs changes its slope, and perhaps some more."""
+    slope, beyond, bend = cost.prefill_per_token, cost.prefill_per_token_beyond, cost.prefill_bend
+    corners = [bend] if beyond > 0 else []
+    if slope > 0:
+        corners.append((cost.prefill_floor - cost.prefill_base) / slope)
+    if slope + beyond > 0:
+        corners.append((cost.prefill_floor - cost.prefill_base + beyond * bend) / (slope + beyond))
+    return [tokens for tokens in corners if tokens > 0]

@@ -83,8 +83,8 @@ def best_by_enumeration(
     Parameters
     ----------
     problem
-        Without arrivals, token cap and KV capacity, its prefill stages above the floor, each request with a
-        decode round.
+        Without arrivals, token cap and KV capacity, its prefill stages above the floor and below the bend,
+        each request with a decode round.
     limits
         Work is in steps of the enumeration.
     start
@@ -124,6 +124,7 @@ def _unsaid(problem: Problem) -> list[str]:
         "a cap on the tokens of a prefill stage": problem.prefill_token_cap is not None,
         "a KV capacity": problem.kv_capacity is not None,
         "a least cost of prefill stages": floor_binds(problem),
+        "a bend in the cost of prefill stages": problem.reaches_bend,
         "requests without a decode round": bool((problem.rounds < 1).any()),
         "decode rounds that cost nothing": problem.cost.decode_base <= 0,
     }

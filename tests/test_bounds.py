@@ -45,6 +45,8 @@ def tiny_problem(seed: int) -> Problem:
         decode_per_slot=float(rng.choice([0.0, 0.2])),
         prefill_floor=float(rng.choice([0.0, 1.0, 3.0])),
         decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+        prefill_bend=float(rng.choice([0.0, 4.0, 9.0])),
+        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
     )
     largest = int((prompts + outputs).max())
     return Problem(

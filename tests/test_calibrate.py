@@ -94,6 +94,14 @@ def test_a_fit_recovers_the_cost_of_what_was_measured() -> None:
         assert getattr(fitted, name) == pytest.approx(value, rel=1e-6), name
 
 
+def test_a_line_that_meets_nothing_below_zero_is_fitted_as_a_bend() -> None:
+    bent = CostModel(0.0, 0.0001, 0.029, 0.00021, 0.06, prefill_bend=600.0, prefill_per_token_beyond=0.0003)
+    assert bent.prefill_seconds(1600) == pytest.approx(-0.18 + 0.0004 * 1600)
+    fitted = fit_cost(profile(engine_of(bent), SLOTS, PROMPTS))
+    for name, value in bent.to_json().items():
+        assert getattr(fitted, name) == pytest.approx(value, rel=1e-6, abs=1e-12), name
+
+
 def test_a_cost_without_a_floor_is_fitted_without_one() -> None:
     fitted = fit_cost(profile(engine_of(CostModel.paper()), SLOTS, PROMPTS))
     assert fitted.prefill_floor == 0

@@ -128,6 +128,7 @@ def test_a_time_limit_is_kept() -> None:
         ("a cap", {"prefill_token_cap": 20}),
         ("a KV capacity", {"kv_capacity": 100}),
         ("a least cost", {"cost": CostModel(0.0, 0.001, 0.029, 0.0, prefill_floor=0.1)}),
+        ("a bend", {"cost": CostModel(0.1, 0.001, 0.029, 0.0, prefill_per_token_beyond=0.1, prefill_bend=8)}),
         ("without a decode round", {"prefill_emits_first_token": True}),
         ("cost nothing", {"cost": CostModel(1.0, 0.0, 0.0, 0.0)}),
     ],

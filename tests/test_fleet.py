@@ -36,7 +36,12 @@ UNIT = CostModel(0.0, 0.0, 1.0, 0.0)
 """A decode round takes a second, all else is free."""
 
 COSTS = st.sampled_from(
-    [UNIT, CostModel.paper(), CostModel(1.0, 0.1, 2.0, 0.5, prefill_floor=1.5, decode_per_kv_token=0.01)]
+    [
+        UNIT,
+        CostModel.paper(),
+        CostModel(1.0, 0.1, 2.0, 0.5, prefill_floor=1.5, decode_per_kv_token=0.01),
+        CostModel(0.5, 0.1, 2.0, 0.5, prefill_bend=15.0, prefill_per_token_beyond=0.2),
+    ]
 )
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,18 @@ def test_costs_that_are_not_whole_are_rounded_so_that_a_bound_stays_one() -> Non
     model = interval_model(problem_of([10, 10, 10], [2, 2, 2], cost=cost))
     assert (model.stage_cost, model.round_cost, model.unit) == (25123456, 29123456, 1e-9)
     assert interval_model(problem_of([10], [2])).stage_cost == 25
+
+
+def test_a_bend_is_refused_as_two_stages_at_one_time_may_be_better_than_one() -> None:
+    bent = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
+    problem = problem_of([10, 10], [2, 2], slots=2, cost=bent)
+    apart = Schedule([0, 1], [0, 1], [0, 2])  # type: ignore[arg-type]
+    together = Schedule([0, 0], [0, 1], [2])  # type: ignore[arg-type]
+    assert (apart.makespan(problem), together.makespan(problem)) == (4.0, 13.0)
+    for build in (repaired_model, literal_model, slot_free_model, interval_model):
+        with pytest.raises(UnsupportedProblemError, match="bends at 10 tokens"):
+            build(problem)
+        build(replace(problem, prefill_token_cap=10))
 
 
 def test_arrivals_have_no_equation() -> None:

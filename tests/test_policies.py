@@ -56,6 +56,8 @@ def problems(draw: st.DrawFn, arrivals: bool = True) -> Problem:
         decode_per_slot=draw(st.sampled_from([0.0, 0.5])),
         prefill_floor=draw(st.sampled_from([0.0, 5.0])),
         decode_per_kv_token=draw(st.sampled_from([0.0, 0.01])),
+        prefill_bend=9.0,
+        prefill_per_token_beyond=draw(st.sampled_from([0.0, 0.2])),
     )
     most = max(a + b for a, b in zip(inputs, outputs, strict=True))
     capacity = draw(st.none() | st.integers(most, 3 * most))

@@ -24,10 +24,19 @@ from batchbound.models.layer_cost import LayerCost
 from batchbound.models.whole_model_profile import whole_model_profile
 
 
-@pytest.mark.parametrize("cost", [CostModel.paper(), CostModel(0.01, 1e-4, 0.02, 1e-4, 0.05, 1e-7)])
+@pytest.mark.parametrize(
+    "cost",
+    [
+        CostModel.paper(),
+        CostModel(0.01, 1e-4, 0.02, 1e-4, 0.05, 1e-7),
+        CostModel(0.01, 1e-4, 0.02, 1e-4, 0.05, 1e-7, prefill_bend=300.0, prefill_per_token_beyond=2e-4),
+        CostModel(0.01, 1e-4, 0.02, 1e-4, prefill_bend=300.0, prefill_per_token_beyond=2e-4),
+        CostModel(0.01, 0.0, 0.02, 1e-4, 0.05, 1e-7, prefill_bend=3000.0, prefill_per_token_beyond=2e-4),
+    ],
+)
 def test_a_whole_model_profile_costs_what_the_cost_model_says(cost: CostModel) -> None:
     composed = LayerCost(whole_model_profile(cost, "test"))
-    for tokens in (10, 500, 4000):
+    for tokens in (10, 350, 500, 3100, 4000):
         assert sum(composed.encode(1, tokens)) == pytest.approx(cost.prefill_seconds(tokens), rel=1e-6)
     for active, context in ((1, 50), (30, 700)):
         expected = cost.decode_seconds(active, active * context)

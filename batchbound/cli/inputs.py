@@ -325,8 +325,11 @@ def _refuse_timeless(problem: Problem, source: str) -> None:
         raise InputError("no stage of this job takes any time", file=source, mend=mend)
     prompts, rounds = problem.prompt_tokens.astype(float), problem.rounds.astype(float)
     with np.errstate(over="ignore"):
-        alone = cost.prefill_seconds(1) + cost.prefill_per_token * prompts
-        alone += rounds * cost.decode_seconds(1) + cost.decode_per_kv_token * rounds * (prompts + rounds)
+        alone = (
+            cost.prefill_seconds(prompts)
+            + rounds * cost.decode_seconds(1)
+            + cost.decode_per_kv_token * rounds * (prompts + rounds)
+        )
         seconds = alone.sum()
     if not np.isfinite(seconds):
         raise InputError("the job takes more seconds than can be counted", file=source, mend=mend)

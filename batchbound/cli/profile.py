@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.calibration import CalibratedCost
+from ..data.cost import CostModel
 from ..data.files import InputError
 from ..data.problem import Problem
 from ..data.workload import Workload
@@ -102,13 +103,19 @@ def run(args: argparse.Namespace) -> int:
     print(f"{output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
     print(
         f"  prefill stage  {cost.prefill_base * 1e3:.3f} ms + {cost.prefill_per_token * 1e3:.5f} ms/token"
-        f", at least {cost.prefill_floor * 1e3:.3f} ms  (mean error {error.prefill_mape:.1%})"
+        f"{_bend(cost)}, at least {cost.prefill_floor * 1e3:.3f} ms  (mean error {error.prefill_mape:.1%})"
     )
     print(
         f"  decode round   {cost.decode_base * 1e3:.3f} ms + {cost.decode_per_slot * 1e3:.5f} ms/slot"
         f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
     )
     return 0
+
+
+def _bend(cost: CostModel) -> str:
+    if not cost.prefill_per_token_beyond:
+        return ""
+    return f" + {cost.prefill_per_token_beyond * 1e3:.5f} ms/token beyond {cost.prefill_bend:.0f}"
 
 
 def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:

@@ -366,7 +366,8 @@ def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Na
     problem = inputs.problem
     if configuration.handed_over:
         # The plan is of the worker that decodes: to it, a batch that joins costs next to nothing.
-        cost = replace(problem.cost, prefill_base=0.0, prefill_per_token=0.0, prefill_floor=0.0)
+        free = dict.fromkeys(("base", "per_token", "floor", "per_token_beyond"), 0.0)
+        cost = replace(problem.cost, **{f"prefill_{name}": seconds for name, seconds in free.items()})
         problem = replace(problem, cost=cost)
     if args.profile:
         # How many requests run at a time is the search's choice.
