@@ -15,6 +15,7 @@ from ..models.least_counts import cost_terms
 from .constructive import longest_first, ski_rental_schedule
 from .slot_flow import LengthProfile, stages_of_requests, whole_slots
 from .slot_price import slot_price
+from .stage_split import split_stages
 from .stage_times import StageCosts, StageTimesSearch
 from .token_caps import stages_within_cap
 
@@ -258,7 +259,7 @@ class _Search:
 
     def offer(self, schedule: Schedule) -> bool:
         """Keep a schedule that is valid and better than the incumbent, and return whether it was."""
-        schedule = schedule.trimmed(self._problem)
+        schedule = split_stages(self._problem, schedule.trimmed(self._problem))
         makespan = schedule.makespan(self._problem)
         if makespan >= self._makespan - 1e-12 or schedule.check(self._problem) is not None:
             return False
