@@ -96,7 +96,7 @@ class ReferenceTime:
         InputError
             If a field is missing, of another kind, or none that can be, or the time is of other work.
         """
-        read = JsonFields(value, file, "reference", "Profile again.")
+        read = JsonFields(value, file, "reference", "Profile again, and search again with that profile.")
         numbers = {name: read.number(name) for name in ("seconds", "fast", "slow", "beside")}
         if read.get("work") != WORK:
             raise read.error("work", f"{read.get('work')!r} is not {WORK!r}")
