@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 
+from ..data.files import InputError
 from ..data.problem import Problem
+from ..models.full_model import UnsupportedProblemError
 from ..planning import PlanningError
+from ..solvers.linear import BackendError
 from ..solvers.result import Limits
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .inputs import (
@@ -67,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
         plan = planned(args, inputs, limits, record)
     except PlanningError as error:
         return fail(str(error))
+    except (BackendError, UnsupportedProblemError) as error:
+        mend = f"The default, {DEFAULT_SOLVER}, takes every job."
+        raise InputError(str(error), where=f"--solver {args.solver}", mend=mend) from None
     plan.save(args.output)
     summary = plan_summary(plan, time.perf_counter() - begun)
     show(summary, as_json=args.json, title=f"{args.output}: {_what(plan.problem)}")
