@@ -73,9 +73,10 @@ def make_plan(
             left = replace(limits, seconds=max(LAST_SHARE * limits.seconds, limits.seconds - _since(begun)))
     result = solve(problem, solver, limits=left, start=start)
     if result.schedule is None:
+        said = f": {result.message}" if result.message else ""
         raise PlanningError(
             f"the solver {result.solver!r} found no schedule"
-            f" ({result.status}, stopped by {result.stopped_by}). {result.message}"
+            f" ({result.status}, stopped by {result.stopped_by}{said})."
             " Give it more time or choose another solver."
         )
     violation = result.schedule.check(problem)

@@ -19,6 +19,9 @@ from ..data.schedule import Schedule
 from .full_rows import FullColumns, FullRows, PrefillLevel
 from .linear_model import LinearModel
 
+MOST_COLUMNS = 10_000_000
+"""Columns of a model at most: some kilobytes each are held by who builds and who solves it."""
+
 
 class UnsupportedProblemError(ValueError):
     """A formulation has no equation for something the problem asks for."""
@@ -97,10 +100,12 @@ def literal_model(
     Raises
     ------
     UnsupportedProblemError
-        If the problem has what the model cannot say.
+        If the problem has what the model cannot say, or the model would be too large to build.
     """
     refuse_unsaid(problem)
-    rows = FullRows(problem, bins or bins_needed(problem))
+    bins = bins or bins_needed(problem)
+    refuse_large(3 * len(problem) * problem.slots * bins)
+    rows = FullRows(problem, bins)
     levels = default_levels(problem) if levels is None else levels
     y = rows.builder.columns("y", (rows.bins, len(levels)), upper=1, integer=True)
     rows.makespan()
@@ -141,10 +146,12 @@ def repaired_model(problem: Problem, *, bins: int | None = None) -> FullModel:
     Raises
     ------
     UnsupportedProblemError
-        If the problem has what the model cannot say.
+        If the problem has what the model cannot say, or the model would be too large to build.
     """
     refuse_unsaid(problem)
-    rows = FullRows(problem, bins or bins_needed(problem))
+    bins = bins or bins_needed(problem)
+    refuse_large(3 * len(problem) * problem.slots * bins)
+    rows = FullRows(problem, bins)
     z = rows.builder.columns("z", (rows.bins,), upper=1, integer=True)
     most = float(problem.rounds.sum())
     rounds = rows.builder.columns("r", (rows.bins,), upper=most, integer=True)
@@ -296,6 +303,21 @@ def refuse_unsaid(problem: Problem) -> None:
         raise UnsupportedProblemError(
             "this formulation has no equation for the KV capacity, and some requests do not fit together;"
             " use the search, or the slot-free formulation on CP-SAT"
+        )
+
+
+def refuse_large(columns: int) -> None:
+    """
+    Refuse a model that no solver of it could hold.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If it has more than :data:`MOST_COLUMNS` columns.
+    """
+    if columns > MOST_COLUMNS:
+        raise UnsupportedProblemError(
+            f"this formulation of so large a job has {columns:,} columns, more than {MOST_COLUMNS:,}"
         )
 
 

@@ -17,7 +17,14 @@ from ..data.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from .difference_bound import RoundUp, useful_differences
-from .full_model import UnsupportedProblemError, bins_needed, refuse_bend, refuse_unsaid, without_empty_bins
+from .full_model import (
+    UnsupportedProblemError,
+    bins_needed,
+    refuse_bend,
+    refuse_large,
+    refuse_unsaid,
+    without_empty_bins,
+)
 from .linear_model import LinearModel, ModelBuilder
 
 
@@ -69,6 +76,7 @@ def slot_free_model(problem: Problem, *, bins: int | None = None) -> SlotFreeMod
     """
     refuse_unsaid(problem)
     count = bins or bins_needed(problem)
+    refuse_large(3 * len(problem) * count)
     cost, lengths = problem.cost, problem.rounds[:, None]
     shape = (len(problem), count)
     has_floor = floor_binds(problem)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from batchbound.data.cost import CostModel
+from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
@@ -284,6 +285,15 @@ def test_a_bend_is_refused_as_two_stages_at_one_time_may_be_better_than_one() ->
         with pytest.raises(UnsupportedProblemError, match="bends at 10 tokens"):
             build(problem)
         build(replace(problem, prefill_token_cap=10))
+
+
+def test_a_model_too_large_to_hold_is_refused_before_it_is_built() -> None:
+    problem = Problem(generate("table3", 0), PAPER, 200)
+    for build in (repaired_model, literal_model):
+        with pytest.raises(UnsupportedProblemError, match="886,368,000 columns, more than 10,000,000"):
+            build(problem)
+    with pytest.raises(UnsupportedProblemError, match="so large a job has 19,195,800 columns"):
+        slot_free_model(problem_of([10] * 2600, [2] * 2600, slots=140))
 
 
 def test_arrivals_have_no_equation() -> None:
