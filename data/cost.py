@@ -75,6 +75,12 @@ class CostModel:
         """
         return cls(prefill_base=0.025, prefill_per_token=0.00013, decode_base=0.029, decode_per_slot=0.00021)
 
+    def with_free_prefill(self) -> CostModel:
+        """Return the same costs of decode rounds, with prefill stages that cost nothing."""
+        return CostModel(
+            0.0, 0.0, self.decode_base, self.decode_per_slot, decode_per_kv_token=self.decode_per_kv_token
+        )
+
     @overload
     def prefill_seconds(self, tokens: int) -> float: ...
     @overload

@@ -366,9 +366,7 @@ def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Na
     problem = inputs.problem
     if configuration.handed_over:
         # The plan is of the worker that decodes: to it, a batch that joins costs next to nothing.
-        free = dict.fromkeys(("base", "per_token", "floor", "per_token_beyond"), 0.0)
-        cost = replace(problem.cost, **{f"prefill_{name}": seconds for name, seconds in free.items()})
-        problem = replace(problem, cost=cost)
+        problem = replace(problem, cost=problem.cost.with_free_prefill())
     if args.profile:
         # How many requests run at a time is the search's choice.
         problem = replace(problem, slots=min(len(problem), configuration.slots))
