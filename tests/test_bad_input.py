@@ -410,7 +410,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "stop sequences": (planned(body(stop=["END"])), r"line 1, field 'body.stop'"),
     "lines that differ in temperature": (
         planned(body(temperature=0.5), line(custom_id="b")),
-        r"differ in temperature.*--temperature",
+        r"prompts.jsonl, line 2, field 'body.temperature': null here and 0.5 in line 1.*--temperature",
     ),
     "a device that is none": (planned(run=("--device", "gpu9")), r"'gpu9' is no device"),
     "a random model's seed beyond 64 bits": (

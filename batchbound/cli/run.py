@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import signal
 import threading
@@ -187,7 +188,7 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
         mend = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
         raise InputError("the plan is of lengths only, and --prompts says nothing", file=args.plan, mend=mend)
     records = None if source is None else _planned_records(plan, args)
-    sampler = _sampler(records or (), args)
+    sampler = _sampler(records or (), args, None if source is None else _prompts_path(plan, args))
     model = load(args) if shape is None else shape
     planned = args.model if source is None else _tokenizer_of(source.tokenizer, args.model)
     tokenizer = load_tokenizer(args.tokenizer or planned)
@@ -248,9 +249,14 @@ def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, ob
     }
 
 
+def _prompts_path(plan: Plan, args: argparse.Namespace) -> Path:
+    assert plan.prompts is not None
+    return Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / plan.prompts.path
+
+
 def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
     assert plan.prompts is not None
-    path = Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / plan.prompts.path
+    path = _prompts_path(plan, args)
     for output in (args.output, args.trace):
         refuse_outputs([output], True, [path])
     mend = "Give the planned file with --prompts, or plan again."
@@ -275,7 +281,7 @@ def _tokenizer_of(planned: str, model: str) -> str:
     return model if planned.startswith("tiny:") and model.startswith("tiny:") else planned
 
 
-def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace) -> Sampler:
+def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace, path: Path | None) -> Sampler:
     """Return how tokens are chosen: as the command line says, else as all lines of the batch file say."""
     from ..executor.sampling import Sampler
 
@@ -283,13 +289,14 @@ def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace) -> Sampl
     for name, default in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("seed", 0)):
         given = getattr(args, name)
         if given is None:
-            values = {getattr(record, name) for record in records} or {None}
-            if len(values) > 1:
-                shown = ", ".join(sorted(map(str, values))[:3])
-                message = f"the lines of the batch file differ in {name} ({shown})"
+            given = getattr(records[0], name) if records else None
+            other = next((record for record in records if getattr(record, name) != given), None)
+            if other is not None:
+                shown, first = (json.dumps(value) for value in (getattr(other, name), given))
+                message = f"{shown} here and {first} in line {records[0].line}: a run has one {name}"
                 mend = f"Say --{name.replace('_', '-')} for the whole run, or split the file."
-                raise InputError(message, mend=mend)
-            given = values.pop()
+                where = f"line {other.line}, field 'body.{name}'"
+                raise InputError(message, file=path, where=where, mend=mend)
         chosen[name] = default if given is None else given
     try:
         return Sampler(**chosen)  # type: ignore[arg-type]
