@@ -18,10 +18,10 @@ from batchbound.data.problem import Problem
 from batchbound.executor.loop import schedule_of
 from batchbound.executor.simulate import simulate
 from batchbound.heuristics.registry import policy_named
-from batchbound.models.bounds import best_bound
 from batchbound.planning import make_plan
 from batchbound.solvers import Limits
 from batchbound.solvers.partition import solve_partition
+from batchbound.solvers.proven_bound import proven_bound
 
 SLOTS = 200
 
@@ -61,7 +61,7 @@ def main() -> None:
     proven = 0
     for seed in range(seeds):
         problem = Problem(generate("table3", seed), CostModel.paper(), SLOTS)
-        bounds[seed] = best_bound(problem).seconds
+        bounds[seed] = proven_bound(problem).seconds
         begun = time.process_time()
         packed = solve_partition(problem.rounds, SLOTS)
         packing_seconds[seed] = time.process_time() - begun

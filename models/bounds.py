@@ -8,7 +8,6 @@ from ..data.bound import Bound
 from ..data.problem import Problem
 from .difference_bound import difference_set_bound
 from .least_counts import Counts, cost_terms, least_counts
-from .rounded_packing import RoundedPacking
 
 
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
@@ -86,9 +85,7 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
     return Bound(sum(terms.values()), "hybrid paper (31)-(32) as printed", terms, certificate, valid=False)
 
 
-def best_bound(
-    problem: Problem, counts: Counts | None = None, refuted: Sequence[RoundedPacking] = ()
-) -> Bound:
+def best_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     """
     Return the strongest valid bound that takes no search.
 
@@ -101,8 +98,6 @@ def best_bound(
     counts
         The least stages and rounds, if more is known than
         :func:`~batchbound.models.least_counts.least_counts` finds.
-    refuted
-        Proofs for :func:`~batchbound.models.difference_bound.difference_set_bound`.
 
     Returns
     -------
@@ -110,5 +105,5 @@ def best_bound(
         The larger of the trivial and the difference-set bound, with its certificate.
     """
     counts = least_counts(problem) if counts is None else counts
-    bounds = trivial_bound(problem, counts), difference_set_bound(problem, counts, refuted)
+    bounds = trivial_bound(problem, counts), difference_set_bound(problem, counts)
     return max(bounds, key=lambda bound: bound.seconds)

@@ -10,14 +10,12 @@ from typing import Any
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Violation
+from .end_certificates import EndClaim, checked_ends
 from .enumeration_check import fits
+from .refuted import Refuted
 
 ROUNDING = 1e-9
 """Relative error of floating-point sums that is let pass."""
-
-
-class _Refuted(Exception):
-    """A claim of the certificate does not hold: rule and message."""
 
 
 def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
@@ -51,7 +49,7 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
         )
     try:
         proven = _proven_seconds(problem, bound.certificate)
-    except _Refuted as refuted:
+    except Refuted as refuted:
         return Violation(*refuted.args)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
@@ -75,9 +73,11 @@ def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
         refuted = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
         lates = [int(late) for late in certificate.get("late", [0])]
         if min(lates, default=0) < 0:
-            raise _Refuted("late", f"{min(lates)} is negative")
-        return _difference_seconds(problem, slots, stages, rounds, charges, refuted, lates)
-    raise _Refuted("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+            raise Refuted("late", f"{min(lates)} is negative")
+        have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+        ends = [checked_ends(have, slots, claim) for claim in certificate.get("ends", [])]
+        return _difference_seconds(problem, slots, stages, rounds, charges, refuted, lates, ends)
+    raise Refuted("a certificate is of a known kind", f"{certificate['kind']!r} is not")
 
 
 def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
@@ -88,13 +88,13 @@ def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
     """
     cost, lengths = problem.cost, [n for n in problem.rounds.tolist() if n > 0]
     if cost.decode_base <= 0 or not lengths:
-        raise _Refuted("enumeration", "without decode rounds that cost something there is nothing to try")
+        raise Refuted("enumeration", "without decode rounds that cost something there is nothing to try")
     claimed = cost.prefill_base * stages + cost.decode_base * rounds
     # Every slot can be used from the first stage on, so no more stages than this are of use.
     for number in range(1, len(lengths) - min(problem.slots, len(lengths)) + 2):
         below = (claimed * (1 - ROUNDING) - cost.prefill_base * number) / cost.decode_base
         if fits(lengths, problem.slots, number, math.ceil(below) - 1):
-            raise _Refuted("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
+            raise Refuted("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
     tokens = cost.prefill_per_token * sum(problem.prompt_tokens.tolist())
     work = cost.decode_per_slot * sum(problem.rounds.tolist())
     seconds: float = claimed + tokens + work + cost.decode_per_kv_token * problem.kv_token_rounds
@@ -107,7 +107,7 @@ def _checked_slots(problem: Problem, claimed: int) -> int:
     if claimed >= min(problem.slots, len(prompts)):
         return claimed
     if problem.kv_capacity is None or sum(prompts[: claimed + 1]) <= problem.kv_capacity:
-        raise _Refuted("slots", f"more than {claimed} requests can be in progress together")
+        raise Refuted("slots", f"more than {claimed} requests can be in progress together")
     return claimed
 
 
@@ -125,9 +125,9 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any]) -> i
         worth, limit = _checked_prices(prompts, claim)
         proven = -(-worth // limit)
     else:
-        raise _Refuted("stages", f"no argument is called {claim['kind']!r}")
+        raise Refuted("stages", f"no argument is called {claim['kind']!r}")
     if claimed > proven:
-        raise _Refuted("stages", f"{claimed} claimed, {proven} proven")
+        raise Refuted("stages", f"{claimed} claimed, {proven} proven")
     return claimed
 
 
@@ -139,7 +139,7 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any]) -> i
         heaviest = sorted(rounds, reverse=True)[: int(claim["heaviest"])]
         group = int(claim["machines"])
         if not 1 <= group <= slots:
-            raise _Refuted("rounds", f"{group} of {slots} slots cannot be chosen")
+            raise Refuted("rounds", f"{group} of {slots} slots cannot be chosen")
         # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
         spread = [len(heaviest) // slots + (slot < len(heaviest) % slots) for slot in range(slots)]
         held = sum(spread[:group])
@@ -148,7 +148,7 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any]) -> i
         _check_capacity(claim, at_least=claimed - 1)
         worth, limit = _checked_prices(rounds, claim)
         if worth <= slots * limit:
-            raise _Refuted("rounds", f"prices of {worth} fit {slots} slots of {limit}")
+            raise Refuted("rounds", f"prices of {worth} fit {slots} slots of {limit}")
         proven = int(claim["capacity"]) + 1
     elif claim["kind"] == "KV tokens over capacity":
         first = int(problem.prefill_emits_first_token)
@@ -159,15 +159,15 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any]) -> i
         )
         proven = -(-held // (problem.kv_capacity or held))
     else:
-        raise _Refuted("rounds", f"no argument is called {claim['kind']!r}")
+        raise Refuted("rounds", f"no argument is called {claim['kind']!r}")
     if claimed > proven:
-        raise _Refuted("rounds", f"{claimed} claimed, {proven} proven")
+        raise Refuted("rounds", f"{claimed} claimed, {proven} proven")
     return claimed
 
 
 def _check_capacity(claim: Mapping[str, Any], at_least: int) -> None:
     if int(claim["capacity"]) < at_least:
-        raise _Refuted("prices", f"made for a capacity of {claim['capacity']}, not {at_least}")
+        raise Refuted("prices", f"made for a capacity of {claim['capacity']}, not {at_least}")
 
 
 def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, int]:
@@ -175,10 +175,10 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, 
     price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
     capacity, limit = int(claim["capacity"]), int(claim["limit"])
     if limit < 1 or min(price.values()) < 0:
-        raise _Refuted("prices", "prices must not be negative, their limit must be positive")
+        raise Refuted("prices", "prices must not be negative, their limit must be positive")
     have = Counter(weights)
     if price.get(0, 0) > 0:
-        raise _Refuted("prices", "an item of no weight fits any number of times, so it has no price")
+        raise Refuted("prices", "an item of no weight fits any number of times, so it has no price")
     dearest = [0] * (capacity + 1)
     for weight, worth in price.items():
         if worth == 0:
@@ -192,9 +192,7 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, 
                 for load in range(capacity, weight - 1, -1):
                     dearest[load] = max(dearest[load], dearest[load - weight] + worth)
     if dearest[capacity] > limit:
-        raise _Refuted(
-            "prices", f"items that fit in {capacity} are priced {dearest[capacity]}, above {limit}"
-        )
+        raise Refuted("prices", f"items that fit in {capacity} are priced {dearest[capacity]}, above {limit}")
     return sum(price.get(weight, 0) * count for weight, count in have.items()), limit
 
 
@@ -218,14 +216,14 @@ def _checked_refutation(problem: Problem, slots: int, claim: Mapping[str, Any]) 
     price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
     if limit < 1 or min(price.values()) < 0 or values < 0:
-        raise _Refuted("refuted", "values and prices must not be negative, their limit must be positive")
+        raise Refuted("refuted", "values and prices must not be negative, their limit must be positive")
     dearest = [0] * (capacity + 1)
     for load in range(1, capacity + 1):
         dearest[load] = max(
             [dearest[load - 1]] + [dearest[load - n] + price[n] for n, _ in have if n <= load]
         )
     if dearest[capacity] > limit:
-        raise _Refuted("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
+        raise Refuted("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
     # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.
     least: list[float] = [0.0] + [math.inf] * len(have)
     for _ in range(values + 1):
@@ -234,7 +232,7 @@ def _checked_refutation(problem: Problem, slots: int, claim: Mapping[str, Any]) 
             for i in range(1, len(have) + 1)
         ]
     if least[-1] <= slots * limit:
-        raise _Refuted("refuted", f"roundings worth {least[-1]} fit {slots} slots of {limit}")
+        raise Refuted("refuted", f"roundings worth {least[-1]} fit {slots} slots of {limit}")
     return values, capacity
 
 
@@ -255,8 +253,9 @@ def _difference_seconds(
     charges: list[int],
     refuted: list[tuple[int, int]],
     lates: list[int],
+    ends: list[EndClaim],
 ) -> float:
-    """Return the least cost over all numbers of stages, the waste of each bounded by the charges."""
+    """Return the least cost over all numbers of stages, the waste of each bounded by charges and ends."""
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
     if not have:
         return _least_seconds(problem, stages, rounds)
@@ -278,12 +277,36 @@ def _difference_seconds(
                     beside = _near_in_chain(number, longest + late + 1, rounds) - spans
                     near = max(0, min(near, beside, _near_beside(number, longest + late, rounds, spans)))
                 waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
-                waste += (late + 1) * max(0, have[-1][1] - spans * slots)
+                held = (late + 1) * max(0, have[-1][1] - spans * slots)
                 unfit = [capacity + 1 for values, capacity in refuted if near <= values]
-                needed = min(needed, max([rounds, spans * longest, -(-(work + waste) // slots), *unfit]))
+                least = max([rounds, spans * longest, -(-(work + waste + held) // slots), *unfit])
+                same = spans if late == 0 else 0
+                refuting = {
+                    end.rounds
+                    for end in ends
+                    if end.exceeds(
+                        slots * end.rounds - work, near, _end_values(number, same, end.rounds % longest), held
+                    )
+                }
+                while least in refuting:
+                    least += 1
+                needed = min(needed, least)
             proven = max(proven, int(needed))
         best = min(best, _least_seconds(problem, number, proven))
     return best
+
+
+def _end_values(stages: int, spans: int, left: int) -> int:
+    """
+    Return the values, modulo the longest request, of the points between as seen from either end, at most.
+
+    The ends of a span of just the longest request's rounds are one, seen from either end, unless one of them
+    is that end. If this is so at both ends, what is ``left`` of all rounds is a value seen from both.
+    """
+    values = 2 * (stages - 1)
+    if spans > 0:
+        values -= 2 * spans - 2 + (1 if left else 0)
+    return max(0, values)
 
 
 def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
@@ -326,7 +349,7 @@ def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
 def _relaxed_waste(have: list[tuple[int, int]], charge: int) -> int:
     """Return the least waste plus charges of rounding lengths up to values, the largest of which is free."""
     if charge < 0:
-        raise _Refuted("charges", f"{charge} is negative")
+        raise Refuted("charges", f"{charge} is negative")
     least = [0]
     for i in range(len(have)):
         last, waste, best = have[i][0], 0, math.inf

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from ..data.cost import IntArray
 from ..data.problem import Problem
 from .least_counts import Counts, cost_terms, least_counts
 from .rounded_packing import RoundedPacking
+from .slot_ends import EndCase, EndWaste
 
 
 def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0, late: int = 0) -> int:
@@ -76,6 +76,35 @@ def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
     steps = rounds // distance + 1
     far = steps * (steps - 1) // 2 + max(0, stages - steps) * max(0, steps - 2)
     return max(0, (stages + 1) * stages // 2 - far)
+
+
+def useful_end_values(stages: int, longest: int, rounds: int, exact: int = 0) -> int:
+    r"""
+    Return how many lengths S start times and the end leave to the first and the last requests of slots.
+
+    These are what the points between the first, 0, and the end, R, are modulo the longest request's M rounds,
+    as seen from either: :math:`V = \{x \bmod M\}` and :math:`U = \{(R - x) \bmod M\}` for S - 1 points
+    at most, nothing left out. Let :math:`b_i = a_i + M` be e pairs of points, none beginning before another
+    has ended. They are the same in V, so V lacks one for each :math:`b_i` but the end, and U one for each
+    :math:`a_i` but the first point: together 2 e - 2 if :math:`a_1 = 0` and :math:`b_e = R`, else one more.
+    But then M and R - M are points too, and so R modulo M is in both of them, unless it is nothing.
+
+    Parameters
+    ----------
+    stages, longest
+        As in :func:`useful_differences`.
+    rounds
+        The decode rounds R.
+    exact
+        Pairs e of points M apart, none beginning before another has ended.
+
+    Returns
+    -------
+    int
+        The most members of V and U together that are not 0.
+    """
+    same = 2 * exact - (1 if rounds % longest else 2) if exact else 0
+    return max(0, 2 * (stages - 1) - same)
 
 
 @dataclass(slots=True)
@@ -186,11 +215,47 @@ class RoundUp:
         return max([0, *(self.relaxed(charge)[0] - charge * values for charge in charges)])
 
 
-def difference_set_bound(
-    problem: Problem, counts: Counts | None = None, refuted: Sequence[RoundedPacking] = ()
-) -> Bound:
-    r"""
+def difference_set_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+    """
     Return the bound that the number of differences between start times puts on slot time.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded. Arrival times are left out, which only lowers the bound.
+    counts
+        The least stages and rounds to start from, if more is known than
+        :func:`~batchbound.models.least_counts.least_counts` finds.
+
+    Returns
+    -------
+    Bound
+        As :meth:`Differences.bound` gives it, without what takes a search.
+    """
+    return Differences(problem, least_counts(problem) if counts is None else counts).bound()
+
+
+@dataclass(frozen=True, slots=True)
+class CheapestCounts:
+    """
+    The stages and rounds that cost least of those that the differences allow.
+
+    Parameters
+    ----------
+    stages, rounds
+        The counts.
+    values
+        The most values below the longest request that lengths can be rounded up to there.
+    """
+
+    stages: int
+    rounds: int
+    values: int
+
+
+class Differences:
+    r"""
+    What few differences between start times waste, and the bound that this gives.
 
     A slot that serves request i from stage a is filled again at a later stage b, or not before the end: it
     is held for a difference of two of the S + 1 points (start times and end) that is at least n_i.
@@ -208,6 +273,11 @@ def difference_set_bound(
     e is, one of these cases holds, and for every l. Prolonged lengths must also fit the slots one by one,
     which ``refuted`` shows them not to do for some k and R.
 
+    The first and the last request of a slot that are shorter than M are rounded up to end values too
+    (:class:`~batchbound.models.slot_ends.SlotEnds`), of which there are few (:func:`useful_end_values`).
+    ``ends`` are the wastes proven of them, each for some R; a number of rounds that has no room for one is
+    refuted.
+
     The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
     S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
     capacity and slots that stay empty only mean fewer differences or more waste, so all of them keep the
@@ -218,130 +288,135 @@ def difference_set_bound(
     problem
         The problem bounded. Arrival times are left out, which only lowers the bound.
     counts
-        The least stages and rounds to start from, if more is known than
-        :func:`~batchbound.models.least_counts.least_counts` finds.
+        The least stages and rounds to start from.
+
+    Attributes
+    ----------
     refuted
         Proofs that so few values do not fit ``counts.slots`` slots of so many rounds.
-
-    Returns
-    -------
-    Bound
-        Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
-        shortest paths, and the refutations used.
-    """
-    counts = least_counts(problem) if counts is None else counts
-    cheapest = cheapest_counts(problem, counts, refuted)
-    terms = cost_terms(problem, cheapest.stages, cheapest.rounds)
-    certificate = {
-        "kind": "difference set",
-        "slots": counts.slots,
-        **counts.claims,
-        "charges": list(cheapest.charges),
-        "late": list(cheapest.late),
-        "refuted": [proof.witness for proof in refuted],
-    }
-    source = "difference set and prices" if refuted else "difference set"
-    return Bound(sum(terms.values()), source, terms, certificate)
-
-
-@dataclass(frozen=True, slots=True)
-class CheapestCounts:
-    """
-    The stages and rounds that cost least of those that the differences allow.
-
-    Parameters
-    ----------
-    stages, rounds
-        The counts.
-    values
-        The most values below the longest request that lengths can be rounded up to there.
-    charges
-        Charges (Lagrange multipliers) that prove it.
-    late
-        Rounds by which spans may exceed the longest request and be counted as made for it, each of which
-        gives an argument.
+    ends
+        Wastes of the first and the last requests of slots.
     """
 
-    stages: int
-    rounds: int
-    values: int
-    charges: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-
-
-def cheapest_counts(
-    problem: Problem, counts: Counts, refuted: Sequence[RoundedPacking] = ()
-) -> CheapestCounts:
-    """
-    Return the stages and rounds that cost least of those that the differences allow.
-
-    Parameters
-    ----------
-    problem, counts, refuted
-        As in :func:`difference_set_bound`.
-    """
-    waste = _Waste(problem, counts, refuted)
-
-    def seconds(stages: int, rounds: int) -> float:
-        return sum(cost_terms(problem, stages, rounds).values())
-
-    best: CheapestCounts | None = None
-    least = np.inf
-    for stages in range(counts.stages, len(problem) + 1):
-        if seconds(stages, counts.rounds) >= least:
-            break
-        rounds, values = waste.rounds(stages)
-        while seconds(stages, rounds) < least and waste.tighten(values):
-            rounds, values = waste.rounds(stages)
-        if seconds(stages, rounds) < least:
-            least, best = seconds(stages, rounds), CheapestCounts(stages, rounds, values)
-    assert best is not None, "every problem has a request, so some number of stages is possible"
-    return replace(best, charges=tuple(sorted(waste.charges)), late=waste.late)
-
-
-class _Waste:
-    """What rounding lengths up to few values wastes, as far as the charges tried so far prove it."""
-
-    def __init__(self, problem: Problem, counts: Counts, refuted: Sequence[RoundedPacking]) -> None:
+    def __init__(self, problem: Problem, counts: Counts) -> None:
         work = problem.rounds[problem.rounds > 0]
-        lengths, numbers = np.unique(work, return_counts=True)
-        self._round_up = RoundUp(lengths, numbers)
-        self._work, self._longest = int(work.sum()), max(1, int(work.max(initial=0)))
-        self._number = int(numbers[-1]) if len(numbers) else 0
+        self.lengths, self.numbers = np.unique(work, return_counts=True)
+        self.refuted: list[RoundedPacking] = []
+        self.ends: list[EndWaste] = []
+        self._problem = problem
         self._counts = counts
-        self._refuted = refuted
-        self._tight: set[int] = set()
-        self.charges: set[int] = set()
+        self._round_up = RoundUp(self.lengths, self.numbers)
+        self._work, self._longest = int(work.sum()), max(1, int(work.max(initial=0)))
+        self._number = int(self.numbers[-1]) if len(self.numbers) else 0
+        self._charge_of: dict[int, int] = {}
+        self._charges: list[int] = []
         # The most late at which as many steps are needed as without.
         steps = counts.rounds // self._longest
         most_late = counts.rounds // steps - self._longest - 1 if steps else 0
-        self.late = (0, most_late) if most_late > 0 else (0,)
+        self._late = (0, most_late) if most_late > 0 else (0,)
 
-    def rounds(self, stages: int) -> tuple[int, int]:
+    @property
+    def slots(self) -> int:
+        """Slots that can be in use."""
+        return self._counts.slots
+
+    def bound(self) -> Bound:
+        """
+        Return the bound that the least waste, the refutations and the wastes of ends prove.
+
+        Returns
+        -------
+        Bound
+            Its certificate lists the charges (Lagrange multipliers) from which a checker re-derives W by
+            shortest paths, the refutations used and the prices of ends.
+        """
+        cheapest = self.cheapest()
+        terms = cost_terms(self._problem, cheapest.stages, cheapest.rounds)
+        certificate = {
+            "kind": "difference set",
+            "slots": self._counts.slots,
+            **self._counts.claims,
+            "charges": self._charges,
+            "late": list(self._late),
+            "refuted": [proof.witness for proof in self.refuted],
+            "ends": [waste.prices.witness for waste in self.ends],
+        }
+        source = " and ".join(
+            ["difference set", *["ends"] * bool(self.ends), *["prices"] * bool(self.refuted)]
+        )
+        return Bound(sum(terms.values()), source, terms, certificate)
+
+    def cheapest(self) -> CheapestCounts:
+        """Return the stages and rounds that cost least of those that the differences allow."""
+
+        def seconds(stages: int, rounds: int) -> float:
+            return sum(cost_terms(self._problem, stages, rounds).values())
+
+        best: CheapestCounts | None = None
+        least = np.inf
+        for stages in range(self._counts.stages, len(self._problem) + 1):
+            if seconds(stages, self._counts.rounds) >= least:
+                break
+            rounds, values = self._rounds(stages)
+            while seconds(stages, rounds) < least and self._tighten(values):
+                rounds, values = self._rounds(stages)
+            if seconds(stages, rounds) < least:
+                least, best = seconds(stages, rounds), CheapestCounts(stages, rounds, values)
+        assert best is not None, "every problem has a request, so some number of stages is possible"
+        return best
+
+    def weakest(self, stages: int) -> EndCase:
+        """Return the case that needs the fewest rounds of those in which some requests fit exactly."""
+        return min(self._cases(stages, 0), key=lambda case: case.rounds)
+
+    def charge(self, values: int) -> int:
+        """Return the charge for a value, in rounds, that proves most of the waste for so many."""
+        self._tighten(values)
+        return self._charge_of[values]
+
+    def _rounds(self, stages: int) -> tuple[int, int]:
         """Return the rounds that so many stages need, and the most values in a case that needs no more."""
-        return max((self._rounds(stages, late) for late in self.late), key=lambda needed: needed[0])
+        needed = 0, 0
+        for late in self._late:
+            cases = self._cases(stages, late)
+            rounds = min(case.rounds for case in cases)
+            if rounds > needed[0]:
+                needed = rounds, max(case.values for case in cases if case.rounds == rounds)
+        return needed
 
-    def _rounds(self, stages: int, late: int) -> tuple[int, int]:
-        needed, most, exact = np.iinfo(np.int64).max, 0, 0
-        while exact * self._longest < needed and exact <= stages:
-            values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
-            beside = (late + 1) * max(0, self._number - exact * self._counts.slots)
-            waste = beside + self._round_up.certified_waste(values, sorted(self.charges))
-            unfit = [proof.capacity + 1 for proof in self._refuted if values <= proof.values]
-            filled = -(-(self._work + waste) // self._counts.slots)
-            rounds = max(self._counts.rounds, exact * self._longest, filled, *unfit)
-            if rounds <= needed:
-                needed, most = rounds, max(values, most) if rounds == needed else values
-            exact += 1
-        return int(needed), most
+    def _cases(self, stages: int, late: int) -> list[EndCase]:
+        """Return the fewest rounds of each case: of how many exact pairs of points follow one another."""
+        cases: list[EndCase] = []
+        exact, least = 0, np.inf
+        while exact * self._longest < least and exact <= stages:
+            case = self._case(stages, late, exact)
+            cases.append(case)
+            exact, least = exact + 1, min(least, case.rounds)
+        return cases
 
-    def tighten(self, values: int) -> bool:
+    def _case(self, stages: int, late: int, exact: int) -> EndCase:
+        """Return the fewest rounds if no more than so many exact pairs of points follow one another."""
+        slots = self._counts.slots
+        values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
+        beside = (late + 1) * max(0, self._number - exact * slots)
+        waste = beside + self._round_up.certified_waste(values, self._charges)
+        unfit = [proof.capacity + 1 for proof in self.refuted if values <= proof.values]
+        filled = -(-(self._work + waste) // slots)
+        rounds = max(self._counts.rounds, exact * self._longest, filled, *unfit)
+        while True:
+            end_values = useful_end_values(stages, self._longest, rounds, 0 if late else exact)
+            case = EndCase(rounds, slots * rounds - self._work + 1, values, end_values, beside)
+            if not any(case.refuted_by(ends) for ends in self.ends):
+                return case
+            rounds += 1
+
+    def _tighten(self, values: int) -> bool:
         """Add the charge that proves the waste for so many values, and return whether it was missing."""
-        if values in self._tight:
+        if values in self._charge_of:
             return False
-        self._tight.add(values)
         waste = self._round_up.least_waste(values)
         charges = self._round_up.charged
         tight = [c for c in charges if self._round_up.certified_waste(values, [c]) == waste]
-        self.charges.update(tight[:1])
+        self._charge_of[values] = tight[0] if tight else 0
+        self._charges = sorted(set(self._charge_of.values()))
         return True

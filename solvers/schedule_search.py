@@ -365,6 +365,8 @@ class _Search:
         for times in walk.feasible():
             self._fractional = min(self._fractional, split.least_makespan(self._problem, times))
             self._realise(times, profile, split)
+        # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
+        self._realise(walk.times, profile, split)
 
     def _costs(self) -> StageCosts:
         """Return what a stage and a round cost beyond what every schedule pays."""

@@ -28,7 +28,7 @@ DEFAULT_SECONDS = 1.2
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
 FEW = 24
 """Requests up to which a search that is limited by time alone ends with an enumeration."""
-BOUND_SHARE = 0.15
+BOUND_SHARE = 0.3
 """The share of its time that a search gives to its bound at most."""
 FEW_BOUND_SECONDS = 0.5
 """CPU seconds that the bound of few requests may take in any case: its proof ends by itself before."""

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchbound.cli import main
 from batchbound.data.bound import Bound
 from batchbound.data.cost import CostModel
+from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
@@ -322,6 +324,23 @@ def test_the_papers_bound_exceeds_a_schedule_with_idle_slots() -> None:
     assert best_bound(problem).seconds <= schedule.makespan(problem) + 1e-9
     with pytest.raises(ValueError, match="not a valid"):
         printed.gap(schedule.makespan(problem))
+
+
+def test_the_bound_command_lists_what_a_checker_proves_the_strongest_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bound", "table3:1:60", "--slots", "20", "--json"]) == 0
+    bounds = [Bound.from_json(value) for value in json.loads(capsys.readouterr().out)]
+    problem = Problem(generate("table3", 1, 60), CostModel.paper(), 20)
+    valid = [bound for bound in bounds if bound.valid]
+    assert len({bound.source for bound in bounds}) == len(bounds) >= 3
+    assert [bound.seconds for bound in valid] == sorted((bound.seconds for bound in valid), reverse=True)
+    assert valid[0].seconds >= best_bound(problem).seconds
+    assert all(verify_bound(problem, bound) is None for bound in valid)
+    assert main(["bound", "table3:1:60", "--slots", "20"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith(valid[0].source)
+    assert "NOT a bound" in printed[-3]
 
 
 def test_a_bound_without_levels_is_refused() -> None:

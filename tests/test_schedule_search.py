@@ -418,3 +418,14 @@ def test_the_last_improvement_is_the_schedule_without_idle_rounds_at_its_end(see
     found = search_schedule(problem, iterations=steps, seed=0)
     assert found.makespan == found.schedule.trimmed(problem).makespan(problem)
     assert found.improvements[-1][1] == found.makespan
+
+
+def test_a_walk_that_meets_no_times_with_slots_enough_ends_in_a_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StageTimesSearch, "feasible", lambda self: [])
+    problem = Problem(generate("table3", 1, 100), CostModel.paper(), 20)
+    constructed = [ski_rental_schedule(problem, patience=patience) for patience in schedule_search.PATIENCE]
+    found = search_schedule(problem, iterations=400, seed=1)
+    assert found.makespan < min(schedule.makespan(problem) for schedule in constructed)
+    assert found.schedule.check(problem) is None

@@ -10,7 +10,7 @@ from ..data.problem import Problem
 from ..models.bounds import paper_bound, trivial_bound
 from ..models.difference_bound import difference_set_bound
 from ..solvers.partition import solve_partition
-from ..solvers.proven_bound import proven_counts
+from ..solvers.proven_bound import proven_bound
 from .inputs import add_problem, read_inputs
 
 
@@ -23,9 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print every bound, the strongest valid one first, the paper's printed formula last."""
     problem = read_inputs(args, keep_arrivals=False).problem
-    counts = proven_counts(problem)
-    valid = [difference_set_bound(problem, counts), trivial_bound(problem, counts)]
-    bounds = [*sorted(valid, key=lambda bound: -bound.seconds), _printed(problem)]
+    valid = [trivial_bound(problem), difference_set_bound(problem), proven_bound(problem)]
+    by_source = {bound.source: bound for bound in valid}
+    bounds = [*sorted(by_source.values(), key=lambda bound: -bound.seconds), _printed(problem)]
     if args.json:
         print(json.dumps([bound.to_json() for bound in bounds]))
         return 0
