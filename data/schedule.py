@@ -104,10 +104,13 @@ class Schedule:
             heapq.heappush(free, (int(starts[k] + problem.rounds[request]), k, slot))
         return cls(bins, slot_of, np.asarray(rounds))
 
-    def trimmed(self, problem: Problem) -> Schedule:
-        """Return the same schedule without the rounds after the last request is done."""
-        last = int((self.starts[self.bin_of] + problem.rounds).max())
-        return Schedule(self.bin_of, self.slot_of, np.diff(np.minimum(self.starts, last)))
+    def without_idle_rounds(self, problem: Problem) -> Schedule:
+        """Return the same schedule without the rounds in which no slot decodes."""
+        first, last = self._round_spans(problem)
+        size = max(self._total, int(last.max())) + 1
+        active = np.cumsum(np.bincount(first, minlength=size) - np.bincount(last, minlength=size))
+        decoding = _starts(np.minimum(active, 1))
+        return Schedule(self.bin_of, self.slot_of, np.diff(decoding[self.starts]))
 
     @property
     def bins(self) -> int:

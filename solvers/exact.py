@@ -104,7 +104,7 @@ def best_by_enumeration(
         steps = STEPS_PER_REQUEST * len(problem)
         start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
     deadline = None if limits.seconds is None else begun + limits.seconds
-    search = _Enumeration(problem, start.trimmed(problem), deadline, limits.work)
+    search = _Enumeration(problem, start.without_idle_rounds(problem), deadline, limits.work)
     stopped_by = StoppedBy.PROOF
     try:
         search.run()

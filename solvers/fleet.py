@@ -214,7 +214,8 @@ class _FleetSearch:
             return _Share(requests, None, None, busy)
         problem = self._fleet.problem_of(replica, requests)
         schedules = [
-            ski_rental_schedule(problem, patience=patience).trimmed(problem) for patience in PATIENCE
+            ski_rental_schedule(problem, patience=patience).without_idle_rounds(problem)
+            for patience in PATIENCE
         ]
         best = min(schedules, key=lambda schedule: schedule.makespan(problem))
         return _Share(requests, problem, best, busy + best.makespan(problem))

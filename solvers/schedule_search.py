@@ -259,7 +259,7 @@ class _Search:
 
     def offer(self, schedule: Schedule) -> bool:
         """Keep a schedule that is valid and better than the incumbent, and return whether it was."""
-        schedule = split_stages(self._problem, schedule.trimmed(self._problem))
+        schedule = split_stages(self._problem, schedule.without_idle_rounds(self._problem))
         makespan = schedule.makespan(self._problem)
         if makespan >= self._makespan - 1e-12 or schedule.check(self._problem) is not None:
             return False

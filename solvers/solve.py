@@ -135,7 +135,7 @@ def _result(
     stopped_by: StoppedBy,
     ours: Bound,
 ) -> Result:
-    schedule = schedule.trimmed(problem)
+    schedule = schedule.without_idle_rounds(problem)
     makespan = schedule.makespan(problem)
     optimal = bound.seconds > 0 and bound.gap(makespan) <= OPTIMAL_WITHIN
     return Result(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from batchbound.data.cost import CostModel, IntArray
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.bounds import best_bound
 from batchbound.solvers import schedule_search
@@ -412,12 +413,34 @@ def test_the_search_ends_when_nothing_better_exists() -> None:
     assert found.makespan == only.makespan
 
 
+def test_rounds_in_which_nothing_decodes_are_dropped_wherever_they_are() -> None:
+    problem = problem_of([(1, 3), (1, 2), (1, 1)], 2, prefill_emits_first_token=True)
+    idle = Schedule(np.array([0, 1, 2]), np.array([0, 1, 0]), np.array([4, 2, 3]))
+    assert idle.active(problem).tolist() == [1, 1, 0, 0, 1, 0, 0, 0, 0]
+    dense = idle.without_idle_rounds(problem)
+    assert dense.rounds.tolist() == [2, 1, 0]
+    assert dense.check(problem) is None
+    assert dense.stage_tokens(problem).tolist() == idle.stage_tokens(problem).tolist()
+
+
 @pytest.mark.parametrize(("seed", "steps"), [(3, 30), (7, 120)])
-def test_the_last_improvement_is_the_schedule_without_idle_rounds_at_its_end(seed: int, steps: int) -> None:
-    problem = Problem(generate("table3", seed, 12), CostModel.paper(), 4)
+@pytest.mark.parametrize("emits", [False, True])
+def test_the_last_improvement_is_a_schedule_that_decodes_in_every_round(
+    seed: int, steps: int, emits: bool
+) -> None:
+    workload = generate("table3", seed, 12)
+    problem = Problem(workload, CostModel.paper(), 4, prefill_emits_first_token=emits)
     found = search_schedule(problem, iterations=steps, seed=0)
-    assert found.makespan == found.schedule.trimmed(problem).makespan(problem)
+    assert (found.schedule.active(problem) > 0).all()
     assert found.improvements[-1][1] == found.makespan
+
+
+def test_no_round_is_idle_before_a_last_stage_of_requests_that_never_decode() -> None:
+    lengths = [(1, length) for length in (9, 7, 6, 4, 3, 1, 1, 1)]
+    problem = problem_of(lengths, 2, prefill_emits_first_token=True)
+    for seed in range(8):
+        found = search_schedule(problem, iterations=60, seed=seed)
+        assert (found.schedule.active(problem) > 0).all()
 
 
 def test_a_walk_that_meets_no_times_with_slots_enough_ends_in_a_schedule(
