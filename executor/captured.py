@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .decoder import Decoder
-from .sampling import Sampler
+from .sampling import TokenRule
 from .slots import KeyValueSlots
 
 Round = Callable[[], Any]
@@ -122,7 +122,7 @@ class CapturedRounds:
         self,
         decoder: Decoder,
         store: KeyValueSlots,
-        sampler: Sampler,
+        sampler: TokenRule,
         state: torch.Tensor,
         score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         capture: Capture,

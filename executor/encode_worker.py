@@ -185,13 +185,11 @@ class EncodeWorker:
 def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
     """Encode what comes until nothing does; the worker's whole life."""
     from .handover import Blocks, Layout
-    from .sampling import Sampler
     from .tiers import choose_tier
 
     try:
         model = spec.load()
-        sampler = Sampler(**spec.sampling)  # type: ignore[arg-type]
-        batch = choose_tier(model, spec.tier).batch(model, most_prompts, most_tokens, sampler=sampler)
+        batch = choose_tier(model, spec.tier).batch(model, most_prompts, most_tokens, sampler=spec.sampler)
         blocks = Blocks()
         # The first call allocates, and chooses kernels.
         batch.prefill([0], [[0] * most_tokens], request_ids=[""])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from .sampling import Sampler, TokenRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,8 @@ class EngineSpec:
         Layout of keys and values.
     eos_ids
         Tokens that end an answer.
-    sampling
-        Fields of :class:`~batchbound.executor.sampling.Sampler`.
+    sampler
+        How tokens are chosen.
     threads
         CPU threads of torch in each replica, or None for torch's own.
     """
@@ -33,7 +34,7 @@ class EngineSpec:
     seed: int = 0
     tier: str = "auto"
     eos_ids: tuple[int, ...] = ()
-    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    sampler: TokenRule = field(default_factory=Sampler)
     threads: int | None = 1
 
     def load(self) -> Any:

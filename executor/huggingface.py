@@ -17,7 +17,7 @@ from .residence import Residence
 from .tiers import Tier, choose_tier
 
 if TYPE_CHECKING:
-    from .sampling import Sampler
+    from .sampling import TokenRule
 
 NO_EOS: frozenset[int] = frozenset()
 """For :class:`HuggingFaceEngine`: no token ends an answer, so every answer has its full length."""
@@ -70,7 +70,7 @@ class HuggingFaceEngine:
         most_tokens: IntArray,
         *,
         eos_ids: frozenset[int] = NO_EOS,
-        sampler: Sampler | None = None,
+        sampler: TokenRule | None = None,
         tier: Tier | None = None,
         kv_tokens: int | None = None,
         on_token: Callable[[int, int], None] | None = None,

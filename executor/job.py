@@ -30,7 +30,7 @@ from .tiers import Tier
 from .tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from .sampling import Sampler
+    from .sampling import TokenRule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,7 @@ class Job:
     prompts: Prompts
     model: Any
     tokenizer: Tokenizer
-    sampler: Sampler
+    sampler: TokenRule
     pinned: bool
     tier: Tier | None = None
     kv_tokens: int | None = None

@@ -23,7 +23,7 @@ from .families import UnsupportedModelError, check_ragged
 from .faults import RanOutError, out_of_memory
 from .packed_prompts import PackedAttention, pack
 from .row_groups import RowGroups
-from .sampling import Sampler
+from .sampling import RecordingSampler
 from .slab import SlotBatch
 from .slots import Segment
 
@@ -69,8 +69,8 @@ class RaggedBatch(SlotBatch):
         self._prefill_tokens = prefill_tokens
         if capture is None and self._decoder.device.type == "cuda":
             capture = cuda_graph
-        # Another sampler may keep what it chooses in lists of the host's, which a replay would not reach.
-        self._capture = capture if type(self._sampler) is Sampler else None
+        # It keeps what it chooses in lists of the host's, which a replay would not reach.
+        self._capture = None if isinstance(self._sampler, RecordingSampler) else capture
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)

@@ -124,7 +124,6 @@ class ReplicaActor:
         events: queue.SimpleQueue[tuple[Any, ...] | None],
     ) -> None:
         from .huggingface import HuggingFaceEngine
-        from .sampling import Sampler
 
         try:
             engine = HuggingFaceEngine(
@@ -133,7 +132,7 @@ class ReplicaActor:
                 prompts,
                 most,
                 eos_ids=frozenset(self._spec.eos_ids),
-                sampler=Sampler(**self._spec.sampling),  # type: ignore[arg-type]
+                sampler=self._spec.sampler,
                 tier=self._tier,
             )
             now = time.perf_counter()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .decoder import Decoder
 from .faults import NotFiniteError, RanOutError, out_of_memory
-from .sampling import Sampler
+from .sampling import Sampler, TokenRule
 from .store import KeyValueStore, Suspended
 
 
@@ -51,7 +51,7 @@ class RunningBatch(ABC):
     tier: ClassVar[str]
     """The name of the layout."""
 
-    def __init__(self, model: Any, slots: int, capacity: int, *, sampler: Sampler | None = None) -> None:
+    def __init__(self, model: Any, slots: int, capacity: int, *, sampler: TokenRule | None = None) -> None:
         if slots < 1 or capacity < 1:
             raise ValueError(f"slots and capacity must be positive, got {slots} and {capacity}")
         self.check(model.config)

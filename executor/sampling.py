@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -13,6 +13,20 @@ if TYPE_CHECKING:
 _GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
+
+
+class TokenRule(Protocol):
+    """What a batch needs to choose tokens; its parts are those of :class:`Sampler`."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+
+    def stream(self, request_id: str) -> int:
+        """Name the random stream of one request."""
+
+    def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Choose one token per row, without leaving the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +110,7 @@ class Sampler:
         """
         if self.greedy:
             return logits.argmax(dim=-1)
-        weights = self._weights(logits)
-        # Inverse transform in vocabulary order needs a single uniform per row; the draw is the first token
-        # whose cumulated weight exceeds it, so a token of weight zero is never drawn.
-        cumulated = weights.cumsum(dim=-1)
-        threshold = _uniform(streams, indices) * cumulated[:, -1]
-        return (cumulated <= threshold[:, None]).sum(dim=-1).clamp_(max=logits.shape[-1] - 1)
+        return drawn(self._weights(logits), streams, indices)
 
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
         import torch
@@ -111,13 +120,7 @@ class Sampler:
             least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
             scaled = scaled.masked_fill(scaled < least, -torch.inf)
         weights = scaled.softmax(dim=-1)
-        if self.top_p < 1.0:
-            ordered, order = weights.sort(dim=-1, descending=True)
-            before = ordered.cumsum(dim=-1) - ordered
-            weights = weights.masked_fill(
-                torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= self.top_p), 0.0
-            )
-        return weights
+        return likely_mass(weights, self.top_p) if self.top_p < 1.0 else weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,6 +178,44 @@ class RecordingSampler(Sampler):
                 self._read.setdefault(stream, {})[index] = value
         of_request = self._read.pop(self.stream(request_id))
         return tuple(of_request[index] for index in range(tokens))
+
+
+def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
+    """
+    Return the weights with all but the likeliest tokens' set to zero.
+
+    Parameters
+    ----------
+    weights
+        Probabilities, shape (rows, vocabulary).
+    share
+        The probability that the tokens kept reach: one for all rows, or of shape (rows, 1).
+    """
+    import torch
+
+    ordered, order = weights.sort(dim=-1, descending=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    left_out = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= share)
+    return weights.masked_fill(left_out, 0.0)
+
+
+def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """
+    Return a token per row, drawn by its weight, shape (rows,).
+
+    Inverse transform in vocabulary order needs a single uniform per row; the draw is the first token whose
+    cumulated weight exceeds it, so a token of weight zero is never drawn.
+
+    Parameters
+    ----------
+    weights
+        Of each token, not negative, shape (rows, vocabulary).
+    streams, indices
+        As :meth:`Sampler.choose` takes them.
+    """
+    cumulated = weights.cumsum(dim=-1)
+    threshold = _uniform(streams, indices) * cumulated[:, -1]
+    return (cumulated <= threshold[:, None]).sum(dim=-1).clamp_(max=weights.shape[-1] - 1)
 
 
 def _uniform(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

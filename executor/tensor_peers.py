@@ -149,7 +149,6 @@ def _follow(
     os.environ.update(place)
     import torch
 
-    from .sampling import Sampler
     from .tensor_parallel import share_layers
 
     try:
@@ -160,7 +159,6 @@ def _follow(
     connection.send("")
     connection.close()
     problem, configuration, prompts, options = work
-    sampler = Sampler(**spec.sampling)  # type: ignore[arg-type]
-    engine = HuggingFaceEngine(problem, share_layers(model, degree), prompts, sampler=sampler, **options)
+    engine = HuggingFaceEngine(problem, share_layers(model, degree), prompts, sampler=spec.sampler, **options)
     execute(problem, rra_policy(configuration), engine)
     torch.distributed.destroy_process_group()

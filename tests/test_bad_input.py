@@ -408,9 +408,9 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"absent",
     ),
     "stop sequences": (planned(body(stop=["END"])), r"line 1, field 'body.stop'"),
-    "lines that differ in temperature": (
-        planned(body(temperature=0.5), line(custom_id="b")),
-        r"prompts.jsonl, line 2, field 'body.temperature': null here and 0.5 in line 1.*--temperature",
+    "a number of likeliest tokens below zero": (
+        planned(body(top_k=-1), line(custom_id="b")),
+        r"prompts.jsonl, line 1, field 'body': top_k must be 0 \(off\) or more, got -1",
     ),
     "a device that is none": (planned(run=("--device", "gpu9")), r"'gpu9' is no device"),
     "a random model's seed beyond 64 bits": (

@@ -23,6 +23,7 @@ from batchbound.executor import captured as captured_module  # noqa: E402
 from batchbound.executor.attention_kernels import KERNELS, fastest, masked  # noqa: E402
 from batchbound.executor.captured import Round, compiled, cuda_graph  # noqa: E402
 from batchbound.executor.faults import NotFiniteError, RanOutError  # noqa: E402
+from batchbound.executor.mixed_sampling import MixedSampler  # noqa: E402
 from batchbound.executor.model_source import load_model  # noqa: E402
 from batchbound.executor.ragged import RaggedBatch  # noqa: E402
 from batchbound.executor.residence import Residence  # noqa: E402
@@ -212,6 +213,15 @@ def test_sampled_answers_are_those_of_rounds_that_are_not_captured(llama: Any) -
     sampler = Sampler(temperature=0.9, top_p=0.95, seed=11)
     plain = serve(RaggedBatch(llama, 3, 64, sampler=sampler), requests)
     assert serve(RaggedBatch(llama, 3, 64, sampler=sampler, capture=taped), requests) == plain
+
+
+def test_requests_that_ask_for_different_sampling_share_captured_rounds(llama: Any) -> None:
+    requests = draw_requests(6, seed=5)
+    asked = [Sampler(), Sampler(temperature=0.9, top_p=0.95), Sampler(temperature=1.5, top_k=9, seed=2)]
+    mixed = MixedSampler({str(i): asked[i % 3] for i in range(len(requests))})
+    served = serve(RaggedBatch(llama, 3, 64, sampler=mixed, capture=taped), requests)
+    for i, sampler in enumerate(asked):
+        assert served[i::3] == serve(RaggedBatch(llama, 2, 64, sampler=sampler), requests)[i::3]
 
 
 def test_a_sampler_that_keeps_what_it_chooses_is_not_captured(llama: Any) -> None:

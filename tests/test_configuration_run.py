@@ -117,6 +117,22 @@ def test_round_robin_answers_are_those_of_the_model_alone(
     assert max(encoded) <= RRA.encode_batch * 3
 
 
+def test_two_processes_sample_each_request_as_one_does(job: Job, tmp_path: Path) -> None:
+    from batchbound.executor.mixed_sampling import MixedSampler
+    from batchbound.executor.sampling import Sampler
+
+    asked = Sampler(), Sampler(temperature=0.9, seed=4), Sampler(temperature=1.2, top_k=9)
+    names = job.plan.problem.workload.ids.tolist()
+    mixed = MixedSampler({name: asked[row % 3] for row, name in enumerate(names)})
+    with Journal(tmp_path / "one", {}) as one:
+        run_configuration(replace(job, sampler=mixed), RRA, one)
+        answers = dict(one.finished)
+    with Journal(tmp_path / "two", {}) as two:
+        worker = replace(WORKER, sampler=mixed)
+        run_configuration(replace(job, sampler=mixed), WAA, two, worker=worker)
+        assert two.finished == answers
+
+
 def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
     job: Job, alone: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

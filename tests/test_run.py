@@ -151,6 +151,28 @@ def test_sampled_answers_do_not_depend_on_the_plan(tmp_path: Path) -> None:
     assert few != other
 
 
+def test_each_line_of_a_batch_file_is_sampled_as_it_asks(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=18, longest=16)
+    # Its weights are fixed: --seed would draw others.
+    model = "tiny:llama:0"
+    plain = (tmp_path / "prompts.jsonl").read_text()
+    asked: list[dict[str, float]] = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.2, "top_k": 7}]
+    alone = []
+    for fields in asked:
+        options = [
+            word for name, value in fields.items() for word in (f"--{name}".replace("_", "-"), str(value))
+        ]
+        alone.append(said(plan_and_run(tmp_path, model, *options, "--overwrite", slots=4)))
+    lines = [json.loads(line) for line in plain.splitlines()]
+    for number, record in enumerate(lines):
+        record["body"].update(asked[number % 3])
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    mixed = said(plan_and_run(tmp_path, model, "--overwrite", slots=4))
+    assert mixed == {f"r{number}": alone[number % 3][f"r{number}"] for number in range(18)}
+    greedy = said(plan_and_run(tmp_path, model, "--temperature", "0", "--overwrite", slots=4))
+    assert greedy == alone[0]
+
+
 def test_a_job_of_lengths_runs_on_random_prompts(tmp_path: Path) -> None:
     (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n5,7\n3,1\n9,4\n")
     plan, answers = str(tmp_path / "plan.json"), tmp_path / "answers.jsonl"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from batchbound.executor.mixed_sampling import MixedSampler  # noqa: E402
 from batchbound.executor.sampling import Sampler  # noqa: E402
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
@@ -43,6 +46,39 @@ def test_seed_request_and_index_decide_a_draw_and_nothing_else() -> None:
     assert sampler.stream("a") != sampler.stream("b")
     alone = sampler.choose(LOGITS[None], torch.tensor([sampler.stream("request")]), torch.tensor([57]))
     assert alone.tolist() == [draw(sampler, 100)[57]]
+
+
+ASKED = [
+    Sampler(),
+    Sampler(temperature=0.7, seed=1),
+    Sampler(temperature=0.7, seed=2),
+    Sampler(temperature=1.3, top_k=1),
+    Sampler(temperature=1.3, top_k=5, top_p=0.8),
+    Sampler(temperature=2.0, top_k=40, seed=3),
+    Sampler(temperature=0.9, top_p=0.5),
+    Sampler(temperature=0.9, top_p=1.0),
+]
+
+
+@pytest.mark.parametrize("asked", [ASKED, ASKED[:3], ASKED[3:4] + ASKED[:1], ASKED[6:]])
+def test_requests_of_one_batch_get_the_tokens_that_each_asks_for(asked: list[Sampler]) -> None:
+    mixed = MixedSampler({f"request {i}": sampler for i, sampler in enumerate(asked)})
+    rows = torch.arange(400) % len(asked)
+    # Rounded, so that some logits are equal at the edge of what is kept.
+    logits = torch.randn(len(rows), 40, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    streams = torch.tensor([mixed.stream(f"request {i}") for i in rows.tolist()])
+    chosen = mixed.choose(logits, streams, torch.arange(len(rows)))
+    for i, sampler in enumerate(asked):
+        own = rows == i
+        alone = sampler.choose(logits[own], streams[own], torch.arange(len(rows))[own])
+        assert chosen[own].tolist() == alone.tolist()
+    assert pickle.loads(pickle.dumps(mixed)).choose(logits, streams, torch.arange(len(rows))).equal(chosen)
+
+
+def test_rows_that_no_request_holds_are_chosen_for_without_harm() -> None:
+    mixed = MixedSampler({"a": Sampler(temperature=1.0), "b": Sampler(temperature=2.0, seed=1)})
+    ends = torch.tensor([2**63 - 1, -(2**63), mixed.stream("a warm-up")])
+    assert mixed.choose(LOGITS.expand(3, -1), ends, torch.arange(3)).max() < len(LOGITS)
 
 
 @pytest.mark.parametrize(

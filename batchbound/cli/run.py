@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import signal
 import threading
@@ -33,7 +32,10 @@ if TYPE_CHECKING:
     from ..data.trace import Stage
     from ..executor.job import Job
     from ..executor.journal import Journal
-    from ..executor.sampling import Sampler
+    from ..executor.sampling import TokenRule
+
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+"""What the command line says of the choice of tokens for all requests, and a batch file for each."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -237,6 +239,8 @@ def _gap(report: Report) -> str:
 
 def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:
     """Return what the answers depend on: a journal goes on only where all of it is the same."""
+    from ..executor.sampling import Sampler
+
     return {
         "plan": plan.digest(),
         "model": args.model,
@@ -244,7 +248,12 @@ def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, ob
         "dtype": str(job.model.dtype).removeprefix("torch."),
         "tokenizer": job.tokenizer.name,
         "pinned": args.pinned,
-        "sampling": dataclasses.asdict(job.sampler),
+        # What requests ask each for itself stands in the prompts, of which the plan holds the digest.
+        "sampling": (
+            dataclasses.asdict(job.sampler)
+            if isinstance(job.sampler, Sampler)
+            else {name: getattr(args, name) for name in SAMPLING}
+        ),
         "weights_seed": args.seed or 0,
     }
 
@@ -281,24 +290,25 @@ def _tokenizer_of(planned: str, model: str) -> str:
     return model if planned.startswith("tiny:") and model.startswith("tiny:") else planned
 
 
-def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace, path: Path | None) -> Sampler:
-    """Return how tokens are chosen: as the command line says, else as all lines of the batch file say."""
+def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace, path: Path | None) -> TokenRule:
+    """Return how tokens are chosen: as the command line says, else as each line of the batch file says."""
+    from ..executor.mixed_sampling import MixedSampler
     from ..executor.sampling import Sampler
 
-    chosen: dict[str, float | int] = {}
-    for name, default in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("seed", 0)):
-        given = getattr(args, name)
-        if given is None:
-            given = getattr(records[0], name) if records else None
-            other = next((record for record in records if getattr(record, name) != given), None)
-            if other is not None:
-                shown, first = (json.dumps(value) for value in (getattr(other, name), given))
-                message = f"{shown} here and {first} in line {records[0].line}: a run has one {name}"
-                mend = f"Say --{name.replace('_', '-')} for the whole run, or split the file."
-                where = f"line {other.line}, field 'body.{name}'"
-                raise InputError(message, file=path, where=where, mend=mend)
-        chosen[name] = default if given is None else given
+    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     try:
-        return Sampler(**chosen)  # type: ignore[arg-type]
+        plain = Sampler(**given)
     except ValueError as error:
-        raise InputError(str(error), mend="Correct the option or the batch file.") from None
+        raise InputError(str(error), mend="Correct the option.") from None
+    samplers: dict[str, Sampler] = {}
+    known: dict[Sampler, Sampler] = {}
+    for record in records:
+        asked = {name: getattr(record, name) for name in SAMPLING if getattr(record, name) is not None}
+        try:
+            asked_for = Sampler(**{**asked, **given})
+        except ValueError as error:
+            where = f"line {record.line}, field 'body'"
+            raise InputError(str(error), file=path, where=where, mend="Correct it there.") from None
+        sampler = Sampler() if asked_for.greedy else asked_for
+        samplers[record.custom_id] = known.setdefault(sampler, sampler)
+    return MixedSampler(samplers) if len(known) > 1 else next(iter(known), plain)

@@ -196,7 +196,7 @@ def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
         seed=args.seed or 0,
         tier=args.tier,
         eos_ids=() if args.pinned else tuple(job.tokenizer.eos_ids),
-        sampling=dataclasses.asdict(job.sampler),
+        sampler=job.sampler,
         threads=args.threads or 1,
     )
 
