@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import __version__
@@ -19,10 +19,8 @@ from .models.full_model import UnsupportedProblemError
 from .models.linear_model import LinearModel
 from .solvers.backend import BACKENDS
 from .solvers.linear import BackendError, LinearResult, solve_linear
-from .solvers.proven_bound import proven_bound
 from .solvers.result import Limits, Result, Status, StoppedBy
-from .solvers.schedule_search import search_schedule
-from .solvers.solve import DEFAULT_SECONDS, OPTIMAL_WITHIN, SOLVERS, solve
+from .solvers.solve import DEFAULT_SECONDS, SOLVERS, solve
 
 POLICY = "policy:"
 """Before the name of a policy, which is simulated: ``policy:fcfs``."""
@@ -62,7 +60,8 @@ def compare(
     Parameters
     ----------
     instances
-        Problems, or linear models (:func:`~batchbound.models.linear_files.read_mps`), by name.
+        Problems, or linear models (:func:`~batchbound.models.linear_files.read_mps`), by name. Arrivals are
+        ignored.
     solvers
         Names, or a mapping of a label to a name, an :data:`OwnSolver` or an :class:`OwnLinearSolver`. A name
         is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:`` and a key of
@@ -85,7 +84,8 @@ def compare(
         if isinstance(solver, str) and solver not in known_solvers():
             raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(known_solvers())}")
     rows: list[Measurement] = []
-    for name, instance in instances.items():
+    for name, given in instances.items():
+        instance = given.without_arrivals() if isinstance(given, Problem) else given
         found = []
         for label, solver in chosen.items():
             found.append(_measured(name, instance, label, solver, limits))
@@ -111,8 +111,6 @@ def _measured(name: str, instance: Instance, label: str, solver: Solver, limits:
             return _of_result(name, label, instance, solver(instance, limits))
         if solver.startswith(POLICY):
             return _policy(name, instance, label, solver.removeprefix(POLICY))
-        if solver == "search":
-            return _search(name, instance, label, limits)
         if solver in SOLVERS:
             return _of_result(name, label, instance, solve(instance, solver, limits=limits))
         raise BackendError(f"{solver} takes linear models")
@@ -163,30 +161,6 @@ def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement
     )
 
 
-def _search(name: str, problem: Problem, label: str, limits: Limits) -> Measurement:
-    """Measure the schedule search by itself, as it alone tells when it found what."""
-    begun = time.perf_counter()
-    unlimited = limits.seconds is None and limits.work is None
-    seconds = DEFAULT_SECONDS if unlimited else limits.seconds
-    bound = proven_bound(problem)
-    outcome = search_schedule(
-        problem, seconds=seconds, iterations=limits.work, seed=limits.seed, enough=bound.seconds
-    )
-    optimal = bound.seconds > 0 and bound.gap(outcome.makespan) <= OPTIMAL_WITHIN
-    stopped_by = StoppedBy.WORK if outcome.iterations == limits.work else StoppedBy.TIME
-    result = Result(
-        Status.OPTIMAL if optimal else Status.FEASIBLE,
-        StoppedBy.PROOF if optimal else stopped_by,
-        outcome.schedule,
-        outcome.makespan,
-        bound,
-        time.perf_counter() - begun,
-        label,
-        __version__,
-    )
-    return replace(_of_result(name, label, problem, result), improvements=outcome.improvements)
-
-
 def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measurement:
     value = None
     if result.schedule is not None:
@@ -207,7 +181,7 @@ def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measu
         result.version,
         result.message,
         "" if bound is None else bound.source,
-        _point(result.seconds, value),
+        result.improvements or _point(result.seconds, value),
     )
 
 

@@ -64,6 +64,7 @@ def make_plan(
     PlanningError
         If the solver found no schedule, or one that the referee rejects.
     """
+    problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     begun = time.perf_counter()
     left = limits

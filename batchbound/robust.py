@@ -155,6 +155,7 @@ def make_robust_plan(
     PlanningError
         If the solver found no schedule.
     """
+    problem = problem.without_arrivals()
     limits = Limits(seconds=1.5) if limits is None else limits
     predicted = problem.workload.output_tokens
     longest = _longest(problem, longest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -110,6 +110,11 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.workload)
+
+    def without_arrivals(self) -> Problem:
+        """Return the same problem with every request there at the start."""
+        workload = self.workload.without_arrivals()
+        return self if workload is self.workload else replace(self, workload=workload)
 
     @property
     def prompt_tokens(self) -> IntArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,6 +196,10 @@ class Workload:
         """Return the workload of the requests at ``indices``, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         return Workload(*(getattr(self, name)[chosen] for name in self.__slots__))
+
+    def without_arrivals(self) -> Workload:
+        """Return the same requests, all there at the start."""
+        return replace(self, arrival=np.zeros(len(self))) if self.arrival.any() else self
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Workload:
         """Return the same requests with other answer lengths (tokens, shape (requests,))."""

@@ -110,6 +110,9 @@ class Result:
         What else a person should know (why a solver crashed, why its answer was refused); empty if nothing.
     repeatable
         The best bound that a checker can derive again without the solver, or None if none is known.
+    improvements
+        Seconds and makespan of each better schedule, the last of them this one; empty from a solver that
+        does not tell.
     """
 
     status: Status
@@ -122,6 +125,7 @@ class Result:
     version: str
     message: str = ""
     repeatable: Bound | None = None
+    improvements: tuple[tuple[float, float], ...] = ()
 
     @property
     def gap(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
@@ -69,6 +70,7 @@ def solve(
     chosen = SOLVERS.get(solver)
     if chosen is None:
         raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(sorted(SOLVERS))}")
+    problem = problem.without_arrivals()
     return chosen(problem, Limits(seconds=DEFAULT_SECONDS) if limits is None else limits, start)
 
 
@@ -80,7 +82,8 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     ours = (
         proven_bound(problem) if seconds is None else proven_bound(problem, max(least, BOUND_SHARE * seconds))
     )
-    left = None if seconds is None else max(LEAST_SECONDS, seconds - (time.perf_counter() - begun))
+    bounded = time.perf_counter() - begun
+    left = None if seconds is None else max(LEAST_SECONDS, seconds - bounded)
     found = search_schedule(
         problem,
         seconds=left if left is None or not few else left * (1 - PROOF_SHARE),
@@ -96,7 +99,11 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
         schedule, bound = enumerated.schedule, _bound_after(problem, enumerated, ours)
     out_of_work = limits.work is not None and found.iterations >= limits.work
     stopped_by = StoppedBy.WORK if out_of_work else StoppedBy.TIME
-    return _result(problem, schedule, bound, "search", begun, stopped_by, ours)
+    result = _result(problem, schedule, bound, "search", begun, stopped_by, ours)
+    improvements = [(bounded + when, makespan) for when, makespan in found.improvements]
+    if result.makespan is not None and result.makespan < found.makespan:
+        improvements.append((result.seconds, result.makespan))
+    return replace(result, improvements=tuple(improvements))
 
 
 def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result:

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..data.plan import PromptSource
 from ..data.prediction_error import LARGEST_SD
 from ..data.problem import MOST_SLOTS, Problem, ProblemError
 from ..data.read import JobInput, TokenCounter, read_workload
-from ..data.workload import LONGEST, Workload
+from ..data.workload import LONGEST
 
 DEFAULT_SLOTS = 32
 
@@ -132,7 +132,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     )
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
-    workload = job.workload if keep_arrivals else without_arrivals(job.workload)
+    workload = job.workload if keep_arrivals else job.workload.without_arrivals()
     _refuse_endless(job, args.slots or len(workload))
     try:
         problem = Problem(
@@ -176,11 +176,6 @@ def prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptSo
     folder = Path(plan_path).resolve().parent
     path = os.path.relpath(Path(inputs.job.source).resolve(), folder)
     return PromptSource(path=path, sha256=inputs.job.digest, tokenizer=inputs.tokenizer)
-
-
-def without_arrivals(workload: Workload) -> Workload:
-    """Return the same requests, all there at the start."""
-    return replace(workload, arrival=np.zeros(len(workload)))
 
 
 def positive(text: str) -> int:

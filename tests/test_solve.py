@@ -1,0 +1,55 @@
+"""One call for every solver: what goes in and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from batchbound.compare import compare
+from batchbound.data.cost import CostModel
+from batchbound.data.generators import generate
+from batchbound.data.problem import Problem
+from batchbound.planning import make_plan
+from batchbound.solvers import Limits, solve
+
+
+def job(count: int, slots: int, first: bool = False) -> Problem:
+    return Problem(generate("table3", 2, count), CostModel.paper(), slots, prefill_emits_first_token=first)
+
+
+def arriving(problem: Problem) -> Problem:
+    """The same requests, one a second."""
+    return replace(
+        problem, workload=replace(problem.workload, arrival=np.arange(len(problem), dtype=np.float64))
+    )
+
+
+@pytest.mark.parametrize("solver", ["search", "lpt-ski", "exact"])
+def test_arrivals_are_ignored(solver: str) -> None:
+    problem = job(7, 2)
+    there = solve(problem, solver, limits=Limits(work=2000))
+    found = solve(arriving(problem), solver, limits=Limits(work=2000))
+    assert found.makespan == there.makespan
+    assert found.gap == there.gap
+
+
+def test_a_plan_and_a_comparison_ignore_them_too() -> None:
+    problem = job(20, 4)
+    limits = Limits(work=50)
+    plan = make_plan(arriving(problem), limits=limits)
+    assert plan.makespan == make_plan(problem, limits=limits).makespan
+    assert not plan.problem.workload.arrival.any()
+    rows = compare({"late": arriving(problem), "there": problem}, ["search", "policy:fcfs"], limits).rows
+    assert [row.value for row in rows[:2]] == [row.value for row in rows[2:]]
+
+
+@pytest.mark.parametrize(("count", "slots"), [(9, 3), (60, 10)])
+def test_improvements_fall_to_the_makespan_within_the_time_taken(count: int, slots: int) -> None:
+    found = solve(job(count, slots), limits=Limits(seconds=0.5))
+    seconds, makespans = zip(*found.improvements, strict=True)
+    assert makespans[-1] == found.makespan
+    assert list(makespans) == sorted(set(makespans), reverse=True)
+    assert list(seconds) == sorted(seconds)
+    assert 0.0 <= seconds[0] <= seconds[-1] <= found.seconds
