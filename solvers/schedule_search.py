@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,49 +10,15 @@ import numpy as np
 from ..data.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.least_counts import cost_terms
 from .constructive import longest_first, ski_rental_schedule
-from .slot_flow import LengthProfile, stages_of_requests, whole_slots
-from .slot_price import slot_price
+from .slot_flow import stages_of_requests, whole_slots
+from .stage_annealing import FEW, StageAnnealing
 from .stage_split import split_stages
-from .stage_times import StageCosts, StageTimesSearch
+from .stage_times import StageCosts
 from .token_caps import stages_within_cap
 
 PATIENCE = (0.5, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
 """Settings of the ski-rental rule tried first."""
-
-HOT, COLD = 0.5, 0.04
-"""Temperatures at the start and the end of a long annealing, in costs of a prefill stage."""
-
-LONG = 2000
-"""Steps from which an annealing is long; a shorter one starts colder in proportion."""
-
-CYCLE, SHORT_CYCLE = 1000, 40
-"""Steps after which the annealing is hot again, and the same for few requests."""
-
-SCATTERED = 30
-"""Steps for each stage from which a problem with full levels is annealed from scattered stages."""
-
-SCATTERED_HOT = 0.15
-"""Temperature at the start of that: where it is hotter, the walk strays to twice as many stages."""
-
-TRIALS, TRIAL_STEPS, TRIAL_SHARE = 4, 250, 0.08
-"""Short annealings of which the best goes on, the steps of each, and the most of all that it takes."""
-
-KINK, TIGHT, TIGHTENING = 0.15, 0.9, 6
-"""How slots lacking or to spare are priced at first (:meth:`StageCosts.guide`), in its end, and how late."""
-
-DRAWS = 24
-"""Scattered stages drawn, of which the best are the start."""
-
-SCATTERED_LENGTH = 1.012
-"""Their end, in times of the rounds that the requests would fill."""
-
-FRESH = 0.75
-"""The share of the time in which it then begins anew; in the rest it goes on from the best times met."""
-
-TIMED = 4
-"""Steps after which the annealing judges how many there will be."""
 
 STRETCHES = (0, 1, 2, 4, 8)
 """Rounds by which stage times are stretched until whole slots are enough."""
@@ -67,15 +32,6 @@ ROUNDING_SHARE = 0.08
 ROUNDINGS = 12
 """Seconds kept for that, in times of what the last one took."""
 
-START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
-"""Settings of the ski-rental rule whose stage times the annealing may start from."""
-
-FEW = 40
-"""Requests up to which orders are searched too: stage times alone leave much to chance in small problems."""
-
-MANY = 500
-"""Requests from which on how their lengths are rounded up says which stage times need few slots."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleSearchOutcome:
@@ -85,7 +41,7 @@ class ScheduleSearchOutcome:
     Parameters
     ----------
     schedule
-        The best schedule, which keeps every rule of the problem, without rounds after its last request.
+        The best schedule, which keeps every rule of the problem, without idle rounds.
     makespan
         Its seconds.
     iterations
@@ -180,50 +136,6 @@ class _Order:
         return _Order(
             np.where(touched, self.keys + noise, self.keys), self.patience * float(factors[0]), burst
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Cooling:
-    """
-    How an annealing cools, once or in cycles.
-
-    Parameters
-    ----------
-    hot
-        Temperature at the start of each cycle, in costs of a prefill stage.
-    tight
-        The kink at the end of each cycle. A walk drawn to the slots given no more than at first now and then
-        ends beside them, at times that are far from a schedule.
-    ends
-        Where each cycle ends, in shares of the annealing.
-    """
-
-    hot: float
-    tight: float = KINK
-    ends: tuple[float, ...] = (1.0,)
-
-    @classmethod
-    def in_cycles(cls, steps: float, few: bool) -> _Cooling:
-        """Return that of an annealing of so many steps, of few requests or of many."""
-        cycles = max(1, round(steps / (SHORT_CYCLE if few else CYCLE)))
-        hot = HOT if few else min(HOT, max(COLD, HOT * steps / LONG))
-        return cls(hot, ends=tuple(np.linspace(0.0, 1.0, cycles + 1)[1:].tolist()))
-
-    @classmethod
-    def with_trials(cls, steps: float) -> _Cooling:
-        """Return that of an annealing of so many steps from the best of some short ones."""
-        share = min(TRIAL_SHARE, TRIAL_STEPS / steps)
-        return cls(SCATTERED_HOT, TIGHT, (*(share * np.arange(1, TRIALS + 1)).tolist(), 1.0))
-
-    def at(self, done: float, cycle: int) -> tuple[float, float]:
-        """Return the temperature and the kink after a share of the annealing."""
-        begin = self.ends[cycle - 1] if cycle else 0.0
-        cooled = min(1.0, (done - begin) / (self.ends[cycle] - begin))
-        return self.hot * (COLD / self.hot) ** cooled, KINK + (self.tight - KINK) * cooled**TIGHTENING
-
-    def over(self, done: float, cycle: int) -> bool:
-        """Return whether a cycle, if it isn't the last one, has come to its end."""
-        return done >= self.ends[cycle] and cycle + 1 < len(self.ends)
 
 
 class _Search:
@@ -321,52 +233,21 @@ class _Search:
         costs = self._costs()
         if costs.round == 0 or self._progress >= 1.0:
             return
-        split = _Split.of(self._problem)
-        profile = LengthProfile.of(split.rest.rounds, self._starts_per_stage())
-        start = _start_times(split.rest, profile, costs)
-        walk = StageTimesSearch(profile, costs, start, self._rng)
-        few = len(self._problem) <= FEW
-        cooling, cycle, scattered = _Cooling(HOT if few else COLD), 0, False
-        tried: list[tuple[float, IntArray]] = []
-        begun, first = self._progress, self._iterations
-        next_rounding = 0.3
+        annealing = StageAnnealing(self._problem, costs, self._rng)
+        begun, next_rounding = self._progress, 0.3
         while self._progress < 1.0 - self._reserve:
             self._iterations += 1
             done = (self._progress - begun) / (1.0 - self._reserve - begun)
-            if self._iterations - first == TIMED:
-                steps, stages = TIMED / max(done, 1e-9), len(start)
-                scattered = steps >= SCATTERED * stages and len(split.levels) > 0 and not few
-                cooling = _Cooling.with_trials(steps) if scattered else _Cooling.in_cycles(steps, few)
-                if scattered:
-                    split = _Split.of(self._problem, spare=1)
-                    profile = LengthProfile.of(split.rest.rounds)
-                    start = _scattered(split.rest, profile, costs, stages, self._rng)
-                    many = len(self._problem) >= MANY
-                    walk = StageTimesSearch(profile, costs, start, self._rng, by_lengths=many)
-            if cooling.over(done, cycle):
-                cycle += 1
-                again = start
-                if scattered:
-                    tried.append((float(costs.guide(walk.times, walk.slots, TIGHT)), walk.times))
-                    again = (
-                        _scattered(split.rest, profile, costs, len(start), self._rng)
-                        if cycle < TRIALS
-                        else min(tried, key=lambda each: each[0])[1]
-                    )
-                elif done > FRESH:
-                    again = next(iter(walk.feasible()), walk.times)
-                walk.restart(again)
-            temperature, kink = cooling.at(done, cycle)
-            walk.step(costs.stage * temperature, kink, lambda: self._elapsed > self._seconds)
+            annealing.step(done, lambda: self._elapsed > self._seconds)
             if done >= next_rounding:
                 next_rounding = done + 0.2
-                for times in walk.feasible()[:1]:
-                    self._realise(times, profile, split)
-        for times in walk.feasible():
-            self._fractional = min(self._fractional, split.least_makespan(self._problem, times))
-            self._realise(times, profile, split)
+                for times in annealing.walk.feasible()[:1]:
+                    self._realise(times, annealing)
+        for times in annealing.walk.feasible():
+            self._fractional = min(self._fractional, annealing.split.least_makespan(times))
+            self._realise(times, annealing)
         # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
-        self._realise(walk.times, profile, split)
+        self._realise(annealing.walk.times, annealing)
 
     def _costs(self) -> StageCosts:
         """Return what a stage and a round cost beyond what every schedule pays."""
@@ -376,27 +257,24 @@ class _Search:
         floor = max(0.0, cost.prefill_floor - cost.prefill_base - cost.prefill_per_token * tokens)
         return StageCosts(cost.prefill_base + floor, cost.decode_base, self._problem.slots)
 
-    def _starts_per_stage(self) -> float | None:
-        cap = self._problem.prefill_token_cap
-        return None if cap is None else float(max(1, int(cap / self._problem.prompt_tokens.mean())))
-
     def _rounding_seconds(self) -> float:
         """Return the seconds for one attempt at whole slots; no limit if time does not limit the search."""
         if np.isinf(self._seconds):
             return self._seconds
         return min(max(0.2 * (self._seconds - self._elapsed), 0.05), LONGEST_ROUNDING)
 
-    def _realise(self, times: IntArray, profile: LengthProfile, split: _Split) -> bool:
+    def _realise(self, times: IntArray, annealing: StageAnnealing) -> bool:
         """
         Offer a schedule with these stage times, if there is one, and return whether it is better.
 
         Where whole slots are too few though fractions of them suffice, a few rounds more, spread evenly over
         the stages, make up for it. The next times are first stretched by a little less than was needed.
         """
+        split, profile = annealing.split, annealing.profile
         for attempt in range(max(0, self._attempt - 1), len(STRETCHES)):
             more = np.rint(np.linspace(0, STRETCHES[attempt], len(times)))
             stretched = times + more.astype(np.int64)
-            if self._progress >= 1.0 or split.least_makespan(self._problem, stretched) >= self._makespan:
+            if self._progress >= 1.0 or split.least_makespan(stretched) >= self._makespan:
                 return False
             allowed = self._rounding_seconds()
             begun = self._elapsed
@@ -408,95 +286,5 @@ class _Search:
             if bin_of is not None:
                 self._attempt = attempt
                 self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (self._elapsed - begun) / self._seconds)
-                return self.offer(split.schedule(self._problem, bin_of, np.diff(stretched)))
+                return self.offer(split.schedule(bin_of, np.diff(stretched)))
         return False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Split:
-    """
-    A head of full levels, every slot busy with a longest request in each, and the rest of the problem.
-
-    Levels waste nothing, and leave a problem whose stage times are far fewer.
-
-    Parameters
-    ----------
-    levels
-        Requests of each level, shape (levels, slots).
-    rest
-        The problem without them.
-    others
-        The requests of the rest, shape (requests of the rest,).
-    """
-
-    levels: IntArray
-    rest: Problem
-    others: IntArray
-
-    @classmethod
-    def of(cls, problem: Problem, spare: int = 0) -> _Split:
-        """
-        Return the problem split so that the rest has at least one longest request beside some levels.
-
-        Parameters
-        ----------
-        problem
-            The problem split.
-        spare
-            Full levels left to the rest.
-        """
-        longest = np.flatnonzero(problem.rounds == problem.rounds.max())
-        levels = (len(longest) - 1) // problem.slots - spare
-        if levels < 1 or problem.prefill_token_cap is not None:
-            return cls(np.empty((0, problem.slots), dtype=np.int64), problem, np.arange(len(problem)))
-        head = longest[: levels * problem.slots]
-        others = np.setdiff1d(np.arange(len(problem)), head)
-        rest = Problem(
-            problem.workload.select(others),
-            problem.cost,
-            problem.slots,
-            prefill_emits_first_token=problem.prefill_emits_first_token,
-        )
-        return cls(head.reshape(levels, problem.slots), rest, others)
-
-    def least_makespan(self, problem: Problem, times: IntArray) -> float:
-        """Return the least seconds of the whole problem's schedules, given the stage times of the rest."""
-        levels = len(self.levels)
-        stages, rounds = levels + len(times) - 1, levels * int(problem.rounds.max()) + int(times[-1])
-        return sum(cost_terms(problem, stages, rounds).values())
-
-    def schedule(self, problem: Problem, bin_of: IntArray, rounds: IntArray) -> Schedule:
-        """Return the whole schedule, given that of the rest."""
-        levels = len(self.levels)
-        bins = np.empty(len(problem), dtype=np.int64)
-        bins[self.levels] = np.arange(levels)[:, None]
-        bins[self.others] = bin_of + levels
-        full = np.full(levels, problem.rounds.max())
-        return Schedule.from_bins(problem, bins, np.concatenate((full, rounds)))
-
-
-def _start_times(problem: Problem, profile: LengthProfile, costs: StageCosts) -> IntArray:
-    """Return the stage times of a ski-rental schedule from which the annealing has least to make up for."""
-    tried = [
-        np.asarray(ski_rental_schedule(problem, patience=patience).starts) for patience in START_PATIENCE
-    ]
-    return _cheapest(tried, profile, costs)
-
-
-def _scattered(
-    problem: Problem, profile: LengthProfile, costs: StageCosts, count: int, rng: np.random.Generator
-) -> IntArray:
-    """Return the best of some draws of so many stage times, most in the middle half of the time needed."""
-    end = int(SCATTERED_LENGTH * problem.rounds.sum() / problem.slots)
-    inner = np.sort(rng.integers(end // 4, 3 * end // 4 + 1, (DRAWS, count - 2)), axis=1)
-    return _cheapest([np.concatenate(([0], each, [end])) for each in inner], profile, costs)
-
-
-def _cheapest(tried: Sequence[IntArray], profile: LengthProfile, costs: StageCosts) -> IntArray:
-    """Return the stage times with the least guide, the last ones if none of them serves every request."""
-    best, least = tried[-1], np.inf
-    for times in tried:
-        price = slot_price(times, profile)
-        if price is not None and (seconds := float(costs.guide(times, price.slots, KINK))) < least:
-            best, least = times, seconds
-    return best

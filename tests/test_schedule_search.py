@@ -16,8 +16,9 @@ from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.bounds import best_bound
-from batchbound.solvers import schedule_search
+from batchbound.solvers import schedule_search, stage_annealing
 from batchbound.solvers.constructive import Memory, ski_rental_schedule
+from batchbound.solvers.level_split import LevelSplit
 from batchbound.solvers.schedule_search import search_schedule
 from batchbound.solvers.slot_flow import (
     LengthProfile,
@@ -354,14 +355,14 @@ def test_a_long_search_scatters_its_stages_over_one_level_more(monkeypatch: pyte
     problem = batch_like(4, 120, 20)
     levels = (int((problem.rounds == problem.rounds.max()).sum()) - 1) // 20
     assert levels >= 1
-    monkeypatch.setattr(schedule_search, "SCATTERED", 3)
-    split, scattered = schedule_search._Split.of, []
+    monkeypatch.setattr(stage_annealing, "SCATTERED", 3)
+    split, scattered = LevelSplit.of, []
 
-    def seen(problem: Problem, spare: int = 0) -> schedule_search._Split:
+    def seen(problem: Problem, spare: int = 0) -> LevelSplit:
         scattered.append((spare, len((parts := split(problem, spare)).levels)))
         return parts
 
-    monkeypatch.setattr(schedule_search._Split, "of", seen)
+    monkeypatch.setattr(LevelSplit, "of", seen)
     search_schedule(problem, iterations=40, seed=0)
     long = search_schedule(problem, iterations=80, seed=0)
     assert scattered == [(0, levels), (0, levels), (1, levels - 1)]
