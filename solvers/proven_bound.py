@@ -24,6 +24,12 @@ PACKING_SHARE = 0.4
 LONGEST = 2048
 """Rounds of a longest request up to which the ends of slots are looked at: a step takes as many."""
 
+SHARE = 0.3
+"""The share of its time that a solver gives to its bound at most."""
+
+LEAST_LEFT = 1e-6
+"""Seconds that a bound leaves a solver at least, which then ends with the first schedules it makes."""
+
 NEAR = 3
 """Prices found last from which the next ones are sought."""
 
@@ -62,6 +68,26 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
             _refute_ends(differences, deadline)
         _drop_idle_ends(differences)
     return max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
+
+
+def bound_within(problem: Problem, seconds: float | None, least: float = 0.0) -> tuple[Bound, float | None]:
+    """
+    Return the strongest bound that a share of a solver's time proves, and the seconds left of it.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded.
+    seconds
+        Wall-clock seconds of the solver, or None for no limit.
+    least
+        CPU seconds that the bound may take in any case.
+    """
+    if seconds is None:
+        return proven_bound(problem), None
+    begun = time.perf_counter()
+    bound = proven_bound(problem, max(least, SHARE * seconds))
+    return bound, max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
 
 
 def _refute_packings(differences: Differences, deadline: float) -> bool:

@@ -17,20 +17,16 @@ from .backend import BACKENDS
 from .constructive import ski_rental_schedule
 from .exact import ExactOutcome, best_by_enumeration, can_enumerate
 from .full import CP_SAT, Formulation, solve_full
-from .proven_bound import proven_bound
+from .proven_bound import bound_within
 from .result import Limits, Result, Status, StoppedBy
 from .schedule_search import search_schedule
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
-LEAST_SECONDS = 1e-6
-"""What the bound leaves to the search at least, which then ends with the first schedules it makes."""
 DEFAULT_SECONDS = 1.2
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
 FEW = 24
 """Requests up to which a search that is limited by time alone ends with an enumeration."""
-BOUND_SHARE = 0.3
-"""The share of its time that a search gives to its bound at most."""
 FEW_BOUND_SECONDS = 0.5
 """CPU seconds that the bound of few requests may take in any case: its proof ends by itself before."""
 PROOF_SHARE = 0.4
@@ -79,11 +75,8 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
     least = FEW_BOUND_SECONDS if few else 0.0
-    ours = (
-        proven_bound(problem) if seconds is None else proven_bound(problem, max(least, BOUND_SHARE * seconds))
-    )
+    ours, left = bound_within(problem, seconds, least)
     bounded = time.perf_counter() - begun
-    left = None if seconds is None else max(LEAST_SECONDS, seconds - bounded)
     found = search_schedule(
         problem,
         seconds=left if left is None or not few else left * (1 - PROOF_SHARE),
@@ -115,8 +108,8 @@ def _lpt_ski(problem: Problem, limits: Limits, start: Schedule | None) -> Result
 
 def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
-    found = best_by_enumeration(problem, limits, start)
-    ours = proven_bound(problem)
+    ours, left = bound_within(problem, limits.seconds)
+    found = best_by_enumeration(problem, replace(limits, seconds=left), start)
     bound = _bound_after(problem, found, ours)
     return _result(problem, found.schedule, bound, "exact", begun, found.stopped_by, ours)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from batchbound.compare import compare
+from batchbound.data.bound import Bound
 from batchbound.data.cost import CostModel
 from batchbound.data.generators import generate
 from batchbound.data.problem import Problem
+from batchbound.models.bounds import best_bound
 from batchbound.planning import make_plan
 from batchbound.solvers import Limits, solve
 
@@ -53,3 +58,41 @@ def test_improvements_fall_to_the_makespan_within_the_time_taken(count: int, slo
     assert list(makespans) == sorted(set(makespans), reverse=True)
     assert list(seconds) == sorted(seconds)
     assert 0.0 <= seconds[0] <= seconds[-1] <= found.seconds
+
+
+@pytest.mark.parametrize(
+    ("solver", "maker"),
+    [
+        ("search", "batchbound.solvers.solve.search_schedule"),
+        ("exact", "batchbound.solvers.solve.best_by_enumeration"),
+        ("slot-free:cp-sat", "batchbound.solvers.full.run_in_worker"),
+        ("repaired:highs", "batchbound.solvers.full.solve_linear"),
+    ],
+)
+def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
+    solver: str, maker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Made(Exception):  # nothing is wrong: it only ends the solver here
+        pass
+
+    asked: list[Any] = []
+
+    def bounded(problem: Problem, seconds: float) -> Bound:
+        asked.append(seconds)
+        time.sleep(0.05)
+        return best_bound(problem)
+
+    def made(*given: Any, **named: Any) -> None:
+        limits = [each.seconds for each in given if isinstance(each, Limits)]
+        asked.append(named["seconds"] if "seconds" in named else limits[0] if limits else given[-1])
+        raise Made
+
+    # Modules, and a function of the same name in one of them: the text would name that one.
+    monkeypatch.setattr(importlib.import_module("batchbound.solvers.proven_bound"), "proven_bound", bounded)
+    module, name = maker.rsplit(".", 1)
+    monkeypatch.setattr(importlib.import_module(module), name, made)
+    with pytest.raises(Made):
+        solve(job(30, 5), solver, limits=Limits(seconds=10.0))
+    share, left = asked
+    assert share == pytest.approx(3.0)
+    assert 0.0 < left <= 10.0 - 0.05

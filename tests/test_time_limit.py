@@ -46,7 +46,7 @@ def test_what_is_proven_of_a_problem_is_proven_once(solver: str, monkeypatch: py
         asked.append(problem)
         return best_bound(problem)
 
-    for module in ("batchbound.planning", "batchbound.solvers.solve", "batchbound.solvers.full"):
+    for module in ("batchbound.planning", "batchbound.solvers.proven_bound"):
         monkeypatch.setattr(importlib.import_module(module), "proven_bound", counted)
     # Too little time for an enumeration of 20 requests on 6 slots, or for a proof by CP-SAT.
     problem = Problem(generate("table3", 0, 20), CostModel.paper(), 6)
