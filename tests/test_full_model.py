@@ -34,9 +34,11 @@ from batchbound.models.slot_free import (
     slot_free_model,
     write_slot_free,
 )
+from batchbound.solvers import full
 from batchbound.solvers.full import Formulation, solve_full
 from batchbound.solvers.linear import solve_linear
 from batchbound.solvers.result import Limits, Status, StoppedBy
+from batchbound.solvers.worker import Outcome, run_in_worker
 
 PAPER = CostModel.paper()
 LONG = Limits(seconds=120.0)
@@ -256,11 +258,16 @@ def test_ten_requests_on_three_slots_keep_a_checked_schedule_and_a_bound_at_a_wo
     assert (one.makespan, one.bound.seconds) == (other.makespan, other.bound.seconds if other.bound else None)
 
 
-def test_ctrl_c_on_intervals_returns_the_best_schedule_so_far() -> None:
+def test_ctrl_c_on_intervals_returns_the_best_schedule_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     problem = problem_of([68] * 30, rng.integers(20, 512, 30).tolist(), slots=6)
     timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupted(*given: Any) -> Outcome:
+        timer.start()
+        return run_in_worker(*given)
+
+    monkeypatch.setattr(full, "run_in_worker", interrupted)
     found = solve_full(problem, limits=Limits(seconds=60.0))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
     assert found.schedule is not None
