@@ -70,6 +70,11 @@ def subset_of_sum(items: list[int], values: list[int], total: int) -> list[int]:
     return chosen
 
 
+def _lowest_bit(bits: int) -> int:
+    """Return the lowest bit that is set in an integer above zero."""
+    return (bits & -bits).bit_length() - 1
+
+
 class Resplit:
     """
     Machines whose items are re-split two machines at a time until none is loaded beyond a target.
@@ -154,9 +159,10 @@ class Resplit:
             # From here up the excess of the pair grows with the sum, one machine standing for its mirror
             # image.
             least = max(0, min(self.target, load + self.loads[other] - self.target))
-            for total in range(least, load):
-                if self._resplit(over, other, total):
-                    return True
+            better = (self._sums_of_pair(over, other) >> least) & ((1 << (load - least)) - 1)
+            if better:
+                self._resplit(over, other, least + _lowest_bit(better))
+                return True
         return False
 
     def _shuffle(self, over: int) -> None:
@@ -171,6 +177,13 @@ class Resplit:
         low = max(0, both - high)
         self._resplit(first, second, int(self.rng.integers(low, high + 1)))
 
+    def _sums_of_pair(self, first: int, second: int) -> int:
+        """Return the sums of all subsets of two machines' items, as bits."""
+        sums = self.sums[first]
+        for item in self.members[second]:
+            sums |= sums << self.values[item]
+        return sums
+
     def _resplit(self, first: int, second: int, total: int) -> bool:
         """Return whether the pair could be re-split with that total on the first machine."""
         shift = self.loads[second] - total
@@ -179,7 +192,7 @@ class Resplit:
         if meeting == 0:
             return False
         above = meeting >> (start := int(self.rng.integers(meeting.bit_length())))
-        part = start + (above & -above).bit_length() - 1
+        part = start + _lowest_bit(above)
         from_first = set(subset_of_sum(self.members[first], self.values, part))
         from_second = set(subset_of_sum(self.members[second], self.values, total - part))
         stay = [item for item in self.members[first] if item in from_first] + list(from_second)
