@@ -12,13 +12,16 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from .constructive import longest_first, ski_rental_schedule
 from .slot_flow import stages_of_requests, whole_slots
-from .stage_annealing import FEW, StageAnnealing
+from .stage_annealing import FEW, StageAnnealing, TooManySpansError
 from .stage_split import split_stages
 from .stage_times import StageCosts
 from .token_caps import stages_within_cap
 
 PATIENCE = (0.5, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
 """Settings of the ski-rental rule tried first."""
+
+START_SHARE = 0.3
+"""The share of what is left of the limits after which the annealing looks for no better start."""
 
 STRETCHES = (0, 1, 2, 4, 8)
 """Rounds by which stage times are stretched until whole slots are enough."""
@@ -229,11 +232,16 @@ class _Search:
                 best, at = plan, makespan
 
     def anneal(self) -> None:
-        """Anneal over the stage times, and make schedules of the best ones."""
+        """Anneal over the stage times, and make schedules of the best ones; orders if stages are too many."""
         costs = self._costs()
         if costs.round == 0 or self._progress >= 1.0:
             return
-        annealing = StageAnnealing(self._problem, costs, self._rng)
+        late = self._progress + START_SHARE * (1.0 - self._progress)
+        try:
+            annealing = StageAnnealing(self._problem, costs, self._rng, lambda: self._progress > late)
+        except TooManySpansError:
+            self.reorder(1.0)
+            return
         begun, next_rounding = self._progress, 0.3
         while self._progress < 1.0 - self._reserve:
             self._iterations += 1

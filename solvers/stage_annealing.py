@@ -11,7 +11,7 @@ from ..data.cost import IntArray
 from ..data.problem import Problem
 from .constructive import ski_rental_schedule
 from .level_split import LevelSplit
-from .slot_flow import LengthProfile
+from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
 from .stage_times import StageCosts, StageTimesSearch
 
@@ -50,6 +50,9 @@ TIMED = 4
 
 START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
 """Settings of the ski-rental rule whose stage times the annealing may start from."""
+
+MOST_SPANS = 4000
+"""Spans between the stages of a start from which a price takes seconds: no walk gets far then."""
 
 FEW = 40
 """Requests of a small problem: cycles are short and hot, and its search tries orders of the requests too."""
@@ -102,6 +105,10 @@ class Cooling:
         return done >= self.ends[cycle] and cycle + 1 < len(self.ends)
 
 
+class TooManySpansError(Exception):
+    """Stages are so many that the slots they need take too long to find."""
+
+
 class StageAnnealing:
     """
     A walk over the stage times of a problem that cools, begins again, and at last goes on from its best.
@@ -117,6 +124,13 @@ class StageAnnealing:
         What a stage and a round cost.
     rng
         Draws the moves.
+    late
+        Whether no further start is to be tried.
+
+    Raises
+    ------
+    TooManySpansError
+        If no start has so few stages that it can be priced in reasonable time.
 
     Attributes
     ----------
@@ -128,7 +142,9 @@ class StageAnnealing:
         The walk over its stage times.
     """
 
-    def __init__(self, problem: Problem, costs: StageCosts, rng: np.random.Generator) -> None:
+    def __init__(
+        self, problem: Problem, costs: StageCosts, rng: np.random.Generator, late: Callable[[], bool]
+    ) -> None:
         self._problem, self._costs, self._rng = problem, costs, rng
         self._few = len(problem) <= FEW
         self._cooling, self._cycle, self._steps = Cooling(HOT if self._few else COLD), 0, 0
@@ -136,7 +152,7 @@ class StageAnnealing:
         self._tried: list[tuple[float, IntArray]] = []
         self.split = LevelSplit.of(problem)
         self.profile = LengthProfile.of(self.split.rest.rounds, _starts_per_stage(problem))
-        self._start = _start_times(self.split.rest, self.profile, costs)
+        self._start = _start_times(self.split.rest, self.profile, costs, late)
         self.walk = StageTimesSearch(self.profile, costs, self._start, rng)
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
@@ -187,7 +203,7 @@ class StageAnnealing:
         end = int(SCATTERED_LENGTH * problem.rounds.sum() / problem.slots)
         inner = np.sort(self._rng.integers(end // 4, 3 * end // 4 + 1, (DRAWS, count - 2)), axis=1)
         drawn = [np.concatenate(([0], each, [end])) for each in inner]
-        return _cheapest(drawn, self.profile, self._costs)
+        return _cheapest(drawn, self.profile, self._costs, lambda: False)
 
 
 def _starts_per_stage(problem: Problem) -> float | None:
@@ -196,19 +212,27 @@ def _starts_per_stage(problem: Problem) -> float | None:
     return None if cap is None else float(max(1, int(cap / problem.prompt_tokens.mean())))
 
 
-def _start_times(problem: Problem, profile: LengthProfile, costs: StageCosts) -> IntArray:
+def _start_times(
+    problem: Problem, profile: LengthProfile, costs: StageCosts, late: Callable[[], bool]
+) -> IntArray:
     """Return the stage times of a ski-rental schedule from which the annealing has least to make up for."""
-    tried = [
-        np.asarray(ski_rental_schedule(problem, patience=patience).starts) for patience in START_PATIENCE
-    ]
-    return _cheapest(tried, profile, costs)
+    schedules = (ski_rental_schedule(problem, patience=patience) for patience in START_PATIENCE)
+    tried = [np.asarray(schedule.starts) for schedule in schedules]
+    few = [times for times in tried if len(Spans.between(times, profile)) <= MOST_SPANS]
+    if not few:
+        raise TooManySpansError
+    return _cheapest(few, profile, costs, late)
 
 
-def _cheapest(tried: Sequence[IntArray], profile: LengthProfile, costs: StageCosts) -> IntArray:
+def _cheapest(
+    tried: Sequence[IntArray], profile: LengthProfile, costs: StageCosts, late: Callable[[], bool]
+) -> IntArray:
     """Return the stage times with the least guide, the last ones if none of them serves every request."""
     best, least = tried[-1], np.inf
     for times in tried:
         price = slot_price(times, profile)
         if price is not None and (seconds := float(costs.guide(times, price.slots, KINK))) < least:
             best, least = times, seconds
+        if late():
+            break
     return best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,8 @@ from batchbound.solvers.slot_flow import (
     stages_of_requests,
     whole_slots,
 )
-from batchbound.solvers.slot_price import slot_price, slots_at_least, slots_by_lengths
+from batchbound.solvers.slot_price import SlotPrice, slot_price, slots_at_least, slots_by_lengths
+from batchbound.solvers.stage_annealing import StageAnnealing
 from batchbound.solvers.stage_times import StageCosts, StageTimesSearch, moved
 from batchbound.solvers.token_caps import evened_out, stages_within_cap
 
@@ -369,6 +371,35 @@ def test_a_long_search_scatters_its_stages_over_one_level_more(monkeypatch: pyte
     assert long.schedule.check(problem) is None
     assert long.makespan < ski_rental_schedule(problem).makespan(problem)
     assert search_schedule(problem, iterations=80, seed=0).makespan == long.makespan
+
+
+def test_orders_are_searched_where_stages_are_too_many_to_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    def priced(*given: Any) -> None:
+        raise AssertionError("slots are priced all the same")
+
+    monkeypatch.setattr(stage_annealing, "MOST_SPANS", 20)
+    monkeypatch.setattr(stage_annealing, "slot_price", priced)
+    problem = batch_like(4, 120, 20, prefill_token_cap=400)
+    found = search_schedule(problem, iterations=60, seed=0)
+    assert found.iterations == 60
+    assert found.schedule.check(problem) is None
+    assert found.makespan < ski_rental_schedule(problem).makespan(problem)
+
+
+def test_a_start_is_good_enough_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def priced(times: IntArray, profile: LengthProfile) -> SlotPrice | None:
+        asked.append(len(times))
+        return slot_price(times, profile)
+
+    monkeypatch.setattr(stage_annealing, "slot_price", priced)
+    problem = batch_like(4, 120, 20)
+    rng, costs = np.random.default_rng(0), StageCosts(0.1, 0.03, 20)
+    StageAnnealing(problem, costs, rng, lambda: False)
+    assert len(asked) == len(stage_annealing.START_PATIENCE)
+    StageAnnealing(problem, costs, rng, lambda: True)
+    assert len(asked) == len(stage_annealing.START_PATIENCE) + 1
 
 
 def test_where_whole_slots_fall_short_the_times_are_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
