@@ -12,7 +12,7 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from .constructive import longest_first, ski_rental_schedule
 from .slot_flow import stages_of_requests, whole_slots
-from .stage_annealing import FEW, StageAnnealing, TooManySpansError
+from .stage_annealing import FEW, StageAnnealing
 from .stage_split import split_stages
 from .stage_times import StageCosts
 from .token_caps import stages_within_cap
@@ -112,7 +112,8 @@ def search_schedule(
         search.reorder(1.0)
     else:
         search.reorder(0.5 if len(problem) <= FEW else 0.0)
-        search.anneal()
+        if not search.anneal():
+            search.reorder(1.0)
     return search.outcome()
 
 
@@ -231,17 +232,15 @@ class _Search:
             if makespan <= at:
                 best, at = plan, makespan
 
-    def anneal(self) -> None:
-        """Anneal over the stage times, and make schedules of the best ones; orders if stages are too many."""
+    def anneal(self) -> bool:
+        """Anneal over the stage times and return whether they were few enough; make schedules of the best."""
         costs = self._costs()
         if costs.round == 0 or self._progress >= 1.0:
-            return
+            return True
         late = self._progress + START_SHARE * (1.0 - self._progress)
-        try:
-            annealing = StageAnnealing(self._problem, costs, self._rng, lambda: self._progress > late)
-        except TooManySpansError:
-            self.reorder(1.0)
-            return
+        annealing = StageAnnealing.of(self._problem, costs, self._rng, lambda: self._progress > late)
+        if annealing is None:
+            return False
         begun, next_rounding = self._progress, 0.3
         while self._progress < 1.0 - self._reserve:
             self._iterations += 1
@@ -256,6 +255,7 @@ class _Search:
             self._realise(times, annealing)
         # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
         self._realise(annealing.walk.times, annealing)
+        return True
 
     def _costs(self) -> StageCosts:
         """Return what a stage and a round cost beyond what every schedule pays."""

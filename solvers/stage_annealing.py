@@ -105,10 +105,6 @@ class Cooling:
         return done >= self.ends[cycle] and cycle + 1 < len(self.ends)
 
 
-class TooManySpansError(Exception):
-    """Stages are so many that the slots they need take too long to find."""
-
-
 class StageAnnealing:
     """
     A walk over the stage times of a problem that cools, begins again, and at last goes on from its best.
@@ -124,36 +120,56 @@ class StageAnnealing:
         What a stage and a round cost.
     rng
         Draws the moves.
-    late
-        Whether no further start is to be tried.
-
-    Raises
-    ------
-    TooManySpansError
-        If no start has so few stages that it can be priced in reasonable time.
-
-    Attributes
-    ----------
     split
         The problem's full levels and the rest, whose stage times are annealed.
     profile
         The lengths of the rest.
+    start
+        Stage times of the rest.
+
+    Attributes
+    ----------
+    split, profile
+        As given, until more of the problem is annealed.
     walk
         The walk over its stage times.
     """
 
     def __init__(
-        self, problem: Problem, costs: StageCosts, rng: np.random.Generator, late: Callable[[], bool]
+        self,
+        problem: Problem,
+        costs: StageCosts,
+        rng: np.random.Generator,
+        split: LevelSplit,
+        profile: LengthProfile,
+        start: IntArray,
     ) -> None:
         self._problem, self._costs, self._rng = problem, costs, rng
         self._few = len(problem) <= FEW
         self._cooling, self._cycle, self._steps = Cooling(HOT if self._few else COLD), 0, 0
         self._scattered = False
         self._tried: list[tuple[float, IntArray]] = []
-        self.split = LevelSplit.of(problem)
-        self.profile = LengthProfile.of(self.split.rest.rounds, _starts_per_stage(problem))
-        self._start = _start_times(self.split.rest, self.profile, costs, late)
-        self.walk = StageTimesSearch(self.profile, costs, self._start, rng)
+        self.split, self.profile, self._start = split, profile, start
+        self.walk = StageTimesSearch(profile, costs, start, rng)
+
+    @classmethod
+    def of(
+        cls, problem: Problem, costs: StageCosts, rng: np.random.Generator, late: Callable[[], bool]
+    ) -> StageAnnealing | None:
+        """
+        Return an annealing from stages of a construction, or None if all have too many to be priced.
+
+        Parameters
+        ----------
+        problem, costs, rng
+            As of the class.
+        late
+            Whether no further start is to be tried.
+        """
+        split = LevelSplit.of(problem)
+        profile = LengthProfile.of(split.rest.rounds, _starts_per_stage(problem))
+        start = _start_times(split.rest, profile, costs, late)
+        return None if start is None else cls(problem, costs, rng, split, profile, start)
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
         """
@@ -214,14 +230,12 @@ def _starts_per_stage(problem: Problem) -> float | None:
 
 def _start_times(
     problem: Problem, profile: LengthProfile, costs: StageCosts, late: Callable[[], bool]
-) -> IntArray:
-    """Return the stage times of a ski-rental schedule from which the annealing has least to make up for."""
+) -> IntArray | None:
+    """Return the stage times of a construction from which there is least to make up for, if one has few."""
     schedules = (ski_rental_schedule(problem, patience=patience) for patience in START_PATIENCE)
     tried = [np.asarray(schedule.starts) for schedule in schedules]
-    few = [times for times in tried if len(Spans.between(times, profile)) <= MOST_SPANS]
-    if not few:
-        raise TooManySpansError
-    return _cheapest(few, profile, costs, late)
+    priceable = [times for times in tried if len(Spans.between(times, profile)) <= MOST_SPANS]
+    return _cheapest(priceable, profile, costs, late) if priceable else None
 
 
 def _cheapest(

@@ -396,9 +396,9 @@ def test_a_start_is_good_enough_where_time_is_short(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stage_annealing, "slot_price", priced)
     problem = batch_like(4, 120, 20)
     rng, costs = np.random.default_rng(0), StageCosts(0.1, 0.03, 20)
-    StageAnnealing(problem, costs, rng, lambda: False)
+    StageAnnealing.of(problem, costs, rng, lambda: False)
     assert len(asked) == len(stage_annealing.START_PATIENCE)
-    StageAnnealing(problem, costs, rng, lambda: True)
+    StageAnnealing.of(problem, costs, rng, lambda: True)
     assert len(asked) == len(stage_annealing.START_PATIENCE) + 1
 
 
