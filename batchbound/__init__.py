@@ -7,7 +7,7 @@ proven lower bound.
 
 from .data import Bound, CostModel, Problem, Schedule, Workload
 from .data.plan import Plan
-from .planning import make_plan
+from .planning.plan import make_plan
 
 __version__ = "0.1.0"
 

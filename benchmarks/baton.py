@@ -33,10 +33,10 @@ from baton_lengths import QUERIES, RANGES, TABLE_2, any_order, reconstruct
 from baton_ways import BASELINE, COMPILED, WAYS
 from engine_speed import Job, make_model
 
-from batchbound.executor.batch import WindowBatch
-from batchbound.executor.ragged import RaggedBatch
-from batchbound.executor.running import RunningBatch
-from batchbound.executor.slab import SlabBatch
+from batchbound.executor.kv.batch import RunningBatch
+from batchbound.executor.kv.ragged import RaggedBatch
+from batchbound.executor.kv.slab import SlabBatch
+from batchbound.executor.kv.window_batch import WindowBatch
 
 SHORT = ("short", *RANGES)
 """The sets of 30 short queries."""

@@ -19,12 +19,12 @@ import torch
 from engine_speed import Job, left_padded, static_generate
 from transformers import DynamicCache
 
-from batchbound.executor.batch import WindowBatch
-from batchbound.executor.captured import compiled
-from batchbound.executor.ragged import RaggedBatch
-from batchbound.executor.running import RunningBatch
-from batchbound.executor.slab import SlabBatch
-from batchbound.executor.store import Suspended
+from batchbound.executor.kv.batch import RunningBatch
+from batchbound.executor.kv.captured import compiled
+from batchbound.executor.kv.ragged import RaggedBatch
+from batchbound.executor.kv.slab import SlabBatch
+from batchbound.executor.kv.store import Suspended
+from batchbound.executor.kv.window_batch import WindowBatch
 
 BASELINE = "static generate"
 COMPILED = "vector embedding, planned and compiled"

@@ -30,14 +30,14 @@ import time
 import numpy as np
 
 from batchbound.data.bound import Bound
-from batchbound.data.cost import CostModel, IntArray
-from batchbound.data.generators import GENERATORS, generate
+from batchbound.data.costs.cost import CostModel, IntArray
 from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import GENERATORS, generate
 from batchbound.data.schedule import Schedule
-from batchbound.models.least_counts import cost_terms, least_counts
-from batchbound.solvers.proven_bound import proven_bound
+from batchbound.models.bounds.least_counts import cost_terms, least_counts
+from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.result import Limits, Status
-from batchbound.solvers.schedule_search import search_schedule
+from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.solve import solve
 
 MOST_CANDIDATES = 1000

@@ -25,11 +25,11 @@ import torch
 import transformers
 from transformers import AutoConfig, ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
-from batchbound.executor.batch import WindowBatch
-from batchbound.executor.model_source import build_random
-from batchbound.executor.ragged import RaggedBatch
-from batchbound.executor.running import RunningBatch
-from batchbound.executor.slab import SlabBatch
+from batchbound.executor.kv.batch import RunningBatch
+from batchbound.executor.kv.ragged import RaggedBatch
+from batchbound.executor.kv.slab import SlabBatch
+from batchbound.executor.kv.window_batch import WindowBatch
+from batchbound.executor.models.source import build_random
 
 NO_TOKEN = -1
 """As an end token: never matched, so answers have their pinned lengths."""

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchbound.data.generators import GENERATORS
-from batchbound.data.length_pair import LengthPair
-from batchbound.data.profile_readers import read_layer_profiles
-from batchbound.executor.phase_simulation import simulate_phases
-from batchbound.models.exec_config import Cluster, ExecConfig, Performance, Strategy
-from batchbound.models.layer_cost import LayerCost
-from batchbound.models.timeline import Timeline
-from batchbound.solvers.execution_search import GAP, search, spaces, whole_grid
+from batchbound.data.lengths.pair import LengthPair
+from batchbound.data.readers.generators import GENERATORS
+from batchbound.data.readers.profile_readers import read_layer_profiles
+from batchbound.heuristics.exegpt.phases import simulate_phases
+from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Performance, Strategy
+from batchbound.models.exegpt.layer_cost import LayerCost
+from batchbound.models.exegpt.timeline import Timeline
+from batchbound.solvers.exegpt.execution_search import GAP, search, spaces, whole_grid
 
 BOUNDS = (0.1, 0.3, 0.7, 1.0)
 """Shares of the grid's latencies, as the paper chooses its bounds; the last is no bound."""

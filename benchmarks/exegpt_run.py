@@ -33,33 +33,33 @@ from typing import Any
 import numpy as np
 from paused_run import PausedClock, PausedRun
 
-from batchbound.cli.search import planned_configuration, timelines_of
+from batchbound.cli.commands.search import planned_configuration, timelines_of
 from batchbound.data.configuration import PlannedConfiguration
-from batchbound.data.cost import CostModel
-from batchbound.data.generators import GENERATORS
-from batchbound.data.layer_profile import LayerProfile
-from batchbound.data.length_pair import LengthPair
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.layer_profile import LayerProfile
+from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.workload import Workload
-from batchbound.executor.encode_worker import EncodeWorker
-from batchbound.executor.engine_spec import EngineSpec
-from batchbound.executor.huggingface import HuggingFaceEngine, vocabulary_of
-from batchbound.executor.journal import Journal
-from batchbound.executor.layer_profiling import profile_layers
-from batchbound.executor.loop import serve
-from batchbound.executor.model_source import load_model
-from batchbound.executor.profile_grid import Grid
-from batchbound.executor.profiling import grid
-from batchbound.executor.prompts import Prompts
-from batchbound.executor.steady_state import SteadyState, steady_state
-from batchbound.executor.tiers import Tier, choose_tier
-from batchbound.executor.workload_aware import DecodeEngine
-from batchbound.heuristics.configured import dynamic_batch, rra_policy
-from batchbound.heuristics.round_robin_allocation import RoundRobinAllocation
-from batchbound.heuristics.workload_aware_allocation import WorkloadAwareAllocation
-from batchbound.models.exec_config import ExecConfig, Performance, Strategy
-from batchbound.models.timeline import Timeline
-from batchbound.solvers.execution_search import search
+from batchbound.executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
+from batchbound.executor.engines.tiers import Tier, choose_tier
+from batchbound.executor.models.prompts import Prompts
+from batchbound.executor.models.source import load_model
+from batchbound.executor.processes.encode_worker import EncodeWorker
+from batchbound.executor.processes.engine_spec import EngineSpec
+from batchbound.executor.processes.workload_aware import DecodeEngine
+from batchbound.executor.profiling.grid_run import grid
+from batchbound.executor.profiling.layer_profiling import profile_layers
+from batchbound.executor.profiling.profile_grid import Grid
+from batchbound.executor.reports.steady_state import SteadyState, steady_state
+from batchbound.executor.runs.journal import Journal
+from batchbound.heuristics.exegpt.configured import dynamic_batch, rra_policy
+from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
+from batchbound.heuristics.exegpt.workload_aware import WorkloadAwareAllocation
+from batchbound.heuristics.loop import iterate
+from batchbound.models.exegpt.configuration import ExecConfig, Performance, Strategy
+from batchbound.models.exegpt.timeline import Timeline
+from batchbound.solvers.exegpt.execution_search import search
 
 MOST_ENCODE_BATCH = 16
 MOST_DECODE_BATCH = 96
@@ -224,7 +224,7 @@ class _Run:
         else:
             self.engine = HuggingFaceEngine(problem, model, prompts.tokens, **options)
             policy = rra_policy(planned)
-        self.paused = PausedRun(serve(problem, policy, self.engine), self._clock, len(problem))
+        self.paused = PausedRun(iterate(problem, policy, self.engine), self._clock, len(problem))
 
     def steady_state(self) -> SteadyState:
         """Return what the run reached."""

@@ -12,19 +12,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from batchbound.data.cost import FloatArray
-from batchbound.data.generators import GENERATORS
-from batchbound.data.length_pair import LengthPair
-from batchbound.data.lengths import LengthDistribution
-from batchbound.data.profile_readers import read_layer_profiles
-from batchbound.data.read import read_workload
-from batchbound.executor.phase_simulation import simulate_phases
-from batchbound.models.batching_baselines import IterationBatching, StaticBatching, best_within
-from batchbound.models.exec_config import Cluster, ExecConfig, Strategy
-from batchbound.models.layer_cost import LayerCost
-from batchbound.models.timeline import Timeline
-from batchbound.solvers.execution_search import Found, search, search_all, spaces
-from batchbound.solvers.replan import on_planned_devices, replan
+from batchbound.data.costs.cost import FloatArray
+from batchbound.data.lengths.distributions import LengthDistribution
+from batchbound.data.lengths.pair import LengthPair
+from batchbound.data.readers.generators import GENERATORS
+from batchbound.data.readers.profile_readers import read_layer_profiles
+from batchbound.data.readers.requests import read_workload
+from batchbound.heuristics.exegpt.phases import simulate_phases
+from batchbound.models.exegpt.batching_baselines import IterationBatching, StaticBatching, best_within
+from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
+from batchbound.models.exegpt.layer_cost import LayerCost
+from batchbound.models.exegpt.timeline import Timeline
+from batchbound.solvers.exegpt.execution_search import Found, search, search_all, spaces
+from batchbound.solvers.exegpt.replan import on_planned_devices, replan
 
 TASKS = ("S", "T", "G", "C1", "C2")
 TOLERANCES = (0.02, 0.05, 0.10)

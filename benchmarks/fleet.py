@@ -22,19 +22,19 @@ from pathlib import Path
 import numpy as np
 
 from batchbound.data.bound import Bound
-from batchbound.data.cost import CostModel, IntArray
+from batchbound.data.costs.cost import CostModel, IntArray
 from batchbound.data.fleet import Fleet, Replica
-from batchbound.data.generators import generate
-from batchbound.data.prediction_error import MeasuredError
+from batchbound.data.lengths.prediction_error import MeasuredError
 from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
-from batchbound.executor.fleet_policy import FleetPolicy, choose_fleet_policy, serve_with_backoff
-from batchbound.executor.fleet_simulation import FleetRun, simulate_fleet
-from batchbound.heuristics.dispatch_rules import Units, dispatch, mico
+from batchbound.heuristics.dispatch import Units, dispatch, mico
+from batchbound.heuristics.fleet.policy import FleetPolicy, choose_fleet_policy, serve_with_backoff
+from batchbound.heuristics.fleet.simulation import FleetRun, simulate_fleet
 from batchbound.heuristics.policy import Policy
 from batchbound.heuristics.registry import policy_named
-from batchbound.models.fleet_bound import fleet_bound
-from batchbound.models.fleet_certificates import verify_fleet_bound
+from batchbound.models.bounds.fleet import fleet_bound
+from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits
 

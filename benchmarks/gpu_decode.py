@@ -33,22 +33,22 @@ import transformers
 from engine_speed import Job, continuous_batching, refilled
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from batchbound.data.cost import CostModel
-from batchbound.data.generators import generate
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
-from batchbound.executor.batch import WindowBatch
-from batchbound.executor.calibrate import fit_cost, fit_error
-from batchbound.executor.captured import Capture, Round, compiled, cuda_graph
-from batchbound.executor.huggingface import HuggingFaceEngine
-from batchbound.executor.loop import execute
-from batchbound.executor.profiling import grid, profile
-from batchbound.executor.ragged import RaggedBatch
-from batchbound.executor.running import RunningBatch
-from batchbound.executor.self_check import greedy_shortfall, near_tie
-from batchbound.executor.slab import SlabBatch
+from batchbound.executor.engines.huggingface import HuggingFaceEngine
+from batchbound.executor.engines.self_check import greedy_shortfall, near_tie
+from batchbound.executor.kv.batch import RunningBatch
+from batchbound.executor.kv.captured import Capture, Round, compiled, cuda_graph
+from batchbound.executor.kv.ragged import RaggedBatch
+from batchbound.executor.kv.slab import SlabBatch
+from batchbound.executor.kv.window_batch import WindowBatch
+from batchbound.executor.profiling.calibrate import fit_cost, fit_error
+from batchbound.executor.profiling.grid_run import grid, profile
+from batchbound.heuristics.loop import execute
 from batchbound.heuristics.replay import Replay
-from batchbound.planning import make_plan
+from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits
 
 SHAPES: dict[str, dict[str, Any]] = {

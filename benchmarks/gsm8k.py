@@ -23,7 +23,7 @@ from pathlib import Path
 from batchbound.cli import main as batchbound
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
-from batchbound.executor.tokenizers import load_tokenizer
+from batchbound.executor.models.tokenizers import load_tokenizer
 
 
 def write_prompts(data: Path, path: Path, solver: str) -> None:

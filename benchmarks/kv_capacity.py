@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from batchbound.data.cost import CostModel
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
-from batchbound.data.tables import read_lengths
+from batchbound.data.readers.tables import read_lengths
 from batchbound.data.workload import Workload
-from batchbound.executor.simulate import simulate
 from batchbound.heuristics.registry import policy_named
-from batchbound.models.certificates import verify_bound
-from batchbound.planning import make_plan
+from batchbound.heuristics.simulate import simulate
+from batchbound.models.certificates.checker import verify_bound
+from batchbound.planning.plan import make_plan
 from batchbound.solvers.result import Limits
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

@@ -23,22 +23,18 @@ from pathlib import Path
 import numpy as np
 from econoserve.prediction import PredictorErrors
 
-from batchbound.data.cost import IntArray
-from batchbound.data.generators import generate
+from batchbound.data.costs.cost import IntArray
+from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
-from batchbound.executor.kv_regions import PlacedLedger
-from batchbound.executor.model_source import load_model
-from batchbound.executor.prompts import Prompts
-from batchbound.executor.serving_device import Iteration, ServingDevice
-from batchbound.executor.serving_engine import ServingEngine
-from batchbound.executor.serving_run import own_answer
-from batchbound.executor.serving_simulation import WAITING, ServingRun, serve
-from batchbound.heuristics.econoserve_settings import EconoServeSettings
-from batchbound.heuristics.serving_registry import (
-    BLOCK_ALLOCATION,
-    ServingOptions,
-    serving_policy,
-)
+from batchbound.executor.models.prompts import Prompts
+from batchbound.executor.models.source import load_model
+from batchbound.executor.serving.engine import ServingEngine
+from batchbound.executor.serving.regions import PlacedLedger
+from batchbound.executor.serving.run import own_answer
+from batchbound.executor.serving.simulation import WAITING, ServingRun, serve
+from batchbound.heuristics.serving.device import DeviceBatch, ServingDevice
+from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings
+from batchbound.heuristics.serving.registry import BLOCK_ALLOCATION, ServingOptions, serving_policy
 
 ERRORS = PredictorErrors(padding=0.10, accuracy=0.775, over=0.0262, under=0.0930)
 PAPER = EconoServeSettings(padding=0.10, reserved=0.02, buffer=0.15)
@@ -84,7 +80,7 @@ class Recorder:
     held: list[IntArray] = field(default_factory=list)
     back: list[Sequence[int]] = field(default_factory=list)
 
-    def run(self, work: Iteration) -> float:
+    def run(self, work: DeviceBatch) -> float:
         """Return the seconds the device took."""
         self.held.append(work.held.copy())
         self.back.append(tuple(work.swap_in))
@@ -119,7 +115,7 @@ def job(requests: int, seed: int, errors: str) -> tuple[Workload, IntArray]:
 class Clock:
     """A device whose every iteration takes a second."""
 
-    def run(self, work: Iteration) -> float:
+    def run(self, work: DeviceBatch) -> float:
         """Return the second."""
         return 1.0
 

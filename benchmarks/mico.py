@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from batchbound.data.cost import CostModel, IntArray
+from batchbound.data.costs.cost import CostModel, IntArray
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.workload import Workload
-from batchbound.heuristics.dispatch_rules import dispatch
+from batchbound.heuristics.dispatch import dispatch
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 BATCHES = range(2, 11)
@@ -139,7 +139,7 @@ def inserting(prompt: IntArray, answer: IntArray, batch: int) -> CloudRun:
 
 
 def serve(queries: Queries, clouds: int, batch: int, by_length: bool, insert: bool) -> list[CloudRun]:
-    """Dispatch by MICO's rule or by count, and serve by insertion or to completion."""
+    """QueuePolicy by MICO's rule or by count, and serve by insertion or to completion."""
     workload = Workload.from_lengths(queries.prompt, queries.predicted)
     fleet = Fleet(workload, (Replica(CostModel.paper(), batch),) * clouds)
     replica_of = dispatch(fleet, "mico" if by_length else "round-robin")

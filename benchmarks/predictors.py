@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from batchbound.data.predictor import Examples, PredictionQuality
-from batchbound.executor.encoder_predictor import EncoderPredictor, save_small_distilbert
-from batchbound.executor.predictors import GroupMeanPredictor, LengthPredictor, learn
-from batchbound.executor.tokenizers import load_tokenizer
+from batchbound.executor.models.tokenizers import load_tokenizer
+from batchbound.executor.predictors.encoder import EncoderPredictor, save_small_distilbert
+from batchbound.executor.predictors.kinds import GroupMeanPredictor, LengthPredictor, learn
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 Count = Callable[[str], int]

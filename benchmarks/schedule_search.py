@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from cpu_clock import limit_cpu_seconds
 
-from batchbound.data.cost import CostModel
-from batchbound.data.generators import generate
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
-from batchbound.models.certificates import verify_bound
+from batchbound.data.readers.generators import generate
+from batchbound.models.certificates.checker import verify_bound
 from batchbound.solvers import Limits, solve
 
 

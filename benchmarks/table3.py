@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from cpu_clock import limit_cpu_seconds
 
-from batchbound.data.cost import CostModel, FloatArray
-from batchbound.data.generators import generate
+from batchbound.data.costs.cost import CostModel, FloatArray
 from batchbound.data.problem import Problem
-from batchbound.executor.loop import schedule_of
-from batchbound.executor.simulate import simulate
+from batchbound.data.readers.generators import generate
+from batchbound.heuristics.loop import schedule_of
 from batchbound.heuristics.registry import policy_named
-from batchbound.planning import make_plan
+from batchbound.heuristics.simulate import simulate
+from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits
-from batchbound.solvers.partition import solve_partition
-from batchbound.solvers.proven_bound import proven_bound
+from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.solvers.packing.partition import solve_partition
 
 SLOTS = 200
 

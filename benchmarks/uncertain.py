@@ -19,16 +19,16 @@ from pathlib import Path
 
 import numpy as np
 
-from batchbound.data.cost import CostModel, FloatArray, IntArray
-from batchbound.data.generators import generate
-from batchbound.data.prediction_error import LogNormalError, MeasuredError, PredictionError
+from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
+from batchbound.data.lengths.prediction_error import LogNormalError, MeasuredError, PredictionError
 from batchbound.data.problem import Problem
-from batchbound.executor.simulate import simulate
+from batchbound.data.readers.generators import generate
 from batchbound.heuristics.follow import following
-from batchbound.heuristics.ordered import arrival_order, longest_first
-from batchbound.robust import make_robust_plan
-from batchbound.solvers.constructive import ski_rental_schedule
+from batchbound.heuristics.queues.ordered import arrival_order, longest_first
+from batchbound.heuristics.simulate import simulate
+from batchbound.planning.uncertain import make_robust_plan
 from batchbound.solvers.result import Limits
+from batchbound.solvers.search.constructive import ski_rental_schedule
 
 SLOTS = 200
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

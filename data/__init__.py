@@ -1,8 +1,8 @@
 """What is read and written: requests, costs, problems, schedules, bounds, plans, traces and their files."""
 
 from .bound import Bound
-from .cost import CostModel
-from .files import InputError
+from .costs.cost import CostModel
+from .files.disk import InputError
 from .problem import Problem, ProblemError
 from .schedule import Schedule, Violation
 from .workload import Request, Workload, WorkloadError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .files import InputError
-from .json_fields import is_number
+from .files.disk import InputError
+from .files.json_fields import is_number
 
 ROUNDING = 1e-12
 """Relative difference that two sums of the same seconds may have in floating point."""
@@ -88,5 +88,5 @@ class Bound:
             or not all(is_number(each) for each in (seconds, *terms.values()))
             or not isinstance(certificate, dict)
         ):
-            raise InputError("is not a bound", file=file, where="field 'bound'", mend="Plan again.")
+            raise InputError("is not a bound", file=file, where="field 'bound'", hint="Plan again.")
         return cls(float(seconds), source, terms, certificate, valid)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from .json_fields import JsonFields
-from .reference_time import ReferenceTime
+from .costs.reference_time import ReferenceTime
+from .files.json_fields import JsonFields
 
 STRATEGIES = ("RRA", "WAA-C", "WAA-M")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from .files import InputError
-from .json_fields import JsonFields
+from .files.disk import InputError
+from .files.json_fields import JsonFields
 
 Follow = Literal["schedule", "longest-first", "as-given"]
 """What a run follows: the schedule, or an online queue in one of two orders."""
@@ -77,7 +77,7 @@ class Expectation:
         follow, error, compared = read.get("follow"), read.get("error"), read.get("compared")
         if follow not in FOLLOWS or not isinstance(error, dict) or not isinstance(compared, dict):
             message = "does not say what is followed, or why"
-            raise InputError(message, file=file, where="field 'expected'", mend="Plan again.")
+            raise InputError(message, file=file, where="field 'expected'", hint="Plan again.")
         return cls(
             read.number("mean"),
             read.number("low"),

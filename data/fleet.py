@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .cost import CostModel, IntArray
-from .files import InputError
-from .json_fields import JsonFields
+from .costs.cost import CostModel, IntArray
+from .files.disk import InputError
+from .files.json_fields import JsonFields
 from .problem import Problem
 from .schedule import Schedule, Violation
 from .workload import Workload
@@ -217,7 +217,7 @@ class FleetSchedule:
         if not isinstance(schedules, list) or not all(
             entry is None or isinstance(entry, dict) for entry in schedules
         ):
-            raise InputError("is not a fleet's schedule", file=file, mend="Plan again.")
+            raise InputError("is not a fleet's schedule", file=file, hint="Plan again.")
         read: Sequence[Schedule | None] = [
             None if entry is None else Schedule.from_json(entry, file=file) for entry in schedules
         ]

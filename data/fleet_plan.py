@@ -12,10 +12,10 @@ from typing import get_args
 import numpy as np
 
 from .bound import Bound
-from .cost import CostModel
-from .files import InputError, read_json_object, write_json
+from .costs.cost import CostModel
+from .files.disk import InputError, read_json_object, write_json
+from .files.json_fields import JsonFields
 from .fleet import Fleet, FleetSchedule, Groups, Replica
-from .json_fields import JsonFields
 from .plan import Maker, PromptSource
 from .workload import Workload
 
@@ -107,21 +107,21 @@ class FleetPlan:
                 "is not a fleet's plan of this version",
                 file=file,
                 where="field 'batchbound_fleet_plan'",
-                mend="Give a plan that this version of `batchbound plan --replicas` wrote.",
+                hint="Give a plan that this version of `batchbound plan --replicas` wrote.",
             )
         try:
             plan = _from_json(cls, value, file)
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
-            raise InputError(f"the plan is damaged ({error})", file=file, mend="Plan again.") from None
+            raise InputError(f"the plan is damaged ({error})", file=file, hint="Plan again.") from None
         violation = plan.schedule.check(plan.fleet)
         if violation is not None:
-            raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, mend="Plan again.")
+            raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, hint="Plan again.")
         makespan = plan.schedule.makespan(plan.fleet)
         if abs(makespan - plan.makespan) > 1e-6 * max(1.0, makespan):
             what = f"its schedule takes {makespan:.6f} s, not {plan.makespan:.6f} s"
-            raise InputError(what, file=file, where="field 'makespan_s'", mend="Plan again.")
+            raise InputError(what, file=file, where="field 'makespan_s'", hint="Plan again.")
         return plan
 
 

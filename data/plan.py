@@ -12,10 +12,10 @@ import numpy as np
 
 from .bound import Bound
 from .configuration import PlannedConfiguration
-from .cost import CostModel
+from .costs.cost import CostModel
 from .expectation import Expectation
-from .files import InputError, read_json_object, write_json
-from .json_fields import JsonFields
+from .files.disk import InputError, read_json_object, write_json
+from .files.json_fields import JsonFields
 from .problem import Problem
 from .schedule import Schedule
 from .workload import Workload
@@ -170,8 +170,8 @@ class Plan:
         version = value.get("batchbound_plan")
         if version != PLAN_VERSION:
             found = "not a batchbound plan" if version is None else f"a plan of version {version!r}"
-            mend = f"Give a plan that this version of `batchbound plan` wrote (version {PLAN_VERSION})."
-            raise InputError(found, file=file, where="field 'batchbound_plan'", mend=mend)
+            hint = f"Give a plan that this version of `batchbound plan` wrote (version {PLAN_VERSION})."
+            raise InputError(found, file=file, where="field 'batchbound_plan'", hint=hint)
         try:
             problem = _problem(value, file)
             maker = Maker(**_object(value, "maker"))  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ class Plan:
             plan = cls(
                 problem=problem,
                 schedule=Schedule.from_json(_object(value, "schedule"), file=file),
-                makespan=JsonFields(value, file, mend="Plan again.").number("makespan_s"),
+                makespan=JsonFields(value, file, hint="Plan again.").number("makespan_s"),
                 bound=None if bound is None else Bound.from_json(_object(value, "bound"), file=file),
                 maker=maker,
                 lengths=_object(value, "lengths"),
@@ -196,14 +196,14 @@ class Plan:
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
-            raise InputError(f"the plan is damaged ({error})", file=file, mend="Plan again.") from None
+            raise InputError(f"the plan is damaged ({error})", file=file, hint="Plan again.") from None
         violation = plan.schedule.check(problem)
         if violation is not None:
-            raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, mend="Plan again.")
+            raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, hint="Plan again.")
         makespan = plan.schedule.makespan(problem)
         if abs(makespan - plan.makespan) > 1e-6 * max(1.0, makespan):
             what = f"its schedule takes {makespan:.6f} s, not {plan.makespan:.6f} s"
-            raise InputError(what, file=file, where="field 'makespan_s'", mend="Plan again.")
+            raise InputError(what, file=file, where="field 'makespan_s'", hint="Plan again.")
         return plan
 
 
@@ -216,7 +216,7 @@ def _problem(value: Mapping[str, object], file: str) -> Problem:
             raise TypeError(f"requests.{name} is not a list")
         given[name] = np.array([np.inf if entry is None else entry for entry in column])
     workload = Workload(ids=np.array(columns["id"], dtype=np.str_), **given)
-    read = JsonFields(value, file, mend="Plan again.").inside("limits")
+    read = JsonFields(value, file, hint="Plan again.").inside("limits")
     limits: dict[str, int] = {}
     for name in (name for name in _LIMITS if read.get(name) is not None):
         limits[name] = read.flag(name) if name == "prefill_emits_first_token" else read.at_least(1, name)

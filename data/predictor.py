@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .cost import FloatArray, IntArray
-from .openai_batch import PromptRecord
+from .costs.cost import FloatArray, IntArray
+from .readers.openai_batch import PromptRecord
 
 COVERAGE = 0.9
 """Share of answers whose length the intervals are meant to hold."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .cost import CostModel, IntArray
+from .costs.cost import CostModel, IntArray
 from .workload import Workload
 
 MOST_SLOTS = 1_000_000

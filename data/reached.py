@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from .json_fields import JsonFields
+from .files.json_fields import JsonFields
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from .calibration import FitError
+from .costs.calibration import FitError
 from .expectation import Expectation
-from .files import InputError, read_json_object, write_json
-from .json_fields import JsonFields
+from .files.disk import InputError, read_json_object, write_json
+from .files.json_fields import JsonFields
 from .reached import Reached
 
 REPORT_VERSION = 1
@@ -261,8 +261,8 @@ class Report:
         """
         if value.get("batchbound_report") != REPORT_VERSION:
             what = f"not a batchbound report of version {REPORT_VERSION}"
-            raise InputError(what, file=file, where="field 'batchbound_report'", mend=_MEND)
-        read = JsonFields(value, file, mend=_MEND)
+            raise InputError(what, file=file, where="field 'batchbound_report'", hint=_MEND)
+        read = JsonFields(value, file, hint=_MEND)
         causes = read.inside("slot_seconds")
         return cls(
             clock=read.text("clock"),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .cost import FloatArray, IntArray
-from .json_fields import JsonFields
+from .costs.cost import FloatArray, IntArray
+from .files.json_fields import JsonFields
 from .problem import Problem
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .cost import FloatArray, IntArray
-from .files import InputError, atomic_write, read_text
-from .json_fields import JsonFields
+from .costs.cost import FloatArray, IntArray
+from .files.disk import InputError, atomic_write, read_text
+from .files.json_fields import JsonFields
 
 TRACE_VERSION = 1
 
@@ -164,21 +164,21 @@ class Trace:
             except json.JSONDecodeError as error:
                 place = f"line {number}"
                 raise InputError(
-                    f"not valid JSON ({error.msg})", file=path, where=place, mend="Run again."
+                    f"not valid JSON ({error.msg})", file=path, where=place, hint="Run again."
                 ) from None
             rows.append(row)
         header = rows[0] if rows else {}
         if not isinstance(header, dict) or header.get("batchbound_trace") != TRACE_VERSION:
-            mend = "Give the trace.jsonl that `batchbound run` wrote."
-            raise InputError(f"not a batchbound trace of version {TRACE_VERSION}", file=path, mend=mend)
+            hint = "Give the trace.jsonl that `batchbound run` wrote."
+            raise InputError(f"not a batchbound trace of version {TRACE_VERSION}", file=path, hint=hint)
         try:
-            read = JsonFields(header, path, mend="Run again.", line=1)
+            read = JsonFields(header, path, hint="Run again.", line=1)
             count, slots = read.at_least(0, "stages"), read.at_least(1, "slots")
             stages = tuple(_stage(row, path, line) for line, row in enumerate(rows[1 : 1 + count], 2))
             requests = rows[1 + count :]
             if len(stages) != count or len(requests) != header["requests"]:
                 raise InputError(
-                    "the file ends before the trace does", file=path, mend="Run again, or copy it whole."
+                    "the file ends before the trace does", file=path, hint="Run again, or copy it whole."
                 )
             columns: dict[str, npt.NDArray[Any]] = {
                 name: np.array([row[name] for row in requests], dtype=dtype)
@@ -204,7 +204,7 @@ class Trace:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"not a whole trace ({error})", file=path, mend="Run again.") from None
+            raise InputError(f"not a whole trace ({error})", file=path, hint="Run again.") from None
 
 
 _REQUEST_COLUMNS: dict[str, type] = {
@@ -219,7 +219,7 @@ _REQUEST_COLUMNS: dict[str, type] = {
 
 
 def _stage(value: object, file: str | os.PathLike[str], line: int) -> Stage:
-    read = JsonFields(value, file, mend="Run again.", line=line)
+    read = JsonFields(value, file, hint="Run again.", line=line)
     kind = read.text("kind")
     if kind not in ("prefill", "decode"):
         raise read.error("kind", f"{kind!r} is neither prefill nor decode")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .cost import FloatArray, IntArray
+from .costs.cost import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

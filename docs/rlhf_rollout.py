@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from batchbound.executor.generation import Completion, Engine
+from batchbound.executor.llm import LLM, Completion
 from batchbound.executor.rollout import rollout_function
 
 GROUP = 4
@@ -22,7 +22,7 @@ def reward(completion: Completion) -> float:
 
 def main() -> None:
     """Run two steps of sampling with rewards computed as the answers come in."""
-    engine = Engine.from_pretrained("tiny:llama", slots=8, device="cpu")
+    engine = LLM.from_pretrained("tiny:llama", slots=8, device="cpu")
     rewards: dict[int, float] = {}
 
     def score(completion: Completion) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TypedDict
 
-from .generation import DEFAULT_MAX_TOKENS, Completion, Engine, Prompt
+from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
 
 
 class Rollout(TypedDict):
@@ -18,7 +18,7 @@ class Rollout(TypedDict):
 
 
 def rollout_function(
-    engine: Engine,
+    engine: LLM,
     *,
     max_tokens: int = DEFAULT_MAX_TOKENS,
     temperature: float = 1.0,
@@ -39,7 +39,7 @@ def rollout_function(
     engine
         Made with the model that is trained.
     max_tokens, temperature, top_k, top_p
-        As :meth:`~.generation.Engine.generate` takes them.
+        As :meth:`~.generation.LLM.generate` takes them.
     seed
         Of the first call; the next call takes the next one.
     expected_tokens

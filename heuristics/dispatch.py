@@ -1,88 +1,254 @@
-"""A policy put together from a queue discipline, a prefill rule and an admission."""
+"""Which replica serves which request: MICO's rule and its neighbours, by predicted lengths or by count."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from ..data.cost import IntArray
-from .admission import Admission
-from .policy import State, Step
-from .prefill_rules import Opportunity, PrefillRule
+import numpy as np
 
+from ..data.costs.cost import FloatArray, IntArray
+from ..data.fleet import Fleet, Groups
+from ..models.bounds.fleet import request_costs
+from ..models.bounds.fleet_partition import least_loaded, spread_groups
+from ..models.bounds.partition_heuristics import karmarkar_karp
 
-class Queue(Protocol):
-    """Decides which waiting request a free slot takes."""
-
-    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
-        """
-        Return the requests the free slots would take now, in order, and the slot of each; takes nothing.
-
-        Parameters
-        ----------
-        state
-            The job as it stands.
-        free
-            The free slots, ascending; at least one.
-        """
-        ...
-
-    def take(self, requests: Sequence[int]) -> None:
-        """Note that these proposed requests are prefilled."""
-        ...
-
-    def put_back(self, requests: Sequence[int]) -> None:
-        """Note that these requests were evicted and wait again."""
-        ...
+BUCKETS = 10
+"""Ranges of predicted length that MICO tells apart (section 4.1.1)."""
 
 
-class Dispatch:
+@dataclass(frozen=True, slots=True, eq=False)
+class Units:
     """
-    Serves a queue on free slots whenever a prefill rule says so, within the limits.
+    What is dispatched as a whole: requests, or groups of them.
 
     Parameters
     ----------
-    queue
-        Which waiting request a free slot takes.
-    rule
-        When to start a prefill stage. It is not asked when nothing runs.
-    admission
-        How many requests fit.
+    names
+        One per unit.
+    answer_tokens, prompt_tokens
+        Predicted and known tokens of each, shape (units,).
+    costs
+        Seconds of each on each kind of replica, shape (kinds, units).
+    kind_of, busy, shares
+        Kind, seconds busy and share of the work of each replica, shape (replicas,); the shares add up to one.
     """
 
-    def __init__(self, queue: Queue, rule: PrefillRule, admission: Admission) -> None:
-        self._queue = queue
-        self._rule = rule
-        self._admission = admission
-        self._idle = 0
-        self._idling = 0
-        self._asked = 0
+    names: tuple[str, ...]
+    answer_tokens: IntArray
+    prompt_tokens: IntArray
+    costs: FloatArray
+    kind_of: IntArray
+    busy: FloatArray
+    shares: FloatArray
 
-    def __call__(self, state: State) -> Step:
-        """Return what to do next."""
-        evicted = self._admission.overflowing(state)
-        if evicted:
-            self._queue.put_back(evicted)
-            return Step(rounds=0, evict=evicted)
-        self._idle += self._idling * (state.rounds_done - self._asked)
-        self._asked, self._idling = state.rounds_done, 0
-        rounds = self._admission.rounds_that_fit(state)
-        free = state.free_slots
-        if not free.size:
-            return Step(rounds=rounds)
-        requests, slots = self._queue.propose(state, free)
-        count, full = self._admission.fitting(state, requests)
-        if not count:
-            return Step(rounds=rounds)
-        requests, slots = requests[:count], slots[:count]
-        wait = 0
-        if len(free) < state.problem.slots:
-            wait = self._rule(state, Opportunity(requests, self._idle, full))
-        if wait > 0:
-            self._idling = count
-            return Step(rounds=min(wait, rounds))
-        self._idle = 0
-        self._queue.take(requests)
-        self._admission.enter(requests)
-        # Another stage may follow at once (a token cap, answers of one token), so decoding is not promised.
-        return Step(prefill=requests, slots=slots, rounds=0)
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def of(cls, fleet: Fleet, unit_of: IntArray) -> Units:
+        """
+        Return the units of a fleet's requests.
+
+        Parameters
+        ----------
+        fleet
+            The job, with lengths as predicted, and its replicas.
+        unit_of
+            The unit of each request, counted from zero, shape (requests,).
+        """
+        kinds = list(dict.fromkeys(fleet.replicas))
+        kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
+        costs = np.array(
+            [np.bincount(unit_of, weights=request_costs(fleet, kind, "slots", "slots")) for kind in kinds]
+        )
+        busy = np.array([replica.busy for replica in fleet.replicas])
+        _, first = np.unique(unit_of, return_index=True)
+        workload = fleet.workload
+        return cls(
+            tuple(workload.ids[first].tolist()),
+            np.bincount(unit_of, weights=workload.output_tokens).astype(np.int64),
+            np.bincount(unit_of, weights=workload.input_tokens).astype(np.int64),
+            costs,
+            kind_of,
+            busy,
+            _shares(fleet, costs.sum(axis=1)[kind_of], busy),
+        )
+
+    def tickets(self) -> IntArray:
+        """Return the replica whose turn it is, unit by unit: shares kept evenly, shape (units,)."""
+        replicas, count = len(self.shares), len(self)
+        if np.ptp(self.shares) == 0:
+            return np.arange(count) % replicas
+        most = np.ceil(self.shares * count).astype(np.int64) + 1
+        replica = np.repeat(np.arange(replicas), most)
+        turn = np.arange(len(replica)) - np.repeat(np.cumsum(most) - most, most)
+        with np.errstate(divide="ignore"):
+            due = (turn + 0.5) / self.shares[replica]
+        return replica[np.argsort(due, kind="stable")][:count]
+
+
+def round_robin(units: Units) -> IntArray:
+    """Return the replicas in turn, in the order given: by count, as schedulers blind to lengths do."""
+    return units.tickets()
+
+
+def hashed(units: Units) -> IntArray:
+    """Return a replica by each unit's name, the same in every run: by count on average only."""
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in units.names)
+    numbers = np.frombuffer(digests, dtype=np.uint64) / 2.0**64
+    found = np.searchsorted(np.cumsum(units.shares), numbers, side="right")
+    return np.minimum(found, len(units.shares) - 1)
+
+
+def mico(units: Units, buckets: int = BUCKETS) -> IntArray:
+    r"""
+    Return MICO's dispatch (section 3.3), in time linear in the units.
+
+    Units are grouped by :math:`\lfloor l / (l_{max} / N) \rfloor` of their predicted length and dealt out
+    from the longest group on, one to each replica in turn (as many as its share). Where a group does not
+    come out even, the row is filled from the next group, and who gets the borrowed ones goes round. Within
+    a row, the longest prompts go where the sum :math:`M_k` of prompt tokens is least.
+
+    Parameters
+    ----------
+    units
+        What to dispatch.
+    buckets
+        N.
+    """
+    longest = int(units.answer_tokens.max())
+    label = np.minimum(units.answer_tokens * buckets // (longest + 1), buckets - 1)
+    order = np.argsort(buckets - 1 - label, kind="stable")
+    groups, prompts = label[order].tolist(), units.prompt_tokens[order].tolist()
+    tickets: list[int] = units.tickets().tolist()
+    replicas = len(units.shares)
+    scale = [1 / share if share else 0.0 for share in units.shares.tolist()]
+    held = [0.0] * replicas
+    turn = 0
+    chosen = [0] * len(units)
+    for first in range(0, len(units), replicas):
+        last = min(first + replicas, len(units))
+        row = tickets[first:last]
+        own = first
+        while own < last and groups[own] == groups[first]:
+            own += 1
+        borrowed = last - own
+        if borrowed:
+            row.sort()
+            turn %= len(row)
+            row = row[turn:] + row[:turn]
+            turn += borrowed
+        split = last - first - borrowed
+        for part, begin in ((row[:split], first), (row[split:], own)):
+            part.sort(key=held.__getitem__)
+            size = len(part)
+            places = sorted(range(begin, begin + size), key=prompts.__getitem__, reverse=True)
+            for place, replica in zip(places, part, strict=True):
+                chosen[place] = replica
+                held[replica] += prompts[place] * scale[replica]
+    replica_of = np.empty(len(units), dtype=np.int64)
+    replica_of[order] = chosen
+    return replica_of
+
+
+def longest_first(units: Units) -> IntArray:
+    """Return Graham's LPT: by decreasing seconds, each to the replica on which it would end first."""
+    order = np.argsort(-units.costs.mean(axis=0), kind="stable")
+    return least_loaded(units.costs, units.kind_of, units.busy, order)
+
+
+def differencing(units: Units) -> IntArray:
+    """
+    Return Karmarkar and Karp's partition of prompt and answer tokens, as RLHF frameworks balance workers.
+
+    Raises
+    ------
+    ValueError
+        If the replicas differ: the method splits evenly.
+    """
+    if np.ptp(units.shares) > 0:
+        raise ValueError(
+            "Karmarkar-Karp splits evenly; the replicas differ in speed or in what keeps them busy"
+        )
+    return karmarkar_karp(units.answer_tokens + units.prompt_tokens, len(units.shares))
+
+
+Rule = Callable[[Units], IntArray]
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "round-robin": round_robin,
+        "hash": hashed,
+        "mico": mico,
+        "lpt": longest_first,
+        "karmarkar-karp": differencing,
+    }
+)
+"""Every dispatch rule by name."""
+
+
+def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArray:
+    """
+    Return the replica of each request, shape (requests,).
+
+    Parameters
+    ----------
+    fleet
+        The job, with lengths as predicted, and its replicas.
+    rule
+        A key of :data:`RULES`.
+    groups
+        ``"together"`` dispatches the requests of a group as one; ``"spread"`` puts them on different
+        replicas, for which there is the rule ``lpt`` only.
+
+    Raises
+    ------
+    ValueError
+        If there is no such rule, or it cannot do this.
+    """
+    chosen = RULES.get(rule)
+    if chosen is None:
+        raise ValueError(f"no dispatch rule is called {rule!r}; there are {', '.join(RULES)}")
+    single = np.arange(len(fleet))
+    if groups == "any":
+        return chosen(Units.of(fleet, single))
+    unit_of = unit_of_group(fleet)
+    if groups == "together":
+        replica_of: IntArray = chosen(Units.of(fleet, unit_of))[unit_of]
+        return replica_of
+    if rule != "lpt":
+        raise ValueError(f"the rule {rule!r} does not spread groups; 'lpt' does")
+    units = Units.of(fleet, single)
+    by_unit = np.argsort(unit_of, kind="stable")
+    members = np.split(by_unit, np.flatnonzero(np.diff(unit_of[by_unit])) + 1)
+    return spread_groups(units.costs, units.kind_of, units.busy, members)
+
+
+def unit_of_group(fleet: Fleet) -> IntArray:
+    """Return the same number for requests of one group, and its own for each without, shape (requests,)."""
+    group = fleet.workload.group
+    alone = group < 0
+    key = np.where(alone, group.max(initial=0) + 1 + np.arange(len(group)), group)
+    return np.unique(key, return_inverse=True)[1].astype(np.int64)
+
+
+def _shares(fleet: Fleet, whole: FloatArray, busy: FloatArray) -> FloatArray:
+    """
+    Return each replica's share of the work for all to end together, shape (replicas,).
+
+    A replica that takes ``whole`` seconds for all of it does ``(T - busy) / whole`` of it by the time T.
+    """
+    if len(set(fleet.replicas)) == 1:
+        return np.full(len(busy), 1 / len(busy))
+    end = 0.0
+    for last in np.argsort(busy).tolist():
+        used = busy <= busy[last]
+        end = (1 + (busy[used] / whole[used]).sum()) / (1 / whole[used]).sum()
+        if not (busy[~used] < end).any():
+            break
+    share: FloatArray = np.maximum(0.0, end - busy) / whole
+    total: FloatArray = share / share.sum()
+    return total

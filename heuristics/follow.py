@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..data.cost import IntArray
+from ..data.costs.cost import IntArray
 from ..data.expectation import Expectation, Follow
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from .admission import Admission
-from .dispatch import Dispatch
-from .ordered import Ordered, arrival_order, longest_first
 from .policy import Policy
-from .prefill_rules import SkiRental
+from .queues.admission import Admission
+from .queues.ordered import Ordered, arrival_order, longest_first
+from .queues.prefill_rules import SkiRental
+from .queues.queue_policy import QueuePolicy
 from .replay import Replay
 
 
@@ -34,7 +34,7 @@ def following(expected: Expectation | None, schedule: Schedule, problem: Problem
     if expected.follow == "schedule":
         return Replay(schedule, problem, expected.patience)
     order = queue_order(problem, expected.follow, expected.held_back)
-    return Dispatch(Ordered(order), SkiRental(expected.patience), Admission(problem))
+    return QueuePolicy(Ordered(order), SkiRental(expected.patience), Admission(problem))
 
 
 def queue_order(problem: Problem, follow: Follow, held_back: int = 0) -> IntArray:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..data.cost import IntArray
+from ..data.costs.cost import IntArray
 from ..data.problem import Problem
-from ..models.partition_heuristics import longest_processing_time
-from .adaptive_batch import AdaptiveBatch
-from .admission import Admission
-from .assignment import Assigned, round_robin
-from .dispatch import Dispatch
-from .ordered import Ordered, arrival_order, longest_first
+from ..models.bounds.partition_heuristics import longest_processing_time
 from .policy import Policy
-from .preemption import PriorityPreemption
-from .prefill_rules import Lagrangian, PrefillFirst, SkiRental, Threshold
-from .sorting_preemptive import SortingPreemptive
+from .queues.adaptive_batch import AdaptiveBatch
+from .queues.admission import Admission
+from .queues.algorithm1 import SortingPreemptive
+from .queues.assignment import Assigned, round_robin
+from .queues.ordered import Ordered, arrival_order, longest_first
+from .queues.preemption import PriorityPreemption
+from .queues.prefill_rules import Lagrangian, PrefillFirst, SkiRental, Threshold
+from .queues.queue_policy import QueuePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +44,39 @@ def _packed(problem: Problem) -> IntArray:
 
 
 def _fcfs(problem: Problem, _: IntArray) -> Policy:
-    return Dispatch(Ordered(arrival_order(problem)), PrefillFirst(), Admission(problem, "present"))
+    return QueuePolicy(Ordered(arrival_order(problem)), PrefillFirst(), Admission(problem, "present"))
 
 
 def _fcfs_ski(problem: Problem, _: IntArray) -> Policy:
-    return Dispatch(Ordered(arrival_order(problem)), SkiRental(), Admission(problem))
+    return QueuePolicy(Ordered(arrival_order(problem)), SkiRental(), Admission(problem))
 
 
 def _packing(problem: Problem, assignment: IntArray) -> Policy:
-    return Dispatch(Assigned(problem, assignment), PrefillFirst(), Admission(problem))
+    return QueuePolicy(Assigned(problem, assignment), PrefillFirst(), Admission(problem))
 
 
 def _algorithm1(problem: Problem, assignment: IntArray) -> Policy:
-    return Dispatch(SortingPreemptive(problem, assignment), PrefillFirst(), Admission(problem))
+    return QueuePolicy(SortingPreemptive(problem, assignment), PrefillFirst(), Admission(problem))
 
 
 def _lagrangian(problem: Problem, assignment: IntArray) -> Policy:
-    return Dispatch(SortingPreemptive(problem, assignment), Lagrangian("round"), Admission(problem))
+    return QueuePolicy(SortingPreemptive(problem, assignment), Lagrangian("round"), Admission(problem))
 
 
 def _lagrangian_token(problem: Problem, assignment: IntArray) -> Policy:
-    return Dispatch(SortingPreemptive(problem, assignment), Lagrangian("token"), Admission(problem))
+    return QueuePolicy(SortingPreemptive(problem, assignment), Lagrangian("token"), Admission(problem))
 
 
 def _lpt(problem: Problem, _: IntArray) -> Policy:
-    return Dispatch(Ordered(longest_first(problem)), PrefillFirst(), Admission(problem))
+    return QueuePolicy(Ordered(longest_first(problem)), PrefillFirst(), Admission(problem))
 
 
 def _lpt_ski(problem: Problem, _: IntArray) -> Policy:
-    return Dispatch(Ordered(longest_first(problem)), SkiRental(), Admission(problem))
+    return QueuePolicy(Ordered(longest_first(problem)), SkiRental(), Admission(problem))
 
 
 def _threshold(problem: Problem, _: IntArray) -> Policy:
-    return Dispatch(Ordered(longest_first(problem)), Threshold(share=0.1), Admission(problem))
+    return QueuePolicy(Ordered(longest_first(problem)), Threshold(share=0.1), Admission(problem))
 
 
 def _priority(problem: Problem, _: IntArray) -> Policy:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..data.cost import IntArray
+from ..data.costs.cost import IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from .admission import Admission
-from .ordered import Ordered, longest_first
 from .policy import FREE, State, Step
-from .prefill_rules import Opportunity, SkiRental
+from .queues.admission import Admission
+from .queues.ordered import Ordered, longest_first
+from .queues.prefill_rules import Opportunity, SkiRental
 
 
 class Replay:
@@ -37,7 +37,7 @@ class Replay:
         The problem with the lengths as planned.
     patience
         Stage openings' worth of unplanned idle slot-rounds to wait for; see
-        :class:`~batchbound.heuristics.prefill_rules.SkiRental`.
+        :class:`~batchbound.heuristics.queues.prefill_rules.SkiRental`.
 
     Raises
     ------

@@ -10,15 +10,15 @@ from typing import Literal
 import numpy as np
 
 from ..data.bound import Bound
-from ..data.cost import FloatArray, IntArray
+from ..data.costs.cost import FloatArray, IntArray
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.fleet_bound import fleet_bound, request_costs
-from ..models.fleet_partition import least_loaded, spread_groups
-from .constructive import ski_rental_schedule
+from ..models.bounds.fleet import fleet_bound, request_costs
+from ..models.bounds.fleet_partition import least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
-from .schedule_search import search_schedule
+from .search.constructive import ski_rental_schedule
+from .search.schedule_search import search_schedule
 
 PATIENCE = (0.5, 0.25, 1.0)
 """Settings of the ski-rental rule tried on each replica."""

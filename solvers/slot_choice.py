@@ -9,9 +9,9 @@ import numpy as np
 
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.bounds import trivial_bound
-from .constructive import ski_rental_schedule
-from .schedule_search import search_schedule
+from ..models.bounds.makespan import trivial_bound
+from .search.constructive import ski_rental_schedule
+from .search.schedule_search import search_schedule
 
 PROMISING = 1e-2
 """Relative distance from the best quick makespan within which a number of slots may be searched."""

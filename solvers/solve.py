@@ -11,15 +11,15 @@ from types import MappingProxyType
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.bounds import best_bound
-from ..models.least_counts import cost_terms
-from .backend import BACKENDS
-from .constructive import ski_rental_schedule
-from .exact import ExactOutcome, best_by_enumeration, can_enumerate
-from .full import CP_SAT, Formulation, solve_full
-from .proven_bound import bound_within
+from ..models.bounds.least_counts import cost_terms
+from ..models.bounds.makespan import best_bound
+from .backends.backend import BACKENDS
+from .bounds.proven_bound import bound_within
+from .formulated import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
-from .schedule_search import search_schedule
+from .search.constructive import ski_rental_schedule
+from .search.enumeration import ExactOutcome, best_by_enumeration, can_enumerate
+from .search.schedule_search import search_schedule
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"

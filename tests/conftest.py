@@ -66,7 +66,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def llama() -> Any:
     """Return a tiny Llama in double precision, in which answers must be identical to generate's."""
-    from batchbound.executor.model_source import load_model
+    from batchbound.executor.models.source import load_model
 
     return load_model("tiny:llama", dtype="float64", device="cpu")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from batchbound.executor.running import RunningBatch
-from batchbound.executor.tiny import FAMILIES
+from batchbound.executor.kv.batch import RunningBatch
+from batchbound.executor.models.tiny import FAMILIES
 
 NOT_SLAB = {"gpt-neo": "index of a column"}
 NOT_RAGGED = {

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..data.files import InputError
+from ..data.files.disk import InputError
 from ..data.problem import ProblemError
 from ..data.workload import WorkloadError
 
@@ -79,7 +79,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
-            module = importlib.import_module(f".{name}", __package__)
+            module = importlib.import_module(f".commands.{name}", __package__)
             module.configure(command)
             command.set_defaults(run=module.run)
     return parser

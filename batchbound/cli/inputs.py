@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.calibration import CalibratedCost
-from ..data.cost import CostModel
-from ..data.files import InputError
-from ..data.openai_batch import PromptRecord
+from ..data.costs.calibration import CalibratedCost
+from ..data.costs.cost import CostModel
+from ..data.files.disk import InputError
+from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource
-from ..data.prediction_error import LARGEST_SD
 from ..data.problem import MOST_SLOTS, Problem, ProblemError
-from ..data.read import JobInput, TokenCounter, read_workload
+from ..data.readers.openai_batch import PromptRecord
+from ..data.readers.requests import JobInput, TokenCounter, read_workload
 from ..data.workload import LONGEST
 
 DEFAULT_SLOTS = 32
@@ -163,7 +163,7 @@ def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
         return CostModel.paper(), {"name": "paper"}
     if not Path(spec).exists():
         raise InputError(
-            "no such cost model", file=spec, mend="Give paper, or a file of `batchbound profile`."
+            "no such cost model", file=spec, hint="Give paper, or a file of `batchbound profile`."
         )
     calibrated = CalibratedCost.load(spec)
     return calibrated.cost, {"name": spec, **calibrated.to_json()}
@@ -272,17 +272,17 @@ def refuse_outputs(
     for number, path in enumerate(paths):
         target = Path(path)
         if target.is_dir():
-            raise InputError("is a folder", file=path, mend="Name a file.")
+            raise InputError("is a folder", file=path, hint="Name a file.")
         if any(_same_file(target, other) for other in read):
-            raise InputError("is read by this command", file=path, mend="Name another output.")
+            raise InputError("is read by this command", file=path, hint="Name another output.")
         if any(_same_file(target, other) for other in paths[:number]):
-            raise InputError("is to hold two outputs", file=path, mend="Name another file for one.")
+            raise InputError("is to hold two outputs", file=path, hint="Name another file for one.")
         if target.exists() and not overwrite:
-            raise InputError("exists already", file=path, mend="Say --overwrite, or name another file.")
+            raise InputError("exists already", file=path, hint="Say --overwrite, or name another file.")
         if not target.parent.is_dir():
-            raise InputError("its folder does not exist", file=path, mend="Make the folder first.")
+            raise InputError("its folder does not exist", file=path, hint="Make the folder first.")
         if not os.access(target.parent, os.W_OK):
-            raise InputError("its folder cannot be written to", file=path, mend="Name a file elsewhere.")
+            raise InputError("its folder cannot be written to", file=path, hint="Name a file elsewhere.")
 
 
 def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
@@ -308,16 +308,16 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
         mends.append(f"cap every answer with --longest-answer ({room} fit this one)")
     if given:
         mends.append(f"raise --{error.limit.replace('_', '-')}")
-    mend = f"{', '.join(mends)} or leave the request out."
-    return InputError(error.what, file=job.source, where=where, mend=mend[0].upper() + mend[1:])
+    hint = f"{', '.join(mends)} or leave the request out."
+    return InputError(error.what, file=job.source, where=where, hint=hint[0].upper() + hint[1:])
 
 
 def _refuse_timeless(problem: Problem, source: str) -> None:
     """Raise InputError if a job takes no time at all, or more than can be counted."""
-    cost, mend = problem.cost, "Measure a model with `batchbound profile`."
+    cost, hint = problem.cost, "Measure a model with `batchbound profile`."
     decoding = problem.rounds.any() and cost.decode_seconds(1, 1) > 0
     if cost.prefill_seconds(1) == 0 and not decoding:
-        raise InputError("no stage of this job takes any time", file=source, mend=mend)
+        raise InputError("no stage of this job takes any time", file=source, hint=hint)
     prompts, rounds = problem.prompt_tokens.astype(float), problem.rounds.astype(float)
     with np.errstate(over="ignore"):
         alone = (
@@ -327,26 +327,26 @@ def _refuse_timeless(problem: Problem, source: str) -> None:
         )
         seconds = alone.sum()
     if not np.isfinite(seconds):
-        raise InputError("the job takes more seconds than can be counted", file=source, mend=mend)
+        raise InputError("the job takes more seconds than can be counted", file=source, hint=hint)
 
 
 def _refuse_endless(job: JobInput, slots: int) -> None:
     """Raise InputError if no schedule of a job is short enough to be held in memory."""
-    lengths, mend = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
+    lengths, hint = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
     longest = int(lengths.argmax())
     if lengths[longest] > MOST_ROUNDS:
         what = f"an answer of {lengths[longest]:,} tokens, beyond {MOST_ROUNDS:,} decode rounds"
-        raise InputError(what, file=job.source, where=_place(job, longest), mend=mend)
+        raise InputError(what, file=job.source, where=_place(job, longest), hint=hint)
     rounds = int(lengths.sum()) // slots
     if rounds > MOST_ROUNDS:
         what = f"{slots} slots need at least {rounds:,} decode rounds, beyond {MOST_ROUNDS:,}"
-        raise InputError(what, file=job.source, mend=mend)
+        raise InputError(what, file=job.source, hint=hint)
 
 
 def _counter(tokenizer: str) -> TokenCounter:
     def count(records: Sequence[PromptRecord]) -> Sequence[int]:
-        from ..executor.prompts import encoded
-        from ..executor.tokenizers import load_tokenizer
+        from ..executor.models.prompts import encoded
+        from ..executor.models.tokenizers import load_tokenizer
 
         return [len(tokens) for tokens in encoded(records, load_tokenizer(tokenizer))]
 
@@ -356,6 +356,6 @@ def _counter(tokenizer: str) -> TokenCounter:
 def _positions(model: str | None) -> int | None:
     if model is None:
         return None
-    from ..executor.model_source import positions_of
+    from ..executor.models.source import positions_of
 
     return positions_of(model)

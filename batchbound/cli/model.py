@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .inputs import positive, random_seed
 
 if TYPE_CHECKING:
-    from ..executor.tiers import Tier
+    from ..executor.engines.tiers import Tier
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def load(args: argparse.Namespace) -> Any:
     """Return the model that the options of :func:`add_model` name, loaded."""
-    from ..executor.model_source import load_model, require_engine
+    from ..executor.models.source import load_model, require_engine
 
     require_engine()
     if args.threads is not None:
@@ -59,6 +59,6 @@ def load(args: argparse.Namespace) -> Any:
 
 def tier_of(model: Any, args: argparse.Namespace) -> Tier:
     """Return the tier that the options of :func:`add_model` ask for, checked on the loaded model."""
-    from ..executor.tiers import choose_tier
+    from ..executor.engines.tiers import choose_tier
 
     return choose_tier(model, args.tier)

@@ -6,10 +6,10 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from ..data.files import InputError
+from ..data.files.disk import InputError
 from ..data.fleet_plan import FleetPlan
 from ..data.predictor import prompt_text
-from ..fleet_planning import fleet_of, make_fleet_plan
+from ..planning.fleet import fleet_of, make_fleet_plan
 from ..solvers.result import Limits
 from ..solvers.solve import DEFAULT_SOLVER
 from .output import proven_summary, show
@@ -47,7 +47,7 @@ def refuse_unused(args: argparse.Namespace) -> None:
     """
     if args.replicas is None:
         if args.groups is not None:
-            raise InputError("--groups says nothing without --replicas", mend="Give --replicas N.")
+            raise InputError("--groups says nothing without --replicas", hint="Give --replicas N.")
         return
     single = {
         "--length-error": args.length_error is not None,
@@ -55,7 +55,7 @@ def refuse_unused(args: argparse.Namespace) -> None:
         f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
     }
     for option in (name for name, given in single.items() if given):
-        raise InputError(f"{option} plans for one replica", mend="Leave it out, or --replicas.")
+        raise InputError(f"{option} plans for one replica", hint="Leave it out, or --replicas.")
 
 
 def run_plan_fleet(

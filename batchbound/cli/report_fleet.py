@@ -7,11 +7,11 @@ import json
 import re
 from pathlib import Path
 
-from ..data.files import InputError
+from ..data.files.disk import InputError
 from ..data.fleet_plan import FleetPlan, is_fleet_plan
 from ..data.plan import Plan
 from ..data.trace import Trace
-from ..executor.fleet_report import FleetReport, fleet_report, simulated_fleet
+from ..executor.reports.fleet_report import FleetReport, fleet_report, simulated_fleet
 from .inputs import refuse_outputs
 from .output import note
 from .reporting import print_rows
@@ -81,7 +81,7 @@ def fleet_plan_of(args: argparse.Namespace) -> FleetPlan | None:
         return plan
     if args.trace is None:
         return None  # Left over from another run: nobody named it.
-    raise InputError(f"is not of the plan {args.plan}", file=shared, mend="Give the plan that was run.")
+    raise InputError(f"is not of the plan {args.plan}", file=shared, hint="Give the plan that was run.")
 
 
 def run_report_fleet(args: argparse.Namespace, plan: FleetPlan) -> int:
@@ -95,12 +95,12 @@ def run_report_fleet(args: argparse.Namespace, plan: FleetPlan) -> int:
     plan
         The fleet's plan.
     """
-    from ..executor.perfetto import save_perfetto
+    from ..executor.reports.perfetto import save_perfetto
 
     count = len(plan.fleet.replicas)
     if args.gantt and count > MOST_PANELS:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
-        raise InputError(message, file=args.plan, mend="Use --perfetto.")
+        raise InputError(message, file=args.plan, hint="Use --perfetto.")
     paths = _paths(args.trace, count)
     drawn = [*args.gantt, *([] if args.perfetto is None else [args.perfetto])]
     refuse_outputs(drawn, True, [args.plan, *(paths or [])])
@@ -133,7 +133,7 @@ def report_of_fleet(plan: FleetPlan, traces: tuple[Trace, ...]) -> FleetReport:
     try:
         return fleet_report(plan, traces)
     except ValueError as error:
-        raise InputError(str(error), mend="Give the plan that was run.") from None
+        raise InputError(str(error), hint="Give the plan that was run.") from None
 
 
 def print_fleet_report(report: FleetReport, *, as_json: bool) -> None:
@@ -141,7 +141,7 @@ def print_fleet_report(report: FleetReport, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.to_json()))
         return
-    from ..executor.fleet_report_table import fleet_rows
+    from ..executor.reports.fleet_tables import fleet_rows
 
     print_rows(fleet_rows(report))
 
@@ -161,7 +161,7 @@ def _whole(trace: str) -> str:
 
 
 def _draw(picture: str, traces: tuple[Trace, ...], report: FleetReport) -> None:
-    from ..executor.gantt import Panel, save_gantt
+    from ..executor.reports.gantt import Panel, save_gantt
 
     panels = [
         Panel(f"Replica {k}", trace, each)

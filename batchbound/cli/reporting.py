@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..data.calibration import CalibratedCost
-from ..data.files import InputError
+from ..data.costs.calibration import CalibratedCost
+from ..data.files.disk import InputError
 from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.report import Report
 from ..data.trace import Trace
-from ..executor.report import report
-from ..executor.steady_state import reached
-from ..solvers.proven_bound import proven_bound
+from ..executor.reports.report import report
+from ..executor.reports.steady_state import reached
+from ..solvers.bounds.proven_bound import proven_bound
 from .output import note
 
 if TYPE_CHECKING:
-    from ..executor.report_table import Row
+    from ..executor.reports.tables import Row
 
 FILE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
@@ -57,7 +57,7 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
             seconds=seconds,
         )
     except ValueError as error:
-        raise InputError(str(error), mend="Give the plan that was run.") from None
+        raise InputError(str(error), hint="Give the plan that was run.") from None
     configuration = plan.configuration
     came_of_it = None if configuration is None or found.clock == "model" else reached(configuration, trace)
     return replace(found, expected=plan.expected, reached=came_of_it)
@@ -91,7 +91,7 @@ def print_report(value: Report, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(value.to_json()))
         return
-    from ..executor.report_table import report_rows
+    from ..executor.reports.tables import report_rows
 
     print_rows(report_rows(value))
 
@@ -100,7 +100,7 @@ def print_rows(rows: Sequence[Row]) -> None:
     """Print the lines of a report on stdout, as a table."""
     from rich.console import Console
 
-    from ..executor.report_table import rows_table
+    from ..executor.reports.tables import rows_table
 
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(rows))
 
@@ -114,6 +114,6 @@ def _served(problem: Problem, trace: Trace) -> Problem:
     row_of = {name: row for row, name in enumerate(problem.workload.ids.tolist())}
     rows = [row_of[name] for name in trace.ids if name in row_of]
     if len(rows) != len(trace.ids):
-        raise InputError("the trace is of another plan", mend="Give the plan that was run.")
+        raise InputError("the trace is of another plan", hint="Give the plan that was run.")
     workload = problem.workload.select(rows).with_output_tokens(trace.tokens)
     return replace(problem, workload=workload, kv_capacity=None, prefill_token_cap=None, max_position=None)

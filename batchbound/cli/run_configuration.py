@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.configuration import PlannedConfiguration
-from ..data.cost import IntArray
-from ..data.files import InputError
-from ..data.length_pair import LengthPair
+from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError
+from ..data.lengths.pair import LengthPair
 from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.reached import Reached
 from ..data.trace import Trace
 from ..data.workload import Workload
-from ..models.exec_config import ExecConfig, Strategy
-from ..models.length_drift import LengthDrift
-from ..models.run_profile import can_hand_over
-from ..solvers.replan import replan
+from ..models.exegpt.configuration import ExecConfig, Strategy
+from ..models.exegpt.length_drift import LengthDrift
+from ..models.exegpt.run_profile import can_hand_over
+from ..solvers.exegpt.replan import replan
+from .commands.search import planned_configuration, timelines_of
+from .commands.validate import read_profile
 from .inputs import positive
 from .output import note
-from .search import planned_configuration, timelines_of
-from .validate import read_profile
 
 if TYPE_CHECKING:
-    from ..data.layer_profile import LayerProfile
-    from ..executor.job import Job, Outcome
+    from ..data.costs.layer_profile import LayerProfile
+    from ..executor.runs.job import Job, Outcome
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
@@ -67,30 +67,30 @@ def refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
         The plan, and the options.
     """
     if args.ray_address is not None:
-        raise InputError("--ray-address is for several replicas", mend="Leave it out, or give --replicas N.")
+        raise InputError("--ray-address is for several replicas", hint="Leave it out, or give --replicas N.")
     handed_over = plan.configuration is not None and plan.configuration.handed_over
     if args.encode_device is not None and not (handed_over and args.policy is None):
         message = "--encode-device is for a plan whose prompts another worker encodes (WAA)"
-        raise InputError(message, file=args.plan, mend="Leave it out.")
+        raise InputError(message, file=args.plan, hint="Leave it out.")
     if args.replan is not None and (plan.configuration is None or args.policy is not None):
         message = "--replan is for a plan of `batchbound search`, carried out without a --policy"
-        raise InputError(message, file=args.plan, mend="Leave it out.")
+        raise InputError(message, file=args.plan, hint="Leave it out.")
     if args.tensor_parallel > 1 and (plan.configuration is None or handed_over or args.policy is not None):
         message = (
             "--tensor-parallel is for an RRA plan of `batchbound search`, carried out without a --policy"
         )
-        raise InputError(message, file=args.plan, mend="Leave it out.")
+        raise InputError(message, file=args.plan, hint="Leave it out.")
     if args.tensor_parallel > 1 and args.replan is not None:
         message = "--replan would let the processes that share layers fall out of step"
-        raise InputError(message, mend="Leave it or --tensor-parallel out.")
+        raise InputError(message, hint="Leave it or --tensor-parallel out.")
 
 
 def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Outcome]:
     """Return what serves a plan's job: its configuration if it has one (and no --policy), or the job."""
     if plan.configuration is None or args.policy is not None:
         return job.run
-    from ..executor.configuration_run import run_configuration
-    from ..executor.tensor_parallel import check_shared
+    from ..executor.processes.tensor_parallel import check_shared
+    from ..executor.runs.configuration_run import run_configuration
     from .run_fleet import engine_spec
 
     spec = engine_spec(args, job)
@@ -100,13 +100,13 @@ def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Out
         profile = read_profile(args.replan)
         if plan.configuration.handed_over and not can_hand_over(profile):
             message = "the profile does not say what two workers cost each other (WAA)"
-            raise InputError(message, file=args.replan, mend="Profile again, with an --encode-device.")
+            raise InputError(message, file=args.replan, hint="Profile again, with an --encode-device.")
         replanning = partial(_changed, profile, plan.problem)
     if args.tensor_parallel > 1:
         try:
             check_shared(job.model.config, args.tensor_parallel)
         except ValueError as error:
-            raise InputError(str(error), where="--tensor-parallel", mend="Give another number.") from error
+            raise InputError(str(error), where="--tensor-parallel", hint="Give another number.") from error
     return partial(
         run_configuration,
         job,
@@ -125,7 +125,7 @@ def _changed(
     iterations: IntArray,
 ) -> PlannedConfiguration | None:
     """Return the configuration for the lengths observed, and say so; None to keep the running one."""
-    from ..executor.configuration_run import MOST_GROWTH
+    from ..executor.runs.configuration_run import MOST_GROWTH
 
     begun = time.perf_counter()
     drift = LengthDrift.of(running, iterations)

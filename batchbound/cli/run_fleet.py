@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.cost import IntArray
-from ..data.files import InputError
+from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.fleet_plan import FleetPlan, is_fleet_plan
 from ..data.plan import Plan
 from ..data.schedule import Schedule
-from ..executor.simulate import remaining_schedule
-from ..fleet_planning import make_fleet_plan
-from ..solvers.constructive import ski_rental_schedule
+from ..heuristics.simulate import remaining_schedule
+from ..planning.fleet import make_fleet_plan
+from ..solvers.search.constructive import ski_rental_schedule
 from . import INTERRUPTED
 from .inputs import named_files, refuse_outputs
 from .output import note
@@ -28,8 +28,8 @@ from .progress import progress
 from .report_fleet import print_fleet_report, shared_plan_path, trace_paths
 
 if TYPE_CHECKING:
-    from ..executor.engine_spec import EngineSpec
-    from ..executor.job import Job
+    from ..executor.processes.engine_spec import EngineSpec
+    from ..executor.runs.job import Job
 
 
 def run_fleet(args: argparse.Namespace) -> int:
@@ -43,12 +43,12 @@ def run_fleet(args: argparse.Namespace) -> int:
     args
         The options of ``run``.
     """
-    from ..executor.fleet_report import fleet_report
-    from ..executor.job import journal_path
-    from ..executor.journal import Journal
-    from ..executor.perfetto import save_perfetto
-    from ..executor.ray_fleet import FleetLostError, RayFleet
-    from .run import load_job, run_identity, say_stopped
+    from ..executor.processes.ray_fleet import FleetLostError, RayFleet
+    from ..executor.reports.fleet_report import fleet_report
+    from ..executor.reports.perfetto import save_perfetto
+    from ..executor.runs.job import journal_path
+    from ..executor.runs.journal import Journal
+    from .commands.run import load_job, run_identity, say_stopped
 
     begun = time.perf_counter()
     for option, given in (
@@ -59,7 +59,7 @@ def run_fleet(args: argparse.Namespace) -> int:
         ("--tensor-parallel", None if args.tensor_parallel == 1 else args.tensor_parallel),
     ):
         if given is not None:
-            raise InputError(f"{option} is for one replica", mend="Leave it out, or plan for one replica.")
+            raise InputError(f"{option} is for one replica", hint="Leave it out, or plan for one replica.")
     plan, planned = _plans(args)
     count = len(planned.fleet.replicas)
     paths = trace_paths(args.trace, count)
@@ -144,7 +144,7 @@ def _plans(args: argparse.Namespace) -> tuple[Plan, FleetPlan]:
     count = len(planned.fleet.replicas)
     if args.replicas not in (1, count):
         message = f"the plan is for {count} replicas, not {args.replicas}"
-        raise InputError(message, file=args.plan, mend="Leave --replicas out, or plan again.")
+        raise InputError(message, file=args.plan, hint="Leave --replicas out, or plan again.")
     problem = planned.fleet.problem_of(0, np.arange(len(planned.fleet)))
     schedule = ski_rental_schedule(problem)
     seconds, source = schedule.makespan(problem), planned.cost_source
@@ -186,7 +186,7 @@ def left_of(plan: FleetPlan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
 
 def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
     """Return what a process of its own has to load to serve a job as this command would."""
-    from ..executor.engine_spec import EngineSpec
+    from ..executor.processes.engine_spec import EngineSpec
 
     return EngineSpec(
         model=args.model,
@@ -203,7 +203,7 @@ def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
 
 def _shape(args: argparse.Namespace) -> Any:
     """Return the model without its weights: the driver only looks at its vocabulary and positions."""
-    from ..executor.model_source import load_config
+    from ..executor.models.source import load_config
 
     config = load_config(args.model)
     import torch

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..data.cost import IntArray
-from ..data.files import InputError
+from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError
+from ..data.lengths.prediction_error import parse_prediction_error
 from ..data.plan import Plan, PromptSource
-from ..data.prediction_error import parse_prediction_error
 from ..data.problem import Problem
 from ..data.workload import LONGEST
-from ..planning import make_plan
-from ..robust import make_robust_plan
+from ..planning.plan import make_plan
+from ..planning.uncertain import make_robust_plan
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
 from .inputs import Inputs
@@ -90,7 +90,7 @@ def _choose(problem: Problem, limits: Limits) -> tuple[SlotTrial, ...]:
     if problem.kv_capacity is None:
         raise InputError(
             "--slots auto needs to know the memory: without it, more slots always look better",
-            mend="Give --kv-capacity TOKENS (`batchbound profile` measures a model), or a number of slots.",
+            hint="Give --kv-capacity TOKENS (`batchbound profile` measures a model), or a number of slots.",
         )
     trials = choose_slots(problem, seconds=limits.seconds or 1.0, seed=limits.seed)
     tried = ", ".join(f"{t.slots} ({t.makespan:,.2f} s)" for t in sorted(trials, key=lambda t: t.slots))

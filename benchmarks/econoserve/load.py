@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from published import RATES
 from study import Study
 
-from batchbound.data.cost import FloatArray
+from batchbound.data.costs.cost import FloatArray
 from batchbound.data.workload import Workload
-from batchbound.executor.serving_metrics import serving_metrics
-from batchbound.executor.serving_simulation import ServingRun
+from batchbound.executor.serving.metrics import serving_metrics
+from batchbound.executor.serving.simulation import ServingRun
 
 
 def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:

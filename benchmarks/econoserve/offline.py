@@ -9,14 +9,14 @@ from dataclasses import replace
 from setting import FORWARD
 from study import Study
 
-from batchbound.data.cost import CostModel
-from batchbound.data.generators import generate
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
-from batchbound.executor.serving_metrics import serving_metrics
-from batchbound.executor.serving_schedule import serving_schedule
-from batchbound.executor.serving_simulation import simulate_serving
-from batchbound.heuristics.serving_registry import SERVING_POLICIES, ServingOptions, serving_policy
+from batchbound.executor.serving.metrics import serving_metrics
+from batchbound.executor.serving.schedule import serving_schedule
+from batchbound.executor.serving.simulation import simulate_serving
+from batchbound.heuristics.serving.registry import SERVING_POLICIES, ServingOptions, serving_policy
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from setting import FORWARD
 
-from batchbound.data.cost import FloatArray, IntArray
-from batchbound.executor.disaggregated import DisaggregatedRun
-from batchbound.executor.serving_metrics import ServingMetrics
-from batchbound.executor.serving_simulation import QUEUED, WAITING, ServingRun
+from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.executor.serving.disaggregated import DisaggregatedRun
+from batchbound.executor.serving.metrics import ServingMetrics
+from batchbound.executor.serving.simulation import QUEUED, WAITING, ServingRun
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("completion", "JCT"), ("waiting", "wait"), ("execution", "exec"), ("queueing", "queue"),

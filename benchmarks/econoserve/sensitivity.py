@@ -14,9 +14,9 @@ from outcome import Binding
 from published import SWEET_SPOTS
 from study import Study
 
-from batchbound.executor.serving_metrics import serving_metrics
-from batchbound.executor.serving_simulation import EXECUTING, PAUSED
-from batchbound.heuristics.econoserve_settings import EconoServeSettings, Shortage
+from batchbound.executor.serving.metrics import serving_metrics
+from batchbound.executor.serving.simulation import EXECUTING, PAUSED
+from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings, Shortage
 
 
 @dataclass(frozen=True, slots=True)

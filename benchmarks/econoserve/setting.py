@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prediction import PredictorErrors
 
-from batchbound.data.iteration_cost import MixedCost, read_distserve_cost
+from batchbound.data.costs.iteration_cost import MixedCost, read_distserve_cost
 
 FORWARD = 1024
 """Target forward size: 85 % of the greatest rate at DistServe's prefill costs, 0.12 s an iteration."""

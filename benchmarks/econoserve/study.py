@@ -11,15 +11,15 @@ import numpy as np
 from outcome import Binding, Outcome
 from setting import FORWARD, TRACES, Served
 
-from batchbound.data.cost import IntArray
-from batchbound.data.generators import generate
-from batchbound.data.iteration_cost import MixedCost
+from batchbound.data.costs.cost import IntArray
+from batchbound.data.costs.iteration_cost import MixedCost
+from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
-from batchbound.executor.disaggregated import DisaggregatedRun, simulate_disaggregated
-from batchbound.executor.serving_metrics import serving_metrics
-from batchbound.executor.serving_simulation import ServingRun, simulate_serving
-from batchbound.heuristics.econoserve_settings import EconoServeSettings
-from batchbound.heuristics.serving_registry import ServingOptions, serving_policy
+from batchbound.executor.serving.disaggregated import DisaggregatedRun, simulate_disaggregated
+from batchbound.executor.serving.metrics import serving_metrics
+from batchbound.executor.serving.simulation import ServingRun, simulate_serving
+from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings
+from batchbound.heuristics.serving.registry import ServingOptions, serving_policy
 
 SLOTS: Mapping[str, float] = {"fastserve": 8, "vllm": 256, "sarathi": 128, "distserve": 256}
 """Most requests under way: the policies' own."""

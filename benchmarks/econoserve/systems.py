@@ -12,7 +12,7 @@ from outcome import Outcome, table
 from published import LESS, MORE, ratios
 from study import Study
 
-from batchbound.heuristics.serving_registry import SERVING_POLICIES
+from batchbound.heuristics.serving.registry import SERVING_POLICIES
 
 MARKS = {" ": "as published", "~": "by more than a quarter another", "=": "a tie", "x": "the other order"}
 

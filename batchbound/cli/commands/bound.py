@@ -1,0 +1,45 @@
+"""``batchbound bound``: the lower bounds of a workload, with their terms."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ...data.bound import Bound
+from ...data.problem import Problem
+from ...models.bounds.difference_set import difference_set_bound
+from ...models.bounds.makespan import paper_bound, trivial_bound
+from ...solvers.bounds.proven_bound import proven_bound
+from ...solvers.packing.partition import solve_partition
+from ..inputs import add_problem, read_inputs
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_problem(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, certificates included")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every bound, the strongest valid one first, the paper's printed formula last."""
+    problem = read_inputs(args, keep_arrivals=False).problem
+    valid = [trivial_bound(problem), difference_set_bound(problem), proven_bound(problem)]
+    by_source = {bound.source: bound for bound in valid}
+    bounds = [*sorted(by_source.values(), key=lambda bound: -bound.seconds), _printed(problem)]
+    if args.json:
+        print(json.dumps([bound.to_json() for bound in bounds]))
+        return 0
+    for bound in bounds:
+        doubt = "" if bound.valid else " (NOT a bound in general: shown for comparison)"
+        print(f"{bound.seconds:14.6f} s  {bound.source}{doubt}")
+        for name, seconds in bound.terms.items():
+            print(f"{seconds:14.6f} s    {name}")
+    return 0
+
+
+def _printed(problem: Problem) -> Bound:
+    """Return the paper's formula with one prefill level: the longest stage that the problem allows."""
+    prompts = problem.prompt_tokens
+    tokens = problem.prefill_token_cap or max(1, int(prompts.sum()) * problem.slots // len(prompts))
+    packing = solve_partition(problem.rounds, problem.slots)
+    return paper_bound(problem, [(tokens, problem.cost.prefill_seconds(tokens))], packing.makespan)

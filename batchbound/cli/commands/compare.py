@@ -1,0 +1,95 @@
+"""``batchbound compare``: solvers and policies side by side on the same instances."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ...comparing.result import Comparison
+from ...comparing.runner import Instance, compare, known_solvers, write_text
+from ...data.files.disk import InputError
+from ...models.formulations.linear_files import read_mps
+from ...solvers.result import Limits
+from ..inputs import add_problem, named_files, positive, random_seed, read_inputs, refuse_outputs, seconds
+from ..output import note
+
+DEFAULT_SOLVERS = ("search", "lpt-ski", "policy:fcfs")
+
+OUTPUTS = ("csv", "markdown", "profile", "over_time")
+"""Options that name a file to write."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_problem(parser)
+    parser.add_argument(
+        "more",
+        nargs="*",
+        metavar="FILE",
+        help="further workloads under the same limits, or linear models (.mps) for the backends",
+    )
+    parser.add_argument(
+        "--solvers",
+        default=",".join(DEFAULT_SOLVERS),
+        metavar="NAME,NAME",
+        help="of " + ", ".join(known_solvers()) + " (default %(default)s)",
+    )
+    parser.add_argument(
+        "--time-limit", type=seconds, default=10.0, metavar="SECONDS", help="of each (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=random_seed, default=0, help="of random choices (default %(default)s)")
+    parser.add_argument("--threads", type=positive, default=1, help="of each (default %(default)s)")
+    for option, what in (
+        ("--csv", "the table as CSV"),
+        ("--markdown", "the table in Markdown"),
+        ("--profile", "the performance profile as an image"),
+        ("--over-time", "the gap over time as an image"),
+    ):
+        parser.add_argument(option, metavar="FILE", help=f"write {what}")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run every solver on every instance, and print the table."""
+    outputs = [getattr(args, name) for name in OUTPUTS if getattr(args, name) is not None]
+    refuse_outputs(outputs, args.overwrite, named_files(args, *OUTPUTS))
+    for path in (args.profile, args.over_time):
+        if path is not None and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise InputError(
+                "is no kind of image we write", file=path, hint="Name a .png, .svg or .pdf file."
+            )
+    solvers = list(dict.fromkeys(args.solvers.split(",")))
+    unknown = next((name for name in solvers if name not in known_solvers()), None)
+    if unknown is not None:
+        hint = f"Choose from {', '.join(known_solvers())}."
+        raise InputError(f"there is no solver {unknown!r}", where="solvers", hint=hint)
+    instances = {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
+    limits = Limits(seconds=args.time_limit, threads=args.threads, seed=args.seed)
+    comparison = compare(
+        instances, solvers, limits, on_done=lambda row: note(f"{row.instance}, {row.solver}: {row.status}")
+    )
+    _write(comparison, args)
+    print(json.dumps({"rows": comparison.to_json()}) if args.json else comparison.to_markdown(), end="")
+    if args.json:
+        print()
+    return 0
+
+
+def _instance(args: argparse.Namespace, name: str) -> Instance:
+    if name.lower().endswith(".mps"):
+        return read_mps(name)
+    chosen = argparse.Namespace(**{**vars(args), "workload": name})
+    return read_inputs(chosen, keep_arrivals=False).problem
+
+
+def _write(comparison: Comparison, args: argparse.Namespace) -> None:
+    if args.csv is not None:
+        write_text(args.csv, comparison.to_csv())
+    if args.markdown is not None:
+        write_text(args.markdown, comparison.to_markdown())
+    if args.profile is not None:
+        comparison.plot_profile(args.profile)
+    if args.over_time is not None:
+        comparison.plot_over_time(args.over_time)

@@ -1,0 +1,45 @@
+"""``batchbound demo``: the whole path on bundled prompts and a small model, in under a minute."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ...data.files.disk import InputError
+from ...data.readers.requests import bundled_prompts_path
+from ..output import note
+
+MODEL = "tiny:llama"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("-o", "--output", default="demo-output", metavar="FOLDER", help="default %(default)s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile, plan, run and report, by the commands a user would type."""
+    from .. import main
+
+    folder = Path(args.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be made ({error.strerror})"
+        raise InputError(why, file=folder, hint="Name another folder.") from None
+    cost, plan, answers, trace, picture = (
+        str(folder / name) for name in ("cost.json", "plan.json", "answers.jsonl", "trace.jsonl", "gantt.png")
+    )
+    prompts = str(bundled_prompts_path())
+    model = ["--model", MODEL, "--threads", "1"]
+    for words in (
+        ["profile", *model, "--slots", "8", "--prompt-tokens", "256", "-o", cost, "--overwrite"],
+        ["plan", prompts, "--model", MODEL, "--slots", "8", "--cost", cost, "-o", plan, "--overwrite"],
+        ["run", plan, *model, "-o", answers, "--trace", trace, "--overwrite"],
+        ["report", plan, trace, "--gantt", picture],
+    ):
+        note(f"$ batchbound {' '.join(words)}")
+        status = main(words)
+        if status:
+            return status
+    return 0

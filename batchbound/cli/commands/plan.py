@@ -1,0 +1,83 @@
+"""``batchbound plan``: requests in, a checked schedule with its bound out."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from ...data.files.disk import InputError
+from ...data.problem import Problem
+from ...models.formulations.full_model import UnsupportedProblemError
+from ...planning.plan import PlanningError
+from ...solvers.backends.linear import BackendError
+from ...solvers.result import Limits
+from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
+from ..inputs import (
+    add_problem,
+    named_files,
+    positive,
+    prompt_source,
+    random_seed,
+    read_inputs,
+    refuse_outputs,
+    seconds,
+)
+from ..output import fail, note, plan_summary, show
+from ..plan_fleet import add_fleet, refuse_unused, run_plan_fleet
+from ..uncertainty import Record, add_uncertainty, planned
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_problem(parser, auto_slots=True)
+    add_uncertainty(parser)
+    add_fleet(parser)
+    group = parser.add_argument_group("solver")
+    group.add_argument(
+        "--solver", choices=sorted(SOLVERS), default=DEFAULT_SOLVER, help="default %(default)s"
+    )
+    group.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="of the search (default %(default)s)",
+    )
+    group.add_argument(
+        "--seed", type=random_seed, default=0, help="of the search's random choices (default %(default)s)"
+    )
+    group.add_argument("--threads", type=positive, default=1, help="of the solver, if it has a use for them")
+    parser.add_argument("-o", "--output", default="plan.json", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the plan, write it, and say what it is worth."""
+    begun = time.perf_counter()
+    refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
+    refuse_unused(args)
+    inputs = read_inputs(args, keep_arrivals=False)
+    if inputs.job.workload.arrival.any():
+        note("arrival times are left aside: a plan has every request at the start")
+    if args.tokenizer is None and args.model is None and inputs.job.records:
+        note("no --model: prompts are counted in bytes, and the plan runs only with --tokenizer bytes")
+    limits = Limits(seconds=args.time_limit, threads=args.threads, seed=args.seed)
+    record = Record(inputs.job.lengths.to_json(), inputs.cost_source, prompt_source(inputs, args.output))
+    try:
+        if args.replicas is not None:
+            return run_plan_fleet(args, inputs, limits, record, begun)
+        plan = planned(args, inputs, limits, record)
+    except PlanningError as error:
+        return fail(str(error))
+    except (BackendError, UnsupportedProblemError) as error:
+        hint = f"The default, {DEFAULT_SOLVER}, takes every job."
+        raise InputError(str(error), where=f"--solver {args.solver}", hint=hint) from None
+    plan.save(args.output)
+    summary = plan_summary(plan, time.perf_counter() - begun)
+    show(summary, as_json=args.json, title=f"{args.output}: {_what(plan.problem)}")
+    return 0
+
+
+def _what(problem: Problem) -> str:
+    return f"{len(problem):,} requests on {problem.slots:,} slots"

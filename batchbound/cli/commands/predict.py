@@ -1,0 +1,178 @@
+"""``batchbound predict``: answer lengths learnt from past answers, with their measured error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from ...data.files.disk import InputError, atomic_write
+from ...data.predictor import Examples, PredictionQuality, prompt_text
+from ...data.readers.completions import read_answer_lengths
+from ...data.readers.openai_batch import read_batch
+from ..inputs import named_files, random_seed, refuse_outputs
+from ..output import note
+
+_METHODS = ("constant", "group-mean", "quantile", "encoder")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
+    train = tasks.add_parser("train", help="learn from past answers, and measure the error on held-out ones")
+    _add_answers(train)
+    train.add_argument("-o", "--output", required=True, metavar="DIR", help="folder of the predictor")
+    train.add_argument("--overwrite", action="store_true", help="replace the predictor if it exists")
+    train.add_argument(
+        "--method",
+        choices=_METHODS,
+        default="quantile",
+        help="constant; group-mean: of earlier answers to the same prompt; quantile: regression on cheap"
+        " features of the prompt (default); encoder: a fine-tuned classifier of ranges",
+    )
+    train.add_argument(
+        "--encoder", metavar="NAME", help="hub name or folder to fine-tune (default: distilbert-base-uncased)"
+    )
+    train.add_argument("--seed", type=random_seed, default=0, help="default %(default)s")
+    refresh = tasks.add_parser(
+        "refresh", help="learn from new answers beside those a predictor has learnt from"
+    )
+    refresh.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote; replaced")
+    _add_answers(refresh)
+    refresh.add_argument(
+        "--seed", type=random_seed, default=0, help="that of the training (default %(default)s)"
+    )
+    evaluate = tasks.add_parser("eval", help="measure a predictor's error on other answers")
+    evaluate.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote")
+    _add_answers(evaluate)
+    apply = tasks.add_parser("apply", help="predict the lengths of answers to prompts")
+    apply.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote")
+    apply.add_argument("prompts", metavar="PROMPTS", help="OpenAI batch file")
+    apply.add_argument(
+        "-o",
+        "--output",
+        default="lengths.jsonl",
+        metavar="FILE",
+        help="for `plan --lengths answers:FILE` (default %(default)s)",
+    )
+    apply.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the task."""
+    tasks = {"train": _train, "refresh": _refresh, "eval": _evaluate, "apply": _apply}
+    return tasks[args.task](args)
+
+
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="PROMPTS ANSWERS",
+        help="an OpenAI batch file and the output file of its answers; further pairs may follow",
+    )
+
+
+def _train(args: argparse.Namespace) -> int:
+    from ...executor.predictors.predictor import TrainedPredictor
+
+    if args.encoder is not None and args.method != "encoder":
+        raise InputError(f"--encoder says nothing with --method {args.method}", hint="Leave it out.")
+    if Path(args.output).is_file():
+        raise InputError("is a file", file=args.output, hint="Name a folder.")
+    if Path(args.output).exists():
+        refuse_outputs([Path(args.output) / "predictor.json"], args.overwrite)
+    trained = TrainedPredictor.train(args.method, _examples(args), seed=args.seed, encoder=args.encoder)
+    trained.save(args.output)
+    _print(trained.quality)
+    note(
+        f"{args.output}: `batchbound predict apply {args.output} PROMPTS`, then plan with --lengths"
+        f" answers:lengths.jsonl --length-error {Path(args.output) / 'errors.csv'}"
+    )
+    return 0
+
+
+def _refresh(args: argparse.Namespace) -> int:
+    from ...executor.predictors.predictor import TrainedPredictor
+
+    trained = TrainedPredictor.load(args.predictor)
+    refreshed = trained.refreshed(_examples(args), args.predictor, seed=args.seed)
+    refreshed.save(args.predictor)
+    print(
+        f"before: {trained.quality.requests:,} held-out answers, {trained.quality.mean_error:.1f} tokens off"
+    )
+    _print(refreshed.quality)
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from ...executor.predictors.predictor import TrainedPredictor
+
+    trained = TrainedPredictor.load(args.predictor)
+    examples = _examples(args)
+    predicted = trained.predictor.predict(examples.prompts)
+    quality = trained.quality
+    _print(
+        PredictionQuality.measured(
+            predicted, examples.lengths, longest=quality.longest, buckets=quality.buckets
+        )
+    )
+    return 0
+
+
+def _apply(args: argparse.Namespace) -> int:
+    from ...executor.predictors.predictor import TrainedPredictor
+
+    refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
+    predictor = TrainedPredictor.load(args.predictor).predictor
+    records = read_batch(args.prompts)
+    predicted = predictor.predict([prompt_text(record) for record in records])
+    most = np.array([record.max_tokens or np.iinfo(np.int64).max for record in records])
+    columns = (predicted.tokens, predicted.low, predicted.high)
+    rows = np.minimum(columns, most).T.tolist()
+    with atomic_write(args.output) as stream:
+        for record, (tokens, low, high) in zip(records, rows, strict=True):
+            usage = {"completion_tokens": tokens}
+            line = {
+                "custom_id": record.custom_id,
+                "response": {"status_code": 200, "body": {"usage": usage}},
+                "error": None,
+                "predicted": {"tokens": tokens, "low": low, "high": high},
+            }
+            stream.write(json.dumps(line) + "\n")
+    print(
+        f"{args.output}: {len(records):,} lengths, {int(np.minimum(predicted.tokens, most).sum()):,} tokens"
+    )
+    return 0
+
+
+def _examples(args: argparse.Namespace) -> Examples:
+    files = args.files
+    if len(files) % 2:
+        message = f"{len(files)} files: prompts and answers come in pairs"
+        raise InputError(message, hint="Give PROMPTS ANSWERS, and further pairs.")
+    parts = []
+    for prompts, answers in zip(files[::2], files[1::2], strict=True):
+        records, lengths = read_batch(prompts), read_answer_lengths(answers)
+        if not any(record.custom_id in lengths for record in records):
+            hint = "Give the output file of these prompts."
+            raise InputError(f"answers none of {prompts}", file=answers, hint=hint)
+        parts.append(Examples.of(records, lengths))
+    return Examples(
+        tuple(prompt for part in parts for prompt in part.prompts),
+        np.concatenate([part.lengths for part in parts]),
+    )
+
+
+def _print(quality: PredictionQuality) -> None:
+    print(
+        f"{quality.requests:,} held-out answers: mean error {quality.mean_error:.1f} tokens,"
+        f" log(predicted / true) {quality.log_bias:+.3f} +- {quality.log_sd:.3f},"
+        f" 90 % intervals hold {quality.coverage:.1%}"
+    )
+    print(
+        f"{quality.buckets} ranges up to {quality.longest} tokens: accuracy {quality.accuracy:.1%},"
+        f" within a neighbour {quality.neighbour_accuracy:.1%}"
+    )

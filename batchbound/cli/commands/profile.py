@@ -1,0 +1,308 @@
+"""``batchbound profile``: measure a model on this machine, as whole stages or layer by layer."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.costs.calibration import CalibratedCost
+from ...data.costs.cost import CostModel
+from ...data.files.disk import InputError
+from ...data.problem import Problem
+from ...data.workload import Workload
+from ...executor.models.prompts import Prompts
+from ...executor.profiling.calibrate import calibrate
+from ...executor.profiling.grid_run import grid, profile
+from ...heuristics.engine import Engine
+from ...models.exegpt.layer_cost import LayerCost, Surface
+from ..inputs import DEFAULT_SLOTS, positive, refuse_outputs, slot_count
+from ..model import add_model, load, tier_of
+from ..output import note
+from ..progress import progress
+
+if TYPE_CHECKING:
+    from ...data.costs.layer_profile import LayerProfile
+    from ...executor.engines.tiers import Tier
+    from ...executor.processes.engine_spec import EngineSpec
+    from ...executor.profiling.profile_grid import Grid
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_model(parser)
+    parser.add_argument(
+        "--slots", type=slot_count, default=DEFAULT_SLOTS, help="most slots to measure (default %(default)s)"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=positive,
+        default=512,
+        metavar="TOKENS",
+        help="longest prompt to measure (default %(default)s)",
+    )
+    parser.add_argument(
+        "--points", type=positive, default=5, help="points along each side of the grid (default %(default)s)"
+    )
+    parser.add_argument("--repeats", type=positive, default=3, help="of which the median counts")
+    parser.add_argument(
+        "--layers",
+        action="store_true",
+        help="measure layers, attention apart from the rest, for `batchbound search --profile`",
+    )
+    parser.add_argument(
+        "--pinned", action="store_true", help="with --layers: measure as `run --pinned` runs the model"
+    )
+    parser.add_argument(
+        "--encode-device",
+        metavar="DEVICE",
+        help="with --layers: of a second worker, which encodes beside one that decodes (WAA), or none"
+        " (default: the CPU beside the CPU, the next GPU beside a GPU)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="default cost.json, with --layers profile.json"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument(
+        "--extend",
+        action="store_true",
+        help="with --layers: keep what the output's profile measured, and measure what is new of the grid",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; write the cost model fitted to it, and say how well it fits, or the layer profile."""
+    output = args.output or ("profile.json" if args.layers else "cost.json")
+    for option in ("pinned", "extend", "encode_device"):
+        if getattr(args, option) and not args.layers:
+            named = option.replace("_", "-")
+            raise InputError(f"--{named} says nothing without --layers", hint="Leave it out.")
+    refuse_outputs([output], args.overwrite or args.extend)
+    if args.points < 2 or args.slots < 2:
+        message = f"--points {args.points} and --slots {args.slots} measure a single size"
+        raise InputError(message, hint="Give at least 2 of each: a line needs two points.")
+    model = load(args)
+    if args.layers:
+        return _run_layers(model, args, Path(output))
+    calibrated = measure(
+        model,
+        slots=args.slots,
+        prompt_tokens=args.prompt_tokens,
+        points=args.points,
+        repeats=args.repeats,
+        tier=tier_of(model, args),
+    )
+    calibrated.save(output)
+    cost, error = calibrated.cost, calibrated.error
+    print(f"{output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
+    print(
+        f"  prefill stage  {cost.prefill_base * 1e3:.3f} ms + {cost.prefill_per_token * 1e3:.5f} ms/token"
+        f"{_bend(cost)}, at least {cost.prefill_floor * 1e3:.3f} ms  (mean error {error.prefill_mape:.1%})"
+    )
+    print(
+        f"  decode round   {cost.decode_base * 1e3:.3f} ms + {cost.decode_per_slot * 1e3:.5f} ms/slot"
+        f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
+    )
+    return 0
+
+
+def _bend(cost: CostModel) -> str:
+    if not cost.prefill_per_token_beyond:
+        return ""
+    return f" + {cost.prefill_per_token_beyond * 1e3:.5f} ms/token beyond {cost.prefill_bend:.0f}"
+
+
+def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
+    import torch
+
+    from ...executor.models.source import position_limit
+    from ...executor.profiling.layer_profiling import profile_layers
+    from ...executor.profiling.profile_grid import Grid
+    from ...executor.runs.journal import Journal
+
+    tier = tier_of(model, args)
+    worker = _worker(model, tier, args)
+    limit = position_limit(model.config)
+    # The lengths of a batch spread around their mean, the longest to some 2.3 times it.
+    longest = args.prompt_tokens if limit is None else min(args.prompt_tokens, int((limit - 32) / 2.3))
+    measured = Grid(
+        tuple(grid(args.slots, points=args.points)),
+        tuple(grid(longest, least=min(8, longest), points=args.points)),
+        repeats=args.repeats,
+    )
+    points_path = output.with_name(output.name + ".points")
+    if output.exists() and not args.extend:
+        points_path.unlink(missing_ok=True)
+    identity = {
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+        "tier": tier.name,
+        "pinned": args.pinned,
+        "rounds": measured.rounds,
+        "encode_device": worker and worker.device,
+    }
+    with Journal(points_path, identity) as journal, _keeping(model, args, output.parent) as keep:
+        if journal.finished:
+            note(f"{points_path}: going on after {len(journal.finished)} measurements")
+        total = measured.measurements(paired=worker is not None)
+        with progress(total, "measurements") as advance:
+            profile = profile_layers(
+                model,
+                tier,
+                measured,
+                journal,
+                pinned=args.pinned,
+                worker=worker,
+                keep=keep,
+                on_point=lambda done, _: advance(done),
+            )
+    profile.save(output)
+    print(f"{output}: {profile.shape.name} on {profile.device}, {profile.versions['tier']} tier")
+    print(
+        f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of keys and values would fit"
+    )
+    reference = profile.reference
+    if reference is not None:
+        fast, slow = reference.fast / reference.seconds, reference.slow / reference.seconds
+        print(f"  meanwhile the machine took {fast:.2f} to {slow:.2f} of its mean time for the same work")
+    for warning in profile.warnings:
+        note(warning)
+    print(_layer_table(profile, measured))
+    return 0
+
+
+@contextmanager
+def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Yield what puts an answer on disk as a run does; what it wrote is gone afterwards."""
+    from ...executor.models.source import ModelLoadError
+    from ...executor.models.tokenizers import load_tokenizer
+    from ...executor.runs.job import answer_of
+    from ...executor.runs.journal import Journal
+
+    try:
+        tokenizer = load_tokenizer(args.model)
+    except ModelLoadError:
+        # Bytes take about as long to write: a model may come without a tokenizer.
+        tokenizer = load_tokenizer("bytes")
+    record = Prompts.random(Workload.from_lengths([1], [1]), 1, seed=0).records[0]
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, Journal(Path(scratch) / "answers", {}) as kept:
+
+        def keep(tokens: Sequence[int]) -> None:
+            line = answer_of(record, 1, tokens, model, tokenizer, pinned=args.pinned)
+            kept.append(f"{len(kept.finished)}", line)
+
+        yield keep
+
+
+def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | None:
+    """Return what a second worker loads; None if there is none."""
+    import torch
+
+    from ...executor.processes.engine_spec import EngineSpec
+
+    device = args.encode_device
+    if device is None and model.device.type == "cuda":
+        others = [index for index in range(torch.cuda.device_count()) if index != model.device.index]
+        device = f"cuda:{others[0]}" if others else "none"
+        if not others:
+            note("there is no other GPU: what two workers cost each other (WAA) is not measured")
+    if device == "none":
+        return None
+    return EngineSpec(
+        model=args.model,
+        load_format=args.load_format,
+        dtype=args.dtype,
+        device=device or str(model.device),
+        seed=args.seed or 0,
+        tier=tier.name,
+        threads=args.threads or 1,
+    )
+
+
+def _layer_table(profile: LayerProfile, measured: Grid) -> str:
+    """Return the times at the corners of the grid, and how much of them is attention."""
+    cost, layers = LayerCost(profile), profile.shape.layers
+    heads = ("batch", "tokens", "encode", "attention", "decode round", "attention")
+    lines = ["  " + " ".join(f"{head:>12s}" for head in heads)]
+    for batch in (min(measured.batches), max(measured.batches)):
+        for length in (min(measured.lengths), max(measured.lengths)):
+            row = [str(batch), str(length)]
+            for phase, (per_layer, once) in (
+                ("encode", cost.encode(batch, length)),
+                ("decode", cost.decode(batch, length)),
+            ):
+                attention = next(
+                    operation
+                    for operation in profile.operations
+                    if (operation.name, operation.phase) == ("attention", phase)
+                )
+                seconds = layers * per_layer + once
+                share = layers * Surface(attention.points, attention.seconds)(batch, length) / seconds
+                row += [f"{seconds * 1e3:.3f} ms", f"{share:.0%}"]
+            lines.append("  " + " ".join(f"{text:>12s}" for text in row))
+    return "\n".join(lines)
+
+
+def measure(
+    model: object,
+    *,
+    slots: int,
+    prompt_tokens: int,
+    points: int = 5,
+    repeats: int = 3,
+    tier: Tier | None = None,
+) -> CalibratedCost:
+    """
+    Return the cost model of a loaded model on this machine.
+
+    Parameters
+    ----------
+    model
+        Loaded.
+    slots, prompt_tokens
+        Most slots and longest prompt to measure.
+    points
+        Points along each side of the grid, evenly spaced by ratio.
+    repeats
+        Of which the median counts.
+    tier
+        The layout of keys and values; chosen if left out.
+    """
+    from ...executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
+    from ...executor.engines.tiers import choose_tier
+    from ...executor.models.source import position_limit
+
+    tier = tier or choose_tier(model)
+    limit = position_limit(model.config)  # type: ignore[attr-defined]
+    longest = prompt_tokens if limit is None else min(prompt_tokens, limit - 16)
+    described: dict[str, object] = {}
+
+    def engine_for(problem: Problem) -> Engine:
+        prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
+        engine = HuggingFaceEngine(
+            problem, model, prompts.tokens, np.asarray(problem.workload.output_tokens), tier=tier
+        )
+        described.update(engine.describe())
+        return engine
+
+    slots_grid, prompt_grid = grid(slots, points=points), grid(longest, least=min(8, longest), points=points)
+    with progress(len(slots_grid) * len(prompt_grid) * repeats + 1, "measurements") as advance:
+        stages = profile(
+            engine_for, slots_grid, prompt_grid, repeats=repeats, on_point=lambda done, _: advance(done)
+        )
+    return calibrate(
+        stages,
+        engine=described,
+        date=datetime.date.today().isoformat(),
+        slots_grid=slots_grid,
+        prompt_grid=prompt_grid,
+    )

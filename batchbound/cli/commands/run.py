@@ -1,0 +1,314 @@
+"""``batchbound run``: a plan's requests served on a HuggingFace model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...data.files.disk import InputError
+from ...data.files.jsonl import file_digest
+from ...data.fleet_plan import is_fleet_plan
+from ...data.plan import Plan
+from ...data.readers.openai_batch import PromptRecord, read_batch
+from ...data.report import Report
+from ...heuristics.registry import POLICIES
+from .. import INTERRUPTED
+from ..inputs import named_files, positive, refuse_outputs
+from ..model import add_model, load, tier_of
+from ..output import note
+from ..progress import progress
+from ..reporting import print_report, report_of, warn_of_other_machine
+from ..run_configuration import add_workers, refuse_unused, say_reached, serving
+
+if TYPE_CHECKING:
+    from ...data.trace import Stage
+    from ...executor.models.sampling import TokenRule
+    from ...executor.runs.job import Job
+    from ...executor.runs.journal import Journal
+
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+"""What the command line says of the choice of tokens for all requests, and a batch file for each."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
+    parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
+    add_model(parser)
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts"
+    )
+    answers = parser.add_argument_group("answers")
+    answers.add_argument(
+        "--pinned",
+        action="store_true",
+        help="decode every answer to its planned length, whatever its tokens; else it ends at an"
+        " end-of-sequence token or its max_tokens",
+    )
+    answers.add_argument("--temperature", type=float, help="0 is greedy (default: the batch file's, else 0)")
+    answers.add_argument("--top-p", type=float, help="default: the batch file's, else 1")
+    answers.add_argument("--top-k", type=int, help="default: the batch file's, else off")
+    parser.add_argument(
+        "--kv-tokens",
+        type=positive,
+        metavar="N",
+        help="most tokens of keys and values on the device; more wait on the host (default: no limit)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=sorted(POLICIES),
+        metavar="NAME",
+        help="serve requests by this policy as they arrive, instead of the plan's schedule;"
+        " `simulate --help` lists them",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="engines, each a Ray actor (default: as many as the plan is for)",
+    )
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster's (default: this machine)")
+    add_workers(parser)
+    parser.add_argument(
+        "--stall-seconds",
+        type=positive,
+        default=1800,
+        metavar="S",
+        help="stop if no stage ends for so long, as a hung device call would have it (default %(default)s)",
+    )
+    parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve what is not answered yet, write the answers and the trace, and print the report."""
+    from ...executor.models.faults import RunStoppedError, TerminatedError
+    from ...executor.runs.job import journal_path
+    from ...executor.runs.journal import Journal
+    from ...executor.runs.watchdog import Watchdog
+
+    if args.replicas > 1 or is_fleet_plan(args.plan):
+        from ..run_fleet import run_fleet
+
+        return run_fleet(args)
+    plan = Plan.load(args.plan)
+    refuse_outputs([args.output, args.trace], args.overwrite, named_files(args, "output", "trace"))
+    refuse_unused(plan, args)
+    begun = time.perf_counter()
+    job = load_job(plan, args)
+    journal = Journal(journal_path(args.output), run_identity(plan, job, args))
+    resumed = len(journal.finished)
+    if resumed:
+        note(f"{args.output}: going on after {resumed} finished answers")
+    try:
+        with (
+            journal,
+            terminating(),
+            Watchdog(args.stall_seconds, lambda: _abandon(journal, args.stall_seconds)) as watchdog,
+            progress(len(plan.problem) - resumed, "requests") as advance,
+        ):
+
+            def on_stage(_: Stage, done: int) -> None:
+                watchdog.alive()
+                advance(done)
+
+            outcome = serving(plan, job, args)(journal, on_stage=on_stage)
+    except (RunStoppedError, TerminatedError) as error:
+        say_stopped(str(error), journal)
+        return 1
+    except KeyboardInterrupt:
+        say_stopped("interrupted", journal)
+        return INTERRUPTED
+    if outcome.trace is not None:
+        outcome.trace.save(args.trace)
+    job.write_answers(journal, args.output)
+    if outcome.trace is None:
+        note(f"{args.output}: every answer was there already")
+        return 0
+    warn_of_other_machine(plan, outcome.trace)
+    report = report_of(plan, outcome.trace, seconds=time.perf_counter() - begun)
+    if plan.configuration is not None and args.policy is None:
+        say_reached(plan.configuration, report.reached, outcome.trace)
+    if args.json:
+        print_report(report, as_json=True)
+        return 0
+    before = f" after {resumed:,} from before" if resumed else ""
+    print(f"{args.output}: {report.requests:,} answers{before} in {report.makespan:,.2f} s, {_gap(report)}")
+    print(f"{args.trace}: where the time went; `batchbound report {args.plan} {args.trace}` shows it")
+    return 0
+
+
+def say_stopped(reason: str, journal: Journal) -> None:
+    """Say on stderr why a run ended early, and what is left of it."""
+    note(f"stopped: {reason}")
+    if journal.finished:
+        note(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
+    else:
+        note("no answer was finished")
+
+
+def _abandon(journal: Journal, seconds: int) -> None:
+    """End the process from outside the call that hangs: every finished answer is with the system already."""
+    say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", journal)
+    os._exit(1)
+
+
+def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> Job:
+    """
+    Return the plan's job with model, tokenizer and prompts loaded.
+
+    Parameters
+    ----------
+    plan, args
+        The plan, and the options of ``run``.
+    shape
+        A model without weights where others load it; nothing is loaded then.
+
+    Raises
+    ------
+    InputError
+        If the prompts changed since they were planned, or plan, prompts and model do not go together.
+    """
+    from ...executor.engines.huggingface import vocabulary_of
+    from ...executor.models.prompts import Prompts
+    from ...executor.models.tokenizers import load_tokenizer
+    from ...executor.runs.job import Job
+
+    source = plan.prompts
+    if source is None and args.prompts is not None:
+        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
+        raise InputError("the plan is of lengths only, and --prompts says nothing", file=args.plan, hint=hint)
+    records = None if source is None else _planned_records(plan, args)
+    sampler = _sampler(records or (), args, None if source is None else _prompts_path(plan, args))
+    model = load(args) if shape is None else shape
+    planned = args.model if source is None else _tokenizer_of(source.tokenizer, args.model)
+    tokenizer = load_tokenizer(args.tokenizer or planned)
+    if records is None:
+        vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
+        prompts = Prompts.random(plan.problem.workload, vocabulary, args.seed or 0)
+    else:
+        prompts = Prompts.encode(records, tokenizer)
+    return Job(
+        plan,
+        prompts,
+        model,
+        tokenizer,
+        sampler,
+        pinned=args.pinned,
+        tier=tier_of(model, args) if shape is None else None,
+        kv_tokens=args.kv_tokens,
+        policy=args.policy,
+    )
+
+
+@contextmanager
+def terminating() -> Iterator[None]:
+    """Turn the system's request to end into :class:`TerminatedError`, so that a run stops cleanly."""
+    from ...executor.models.faults import TerminatedError
+
+    def stop(*_: object) -> None:
+        raise TerminatedError("the system asked the process to end (SIGTERM)")
+
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread may say what a signal does.
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _gap(report: Report) -> str:
+    if report.run_gap is None:
+        return "of which nothing is proven"
+    return f"{report.run_gap:.2%} above the proven bound, in the cost model's seconds"
+
+
+def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:
+    """Return what the answers depend on: a journal goes on only where all of it is the same."""
+    from ...executor.models.sampling import Sampler
+
+    return {
+        "plan": plan.digest(),
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": str(job.model.dtype).removeprefix("torch."),
+        "tokenizer": job.tokenizer.name,
+        "pinned": args.pinned,
+        # What requests ask each for itself stands in the prompts, of which the plan holds the digest.
+        "sampling": (
+            dataclasses.asdict(job.sampler)
+            if isinstance(job.sampler, Sampler)
+            else {name: getattr(args, name) for name in SAMPLING}
+        ),
+        "weights_seed": args.seed or 0,
+    }
+
+
+def _prompts_path(plan: Plan, args: argparse.Namespace) -> Path:
+    assert plan.prompts is not None
+    return Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / plan.prompts.path
+
+
+def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
+    assert plan.prompts is not None
+    path = _prompts_path(plan, args)
+    for output in (args.output, args.trace):
+        refuse_outputs([output], True, [path])
+    hint = "Give the planned file with --prompts, or plan again."
+    if not path.is_file():
+        raise InputError("the plan's prompts are not there", file=path, hint=hint)
+    if file_digest(path) != plan.prompts.sha256:
+        raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
+    records = read_batch(path)
+    stopped = next((record for record in records if record.stop), None)
+    if stopped is not None:
+        raise InputError(
+            "stop sequences are not supported",
+            file=path,
+            where=f"line {stopped.line}, field 'body.stop'",
+            hint="Remove the field and cut the answers afterwards.",
+        )
+    return records
+
+
+def _tokenizer_of(planned: str, model: str) -> str:
+    """Return the tokenizer that counted the plan's prompts; tiny models all count bytes."""
+    return model if planned.startswith("tiny:") and model.startswith("tiny:") else planned
+
+
+def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace, path: Path | None) -> TokenRule:
+    """Return how tokens are chosen: as the command line says, else as each line of the batch file says."""
+    from ...executor.models.mixed_sampling import MixedSampler
+    from ...executor.models.sampling import Sampler
+
+    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    try:
+        plain = Sampler(**given)
+    except ValueError as error:
+        raise InputError(str(error), hint="Correct the option.") from None
+    samplers: dict[str, Sampler] = {}
+    known: dict[Sampler, Sampler] = {}
+    for record in records:
+        asked = {name: getattr(record, name) for name in SAMPLING if getattr(record, name) is not None}
+        try:
+            asked_for = Sampler(**{**asked, **given})
+        except ValueError as error:
+            where = f"line {record.line}, field 'body'"
+            raise InputError(str(error), file=path, where=where, hint="Correct it there.") from None
+        sampler = Sampler() if asked_for.greedy else asked_for
+        samplers[record.custom_id] = known.setdefault(sampler, sampler)
+    return MixedSampler(samplers) if len(known) > 1 else next(iter(known), plain)

@@ -1,0 +1,228 @@
+"""``batchbound serve``: a serving policy on requests that arrive, simulated or on a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.costs.iteration_cost import read_distserve_cost
+from ...data.files.disk import InputError
+from ...data.readers.requests import read_workload
+from ...data.readers.tables import is_table
+from ...data.workload import LONGEST, Workload
+from ...executor.serving.disaggregated import simulate_disaggregated
+from ...executor.serving.metrics import serving_metrics
+from ...executor.serving.simulation import ServingError, ServingRun, simulate_serving
+from ...heuristics.serving.econoserve.settings import EconoServeSettings
+from ...heuristics.serving.registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
+from ..inputs import at_least_zero, log_deviation, positive, random_seed
+
+TWO_DEVICES = "distserve"
+"""The policy's name that splits prompts and answers over two devices."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument(
+        "workload",
+        metavar="FILE",
+        help="a table of lengths (CSV, Parquet, JSONL) with arrivals and deadlines, or NAME:SEED[:COUNT] of a"
+        " generator (alpaca, sharegpt, bookcorpus, ...)",
+    )
+    parser.add_argument("--policy", choices=[*SERVING_POLICIES, TWO_DEVICES], default="econoserve")
+    device = parser.add_argument_group("device, simulated")
+    device.add_argument("--cost", metavar="FILE", help="fitted coefficients, DistServe's JSON")
+    device.add_argument("--model", help="its name in that file, for instance facebook/opt-13b")
+    device.add_argument(
+        "--tensor-parallel", type=positive, default=1, metavar="N", help="devices (default %(default)s)"
+    )
+    parser.add_argument(
+        "--kv-capacity", type=positive, required=True, metavar="TOKENS", help="of keys and values it holds"
+    )
+    parser.add_argument(
+        "--block-tokens", type=positive, default=32, metavar="N", help="of a block (default %(default)s)"
+    )
+    device.add_argument(
+        "--swap",
+        type=at_least_zero,
+        default=0.0,
+        metavar="SECONDS",
+        help="per token moved to the host or back",
+    )
+    device.add_argument(
+        "--transfer",
+        type=at_least_zero,
+        default=0.0,
+        metavar="SECONDS",
+        help="per token sent to a second device",
+    )
+    engine = parser.add_argument_group("device, real")
+    engine.add_argument(
+        "--engine",
+        metavar="MODEL",
+        help="serve random prompts of these lengths on a model: hub name, directory or tiny:FAMILY[:SEED]",
+    )
+    engine.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
+    )
+    engine.add_argument(
+        "--verify", action="store_true", help="compare every answer with the model's own, given alone"
+    )
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument(
+        "--longest",
+        type=positive,
+        metavar="TOKENS",
+        help="what max-allocation promises (default: the longest)",
+    )
+    sizes.add_argument(
+        "--forward-size", type=positive, default=512, metavar="N", help="target (default %(default)s)"
+    )
+    default = EconoServeSettings()
+    for name, what in (
+        ("padding", "raise predicted lengths by this share"),
+        ("reserved", "share of the memory kept for prompts"),
+        ("buffer", "share of a predicted length by which a guest may overstay"),
+    ):
+        sizes.add_argument(
+            f"--{name}",
+            type=float,
+            default=getattr(default, name),
+            metavar="SHARE",
+            help=f"EconoServe: {what} (default %(default)s)",
+        )
+    sizes.add_argument(
+        "--length-error",
+        type=log_deviation,
+        default=0.0,
+        metavar="SD",
+        help="log-deviation of the predicted lengths (default: known)",
+    )
+    sizes.add_argument("--seed", type=random_seed, default=0, help="of that error (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate or serve, and print the figures."""
+    _refuse_unused(args)
+    if Path(args.workload).is_file() and not is_table(args.workload):
+        hint = "Give a table of lengths, or a generator; `run --policy` serves prompts."
+        raise InputError("holds prompts, not lengths", file=args.workload, hint=hint)
+    workload = read_workload(args.workload).workload
+    longest = args.longest or int((workload.input_tokens + workload.output_tokens).max())
+    figures: dict[str, Any] = {"policy": args.policy, "requests": len(workload)}
+    try:
+        settings = EconoServeSettings(padding=args.padding, reserved=args.reserved, buffer=args.buffer)
+        options = ServingOptions(longest, args.forward_size, settings)
+        noise = np.random.default_rng(args.seed).standard_normal(len(workload))
+        guess = np.rint(workload.output_tokens * np.exp(args.length_error * noise))
+        predicted = np.clip(guess, 1, LONGEST).astype(np.int64)
+        if args.engine is not None:
+            served, extra = _on_model(args, workload, options, predicted)
+            figures |= extra
+        else:
+            served = _simulated(args, workload, options, predicted)
+    except (ServingError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(str(error), file=args.workload, hint="Check --kv-capacity and the sizes.") from None
+    figures |= serving_metrics(served).to_json()
+    figures["failures"], figures["lent_tokens"] = served.failures, served.lent_tokens
+    figures["kv_held_per_iteration"] = float(served.held.mean()) / served.capacity
+    print(json.dumps(figures) if args.json else _table(figures))
+    return 0 if figures.get("wrong_answers", 0) == 0 else 1
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raise InputError if an option would be passed over: one of the other kind of device."""
+    if args.engine is not None:
+        unused = {
+            "--cost": args.cost,
+            "--model": args.model,
+            "--swap": args.swap,
+            "--transfer": args.transfer,
+        }
+        what = "is for a simulated device"
+    else:
+        unused = {"--verify": args.verify, "--dtype": args.dtype != "auto"}
+        what = "is for a real device"
+    for option in (name for name, given in unused.items() if given):
+        raise InputError(
+            f"{option} {what}", hint="Leave it out, or --engine." if args.engine else "Leave it out."
+        )
+
+
+def _simulated(
+    args: argparse.Namespace, workload: Workload, options: ServingOptions, predicted: IntArray
+) -> ServingRun:
+    if args.cost is None or args.model is None:
+        raise InputError(
+            "there is neither a device to simulate nor a model to run",
+            hint="Give --cost FILE and --model NAME, or --engine MODEL.",
+        )
+    cost = read_distserve_cost(
+        args.cost,
+        args.model,
+        args.tensor_parallel,
+        swap_per_token=args.swap,
+        transfer_per_token=args.transfer,
+    )
+    if args.policy == TWO_DEVICES:
+        return simulate_disaggregated(workload, cost, args.kv_capacity, block_tokens=args.block_tokens).run
+    return simulate_serving(
+        workload,
+        serving_policy(args.policy, options),
+        cost,
+        args.kv_capacity,
+        block_tokens=args.block_tokens,
+        predicted=predicted,
+    )
+
+
+def _on_model(
+    args: argparse.Namespace, workload: Workload, options: ServingOptions, predicted: IntArray
+) -> tuple[ServingRun, dict[str, Any]]:
+    """Serve on a model, and return what it did and what only a real run has to say."""
+    if args.policy == TWO_DEVICES:
+        raise InputError(f"policy '{TWO_DEVICES}' needs two devices", hint="Simulate it, without --engine.")
+    from ...executor.models.prompts import Prompts
+    from ...executor.models.source import load_model, position_limit, require_engine
+    from ...executor.serving.run import own_answer, serve_on_model
+
+    require_engine()
+    model = load_model(args.engine, dtype=args.dtype, seed=args.seed)
+    limit, longest = position_limit(model.config), workload.input_tokens + workload.output_tokens
+    if limit is not None and longest.max() > limit:
+        raise InputError(
+            f"a request of {longest.max()} tokens on a model of {limit} positions",
+            file=args.workload,
+            hint="Choose a model with more positions, or leave such requests out.",
+        )
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    prompts = Prompts.random(workload, vocabulary, args.seed).tokens
+    done = serve_on_model(
+        model,
+        prompts,
+        workload,
+        serving_policy(args.policy, options),
+        args.kv_capacity,
+        block_tokens=args.block_tokens,
+        paged=args.policy in BLOCK_ALLOCATION,
+        predicted=predicted,
+    )
+    extra: dict[str, Any] = {"moved_tokens": done.moved_tokens, "compactions": done.compactions}
+    if args.verify:
+        own = zip(prompts, done.answers, strict=True)
+        extra["wrong_answers"] = sum(own_answer(model, prompt, len(a)) != a for prompt, a in own)
+    return done.run, extra
+
+
+def _table(figures: dict[str, Any]) -> str:
+    lines = [f"  {figures.pop('policy')}, {figures.pop('requests')} requests"]
+    lines += [f"  {name.replace('_', ' '):26s} {value:12.5g}" for name, value in figures.items()]
+    return "\n".join(lines)

@@ -1,0 +1,237 @@
+"""What a comparison of solvers found: a table, performance profiles, and curves over time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ..solvers.result import Status
+from ..solvers.solve import OPTIMAL_WITHIN
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_APPLICABLE = "not applicable"
+"""Status of a solver that cannot be asked for an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """
+    What one solver did on one instance.
+
+    Parameters
+    ----------
+    instance, solver
+        Their names.
+    value
+        Seconds of the makespan, or the objective of a linear model; None without a solution.
+    bound
+        The bound it proved itself, or None.
+    gap
+        How far the value is above the best bound that any solver of the comparison proved for the instance,
+        as a fraction of the bound's size; None without both.
+    seconds
+        Wall-clock seconds it took.
+    status, stopped_by
+        What is in hand and why it stopped; see :class:`~batchbound.solvers.result.Status`.
+    version
+        Of the solver.
+    message
+        What else a person should know.
+    bound_source
+        What proves the bound: an argument, or the backend that says so.
+    improvements
+        Seconds since the start and the value found then, in order.
+    """
+
+    instance: str
+    solver: str
+    value: float | None
+    bound: float | None
+    gap: float | None
+    seconds: float
+    status: str
+    stopped_by: str
+    version: str
+    message: str = ""
+    bound_source: str = ""
+    improvements: tuple[tuple[float, float], ...] = ()
+
+
+_COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "improvements")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """
+    All measurements, instance by instance.
+
+    Parameters
+    ----------
+    rows
+        One per solver and instance.
+    """
+
+    rows: tuple[Measurement, ...]
+
+    def to_csv(self) -> str:
+        """Return the table as CSV, a header line first."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for row in self.rows:
+            cells = [getattr(row, name) for name in _COLUMNS]
+            writer.writerow(["" if cell is None else cell for cell in cells])
+        return text.getvalue()
+
+    def to_markdown(self) -> str:
+        """Return the table in Markdown, rounded for people."""
+        lines = [
+            "| instance | solver | value | bound | gap | seconds | status | version |",
+            "|---|---|---:|---:|---:|---:|---|---|",
+        ]
+        for row in self.rows:
+            value, bound = ("" if number is None else f"{number:.3f}" for number in (row.value, row.bound))
+            bound += f" ({row.bound_source})" if row.bound_source else ""
+            gap = "" if row.gap is None else f"{row.gap:.2%}"
+            cells = (
+                row.instance,
+                row.solver,
+                value,
+                bound,
+                gap,
+                f"{row.seconds:.2f}",
+                row.status,
+                row.version,
+            )
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> list[dict[str, object]]:
+        """Return the measurements as plain JSON values."""
+        return [
+            {name: getattr(row, name) for name in _COLUMNS}
+            | {"improvements": [list(step) for step in row.improvements]}
+            for row in self.rows
+        ]
+
+    def ratios(self, by: Literal["value", "seconds"] = "value") -> dict[str, list[float]]:
+        """
+        Return each solver's performance ratio on each instance: its measure over the least of all solvers.
+
+        Dolan and More (2002), section 2. Infinite where the solver has no solution, or, by seconds, has
+        not proved it best; instances it cannot be asked for are left out. Values have to be positive, as
+        seconds are: of linear models with others, compare the seconds.
+
+        Parameters
+        ----------
+        by
+            What is compared.
+        """
+        found: dict[str, list[float]] = {row.solver: [] for row in self.rows}
+        for instance in dict.fromkeys(row.instance for row in self.rows):
+            asked = [row for row in self.rows if row.instance == instance and row.status != NOT_APPLICABLE]
+            measures = {row.solver: _measure(row, by) for row in asked}
+            least = min(measures.values(), default=math.inf)
+            for solver, measure in measures.items():
+                found[solver].append(measure / least if 0 < least < math.inf else math.inf)
+        return found
+
+    def plot_profile(self, path: str | os.PathLike[str], by: Literal["value", "seconds"] = "value") -> None:
+        """
+        Write the performance profile: the share of instances within a factor of the best, by factor.
+
+        Parameters
+        ----------
+        path
+            A PNG, SVG or PDF file.
+        by
+            What is compared.
+        """
+        ratios = self.ratios(by)
+        finite = [ratio for of_solver in ratios.values() for ratio in of_solver if ratio < math.inf]
+        end = max([*finite, 1.0]) * 1.02 + 0.005
+        figure = _figure()
+        axes = figure.subplots()
+        for solver, of_solver in ratios.items():
+            if not of_solver:
+                continue
+            steps = np.sort([ratio for ratio in of_solver if ratio < math.inf])
+            share = np.arange(len(steps) + 1) / len(of_solver)
+            axes.step([1.0, *steps, end], [0.0, *share[1:], share[-1]], where="post", label=solver)
+        axes.set(xlabel=f"factor of the least {'makespan' if by == 'value' else 'seconds'}", ylim=(0, 1.02))
+        axes.set_ylabel("share of instances")
+        axes.legend(loc="lower right", fontsize="small")
+        figure.savefig(path)
+
+    def plot_over_time(self, path: str | os.PathLike[str]) -> None:
+        """
+        Write the gap to the best bound over time, one curve per solver and instance.
+
+        Parameters
+        ----------
+        path
+            A PNG, SVG or PDF file.
+        """
+        figure = _figure()
+        axes = figure.subplots()
+        solvers = list(dict.fromkeys(row.solver for row in self.rows))
+        labelled: set[str] = set()
+        best: dict[str, float] = {}
+        for row in self.rows:
+            if row.bound is not None:
+                best[row.instance] = max(row.bound, best.get(row.instance, -math.inf))
+        for row in self.rows:
+            if row.gap is None or row.value is None or not row.improvements:
+                continue
+            bound = best[row.instance]
+            times, values = zip(*row.improvements, strict=True)
+            gaps = [100 * (_gap(value, bound) or 0.0) for value in (*values, values[-1])]
+            label = "_" + row.solver if row.solver in labelled else row.solver
+            labelled.add(row.solver)
+            colour = f"C{solvers.index(row.solver) % 10}"
+            axes.step([*times, max(row.seconds, times[-1])], gaps, where="post", color=colour, label=label)
+            axes.plot([times[-1]], [gaps[-1]], "o", color=colour, markersize=3)
+        axes.set(xlabel="seconds", ylabel="gap to the best bound (%)")
+        if labelled:
+            axes.legend(fontsize="small")
+        figure.savefig(path)
+
+
+def with_gaps(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements of one instance with their gaps to the best bound among them."""
+    best = max((row.bound for row in rows if row.bound is not None), default=None)
+    if best is None:
+        return list(rows)
+    return [row if row.value is None else replace(row, gap=_gap(row.value, best)) for row in rows]
+
+
+def _gap(value: float, bound: float) -> float | None:
+    """Return the gap as a fraction of the bound's size, which must have one; nothing for mere rounding."""
+    above = value - bound
+    if above <= OPTIMAL_WITHIN * max(1.0, abs(bound)):
+        return 0.0
+    return above / abs(bound) if bound else None
+
+
+def _measure(row: Measurement, by: Literal["value", "seconds"]) -> float:
+    if row.value is None or (by == "seconds" and row.status != Status.OPTIMAL):
+        return math.inf
+    return row.value if by == "value" else row.seconds
+
+
+def _figure() -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

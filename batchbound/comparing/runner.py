@@ -1,0 +1,200 @@
+"""Solvers side by side: every solver on every instance under the same limits, as a table and as curves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import __version__
+from ..data.files.disk import atomic_write
+from ..data.problem import Problem
+from ..heuristics.loop import schedule_of
+from ..heuristics.registry import POLICIES, policy_named
+from ..heuristics.simulate import simulate
+from ..models.formulations.full_model import UnsupportedProblemError
+from ..models.formulations.linear_model import LinearModel
+from ..solvers.backends.backend import BACKENDS
+from ..solvers.backends.linear import BackendError, LinearResult, solve_linear
+from ..solvers.result import Limits, Result, Status, StoppedBy
+from ..solvers.solve import DEFAULT_SECONDS, SOLVERS, solve
+from .result import NOT_APPLICABLE, Comparison, Measurement, with_gaps
+
+POLICY = "policy:"
+"""Before the name of a policy, which is simulated: ``policy:fcfs``."""
+
+Instance = Problem | LinearModel
+OwnSolver = Callable[[Problem, Limits], Result]
+"""A user's own solver: a problem and limits in, a result out."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLinearSolver:
+    """
+    A user's own solver of linear models.
+
+    Parameters
+    ----------
+    solve
+        Takes a model and limits, and returns the result; its values are checked against the model.
+    """
+
+    solve: Callable[[LinearModel, Limits], LinearResult]
+
+
+Solver = str | OwnSolver | OwnLinearSolver
+
+
+def compare(
+    instances: Mapping[str, Instance],
+    solvers: Sequence[str] | Mapping[str, Solver],
+    limits: Limits | None = None,
+    *,
+    on_done: Callable[[Measurement], None] | None = None,
+) -> Comparison:
+    """
+    Return what every solver does on every instance, one after the other.
+
+    Parameters
+    ----------
+    instances
+        Problems, or linear models (:func:`~batchbound.models.formulations.linear_files.read_mps`), by name.
+        Arrivals are
+        ignored.
+    solvers
+        Names, or a mapping of a label to a name, an :data:`OwnSolver` or an :class:`OwnLinearSolver`. A name
+        is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:`` and a key of
+        :data:`~batchbound.heuristics.registry.POLICIES`, or, for linear models, a key of
+        :data:`~batchbound.solvers.backends.backend.BACKENDS`.
+    limits
+        The same for all; a few seconds by default.
+    on_done
+        Called with each measurement, before the gaps of the instance are known.
+
+    Raises
+    ------
+    ValueError
+        If there is no solver of a name, or an own solver's schedule or values break a rule.
+    """
+    limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
+    chosen: Mapping[str, Solver]
+    chosen = solvers if isinstance(solvers, Mapping) else {name: name for name in solvers}
+    for solver in chosen.values():
+        if isinstance(solver, str) and solver not in known_solvers():
+            raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(known_solvers())}")
+    rows: list[Measurement] = []
+    for name, given in instances.items():
+        instance = given.without_arrivals() if isinstance(given, Problem) else given
+        found = []
+        for label, solver in chosen.items():
+            found.append(_measured(name, instance, label, solver, limits))
+            if on_done is not None:
+                on_done(found[-1])
+        rows += with_gaps(found)
+    return Comparison(tuple(rows))
+
+
+def known_solvers() -> list[str]:
+    """Return the names that :func:`compare` knows."""
+    return [*SOLVERS, *(POLICY + name for name in POLICIES), *BACKENDS]
+
+
+def _measured(name: str, instance: Instance, label: str, solver: Solver, limits: Limits) -> Measurement:
+    begun = time.perf_counter()
+    try:
+        if isinstance(instance, LinearModel):
+            return _linear(name, instance, label, solver, limits)
+        if isinstance(solver, OwnLinearSolver):
+            raise BackendError(f"{label} takes linear models")
+        if not isinstance(solver, str):
+            return _of_result(name, label, instance, solver(instance, limits))
+        if solver.startswith(POLICY):
+            return _policy(name, instance, label, solver.removeprefix(POLICY))
+        if solver in SOLVERS:
+            return _of_result(name, label, instance, solve(instance, solver, limits=limits))
+        raise BackendError(f"{solver} takes linear models")
+    except (BackendError, UnsupportedProblemError, ImportError) as error:
+        return _refused(name, label, time.perf_counter() - begun, str(error))
+
+
+def _linear(name: str, model: LinearModel, label: str, solver: Solver, limits: Limits) -> Measurement:
+    if isinstance(solver, OwnLinearSolver):
+        found = solver.solve(model, limits)
+    elif isinstance(solver, str) and solver in BACKENDS:
+        found = solve_linear(model, solver, limits)
+    else:
+        raise BackendError("it takes scheduling problems, not linear models")
+    value = None
+    if found.values is not None:
+        values = model.rounded(found.values)
+        if (violation := model.violation(values)) is not None:
+            raise ValueError(f"the values of {label!r} for {name!r} break a rule: {violation}")
+        value = model.objective_value(values)
+    return Measurement(
+        name,
+        label,
+        value,
+        found.bound,
+        None,
+        found.seconds,
+        str(found.status),
+        str(found.stopped_by),
+        found.version,
+        found.message,
+        "" if found.bound is None else found.backend,
+        _point(found.seconds, value),
+    )
+
+
+def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement:
+    begun = time.perf_counter()
+    trace = simulate(problem, policy_named(policy, problem))
+    seconds = time.perf_counter() - begun
+    message = f"{trace.evictions} evictions" if trace.evictions else ""
+    if not trace.evictions and (violation := schedule_of(trace).check(problem)) is not None:
+        raise ValueError(f"the policy {policy!r} breaks a rule on {name!r}: {violation}")
+    status, stopped = str(Status.FEASIBLE), str(StoppedBy.GAVE_UP)
+    steps = _point(seconds, trace.makespan)
+    return Measurement(
+        name, label, trace.makespan, None, None, seconds, status, stopped, __version__, message, "", steps
+    )
+
+
+def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measurement:
+    value = None
+    if result.schedule is not None:
+        violation = result.schedule.check(problem)
+        if violation is not None:
+            raise ValueError(f"the schedule of {label!r} for {name!r} breaks a rule: {violation}")
+        value = result.schedule.makespan(problem)
+    bound = result.bound if result.bound is not None and result.bound.valid else None
+    return Measurement(
+        name,
+        label,
+        value,
+        None if bound is None else bound.seconds,
+        None,
+        result.seconds,
+        str(result.status),
+        str(result.stopped_by),
+        result.version,
+        result.message,
+        "" if bound is None else bound.source,
+        result.improvements or _point(result.seconds, value),
+    )
+
+
+def _refused(name: str, label: str, seconds: float, message: str) -> Measurement:
+    return Measurement(name, label, None, None, None, seconds, NOT_APPLICABLE, "", "", message)
+
+
+def _point(seconds: float, value: float | None) -> tuple[tuple[float, float], ...]:
+    return () if value is None else ((seconds, value),)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a table to a file, whole or not at all."""
+    with atomic_write(Path(path)) as stream:
+        stream.write(text)

@@ -1,0 +1,160 @@
+"""From a job and its replicas to one plan: share out, schedule, check, bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .. import __version__
+from ..data.costs.cost import CostModel, IntArray
+from ..data.files.disk import InputError, read_json_object
+from ..data.fleet import Fleet, Groups, Replica
+from ..data.fleet_plan import FleetPlan
+from ..data.plan import Maker, PromptSource
+from ..data.problem import Problem
+from ..heuristics.dispatch import unit_of_group
+from ..solvers.fleet import plan_fleet
+from ..solvers.result import Limits
+from ..solvers.solve import DEFAULT_SECONDS
+from .plan import PlanningError
+
+MOST_REPLICAS = 100_000
+"""Most replicas of a fleet; more is a mistake, or takes all memory."""
+
+_MEND = "Give a number of replicas, or a JSON file like the documentation's."
+
+
+def make_fleet_plan(
+    fleet: Fleet,
+    *,
+    groups: Groups = "any",
+    limits: Limits | None = None,
+    lengths: Mapping[str, object] | None = None,
+    cost_source: Mapping[str, object] | None = None,
+    prompts: PromptSource | None = None,
+) -> FleetPlan:
+    """
+    Return one plan for all replicas: who serves what and when, and the bound proven for the fleet.
+
+    Parameters
+    ----------
+    fleet
+        Requests, with their groups, and replicas.
+    groups
+        Whether the requests of a group go anywhere, to one replica, or to as many as there are.
+    limits
+        When to stop; after ``DEFAULT_SECONDS`` by default.
+    lengths, cost_source, prompts
+        What the plan records of where its numbers come from.
+
+    Raises
+    ------
+    PlanningError
+        If the referee rejects the schedule.
+    """
+    limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
+    members: list[IntArray] | None = None
+    if groups != "any":
+        unit_of = unit_of_group(fleet)
+        by_unit = np.argsort(unit_of, kind="stable")
+        members = np.split(by_unit, np.flatnonzero(np.diff(unit_of[by_unit])) + 1)
+    result = plan_fleet(
+        fleet, limits=limits, groups=members, keep="spread" if groups == "spread" else "together"
+    )
+    violation = result.schedule.check(fleet)
+    if violation is not None:
+        raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
+    maker = Maker("fleet", __version__, result.status, result.stopped_by, result.seconds, limits.seed)
+    return FleetPlan(
+        fleet=fleet,
+        schedule=result.schedule,
+        makespan=result.makespan,
+        bound=result.bound,
+        maker=maker,
+        groups=groups,
+        lengths={} if lengths is None else lengths,
+        cost_source={} if cost_source is None else cost_source,
+        prompts=prompts,
+    )
+
+
+def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
+    """
+    Return the fleet that a command line describes.
+
+    Parameters
+    ----------
+    problem
+        The requests, and the costs and limits of a replica.
+    spec
+        A number of replicas, or a JSON file ``{"replicas": [{...}, ...]}`` that says of each what differs
+        from the problem: ``speed`` (2 for half the seconds), ``slots``, ``kv_capacity``,
+        ``prefill_token_cap``, ``busy`` (seconds), and ``count`` for several alike.
+    prompts
+        The text of each request's prompt; where no request is in a group yet, equal prompts make one.
+
+    Raises
+    ------
+    InputError
+        If it is neither, or says what no replica has.
+    """
+    workload = problem.workload
+    if prompts and (workload.group < 0).all():
+        group = np.unique(np.array(prompts, dtype=object).astype(str), return_inverse=True)[1]
+        workload = dataclasses.replace(workload, group=group.astype(np.int64))
+    one = Fleet.of(problem, 1).replicas[0]
+    if re.fullmatch(r"0*[1-9]\d{0,17}", spec):
+        _refuse_many(int(spec), where="replicas")
+        replicas: tuple[Replica, ...] = (one,) * int(spec)
+    else:
+        replicas = tuple(_read_replicas(spec, one))
+    return Fleet(workload, replicas, problem.prefill_emits_first_token)
+
+
+def _read_replicas(spec: str, one: Replica) -> list[Replica]:
+    if not Path(spec).is_file():
+        raise InputError(f"{spec!r} is neither a number of replicas nor a file", hint=_MEND)
+    entries = read_json_object(spec).get("replicas")
+    if not isinstance(entries, list) or not entries:
+        raise InputError("lists no replicas", file=spec, where="field 'replicas'", hint=_MEND)
+    replicas: list[Replica] = []
+    for number, entry in enumerate(entries):
+        where = f"replica {number}"
+        if not isinstance(entry, dict):
+            raise InputError("is not an object", file=spec, where=where, hint=_MEND)
+        known = {"speed", "count", "slots", "kv_capacity", "prefill_token_cap", "busy"}
+        if entry.keys() - known:
+            what = f"knows no field {min(entry.keys() - known)!r}; there are {', '.join(sorted(known))}"
+            raise InputError(what, file=spec, where=where, hint="Correct the field's name.")
+        for name, value in entry.items():
+            whole = name not in ("speed", "busy")
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                what = f"{name} is {value!r}, not a {'whole ' if whole else ''}number"
+                raise InputError(what, file=spec, where=where, hint="Correct the value.")
+        speed, count = entry.pop("speed", 1.0), entry.pop("count", 1)
+        if not 0 < speed < float("inf") or count < 1:
+            what = f"speed {speed} and count {count} must be above 0"
+            raise InputError(what, file=spec, where=where, hint="Correct the value.")
+        try:
+            replica = dataclasses.replace(one, cost=_faster(one.cost, speed), **entry)
+        except ValueError as error:
+            raise InputError(str(error), file=spec, where=where, hint="Correct the value.") from None
+        _refuse_many(len(replicas) + count, file=spec, where=where)
+        replicas += [replica] * count
+    return replicas
+
+
+def _refuse_many(count: int, *, file: str | None = None, where: str) -> None:
+    if count > MOST_REPLICAS:
+        message = f"{count:,} replicas are more than {MOST_REPLICAS:,}"
+        raise InputError(message, file=file, where=where, hint="Correct the number.")
+
+
+def _faster(cost: CostModel, speed: float) -> CostModel:
+    """Return the costs of a replica so many times as fast."""
+    seconds = {entry.name: getattr(cost, entry.name) / speed for entry in dataclasses.fields(cost)}
+    return CostModel(**seconds)

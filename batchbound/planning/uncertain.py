@@ -1,0 +1,253 @@
+"""Planning with predicted lengths: what to follow, by what it reaches over the lengths that may come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..data.costs.cost import FloatArray, IntArray
+from ..data.expectation import Expectation, Follow
+from ..data.lengths.prediction_error import LogNormalError, PredictionError
+from ..data.plan import Plan, PromptSource
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from ..heuristics.evaluate import replayed_makespans
+from ..heuristics.follow import following, queue_order
+from ..solvers.bounds.proven_bound import proven_bound
+from ..solvers.result import Limits, Status
+from ..solvers.search.constructive import ski_rental_schedule
+from ..solvers.solve import DEFAULT_SOLVER
+from .plan import make_plan
+
+COVERAGE = 0.9
+PATIENCE = (0.5, 1.0)
+"""Settings of the ski-rental rule that are compared for each queue."""
+
+HELD_BACK = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+"""Shares of the slots for which the longest requests are held back, compared."""
+
+SAMPLES = 99
+"""Sampled sets of lengths for the interval; the fifth from either end is its limit."""
+
+SAMPLES_SIMULATED = 39
+"""As many where each takes a simulation: under limits of memory or tokens, for very many requests."""
+
+HELD_BACK_SIMULATED = (0.0, 0.5, 0.75)
+"""As many, with one patience, where each takes a simulation."""
+
+LOOKS = (10, 32)
+"""Sampled sets of lengths after which candidates are dropped, and after which one is chosen."""
+
+LOOKS_SIMULATED = (5, 15)
+"""As many where each takes a simulation."""
+
+WORTH_LEAVING = 3e-3
+"""Relative mean makespan by which anything must beat the plain queues to be followed instead."""
+
+MANY = 20_000
+"""Requests from which fewer samples have to do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A way to serve the requests, and its makespan for each of the samples tried so far."""
+
+    follow: Follow
+    patience: float
+    problem: Problem
+    held_back: int = 0
+    schedule: Schedule | None = None
+
+    @property
+    def name(self) -> str:
+        held = f" but {self.held_back} held back" if self.held_back else ""
+        return f"{self.follow}{held}, patience {self.patience:g}, {self.problem.slots} slots"
+
+    @property
+    def plain(self) -> bool:
+        return self.schedule is None and not self.held_back
+
+    @property
+    def order(self) -> IntArray:
+        return queue_order(self.problem, self.follow, self.held_back)
+
+    def picture(self) -> Schedule:
+        """Return the schedule at planned lengths."""
+        if self.schedule is not None:
+            return self.schedule
+        return ski_rental_schedule(self.problem, order=self.order, patience=self.patience)
+
+    def makespans(self, truths: Sequence[Problem]) -> FloatArray:
+        """Return the seconds for each problem with true lengths, shape (samples,)."""
+        problem, order = self.problem, self.order
+        if self.schedule is None and not _simulated(problem):
+            # Nothing here depends on the lengths but when a slot is freed: one pass instead of a simulation.
+            sized = [
+                true if true.slots == problem.slots else replace(true, slots=problem.slots) for true in truths
+            ]
+            return np.array(
+                [
+                    ski_rental_schedule(true, order=order, patience=self.patience).makespan(true)
+                    for true in sized
+                ]
+            )
+        picture, way = self.picture(), self.expectation(np.zeros(1), {}, {})
+        lengths = np.stack([true.workload.output_tokens for true in truths])
+        return replayed_makespans(problem, lambda: following(way, picture, problem), lengths)
+
+    def expectation(
+        self, seconds: FloatArray, error: Mapping[str, object], compared: Mapping[str, float]
+    ) -> Expectation:
+        """Return what to expect of makespans distributed like these."""
+        tails = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
+        low, high = np.quantile(seconds, tails, method="weibull").tolist()
+        return Expectation(
+            mean=float(seconds.mean()),
+            low=low,
+            high=high,
+            coverage=COVERAGE,
+            samples=len(seconds),
+            follow=self.follow,
+            patience=self.patience,
+            held_back=self.held_back,
+            error=error,
+            compared=compared,
+        )
+
+
+def make_robust_plan(
+    problem: Problem,
+    error: PredictionError,
+    *,
+    longest: IntArray | None = None,
+    slots: Sequence[int] = (),
+    solver: str = DEFAULT_SOLVER,
+    limits: Limits | None = None,
+    lengths: Mapping[str, object] | None = None,
+    cost_source: Mapping[str, object] | None = None,
+    prompts: PromptSource | None = None,
+) -> Plan:
+    """
+    Return a plan made from predicted lengths with a stated error.
+
+    The planned lengths are the means of the true ones given the predictions. A searched schedule, replayed
+    and repaired as lengths come out, is compared to queues in longest-first and in the given order, with
+    several patiences of the ski-rental rule, over sets of lengths sampled from the error; the plan follows
+    the least mean makespan and states the interval it lies in.
+
+    Parameters
+    ----------
+    problem
+        The problem with the lengths as predicted.
+    error
+        What is known about their error.
+    longest
+        Most tokens of each answer (its ``max_tokens``), shape (requests,); None for no limit.
+    slots
+        Other numbers of slots to compare, beside the problem's own.
+    solver, limits, lengths, cost_source, prompts
+        As of :func:`~batchbound.planning.plan.make_plan`; the seed also draws the samples.
+
+    Raises
+    ------
+    PlanningError
+        If the solver found no schedule.
+    """
+    problem = problem.without_arrivals()
+    limits = Limits(seconds=1.5) if limits is None else limits
+    predicted = problem.workload.output_tokens
+    longest = _longest(problem, longest)
+    if isinstance(error, LogNormalError):
+        error = error.for_predictions(predicted, longest)
+    planned = replace(
+        problem, workload=problem.workload.with_output_tokens(error.expected(predicted, longest))
+    )
+    plan = make_plan(
+        planned,
+        solver=solver,
+        limits=limits,
+        lengths=lengths,
+        cost_source=cost_source,
+        prompts=prompts,
+    )
+    candidates = [_Candidate("schedule", 0.5, planned, schedule=plan.schedule)]
+    for number in dict.fromkeys((problem.slots, *slots)):
+        candidates += _queues(planned if number == problem.slots else replace(planned, slots=number))
+    samples = SAMPLES_SIMULATED if _simulated(problem) or len(problem) >= MANY else SAMPLES
+    drawn = error.sample(predicted, np.random.default_rng(limits.seed), samples, longest)
+    truths = [replace(problem, workload=problem.workload.with_output_tokens(row)) for row in drawn]
+    chosen, reached, compared = _choose(candidates, truths)
+    expected = chosen.expectation(reached, error.to_json(), compared)
+    if chosen.schedule is not None:
+        return replace(plan, expected=expected)
+    return _as_queue(plan, chosen, expected)
+
+
+def _queues(problem: Problem) -> list[_Candidate]:
+    shares, patiences = (HELD_BACK_SIMULATED, PATIENCE[:1]) if _simulated(problem) else (HELD_BACK, PATIENCE)
+    held = dict.fromkeys(min(round(share * problem.slots), len(problem) - 1) for share in shares)
+    queues = [_Candidate("longest-first", patience, problem, many) for many in held for patience in patiences]
+    return queues + [_Candidate("as-given", patience, problem) for patience in patiences]
+
+
+def _simulated(problem: Problem) -> bool:
+    """Return whether limits make what a queue takes depend on the planned lengths."""
+    return problem.kv_capacity is not None or problem.prefill_token_cap is not None
+
+
+def _longest(problem: Problem, longest: IntArray | None) -> IntArray | None:
+    """Return the most tokens of each answer under the problem's limits too."""
+    limits = [problem.max_position, problem.kv_capacity]
+    rooms = [limit - problem.prompt_tokens for limit in limits if limit is not None]
+    if longest is not None:
+        rooms.append(longest)
+    return np.minimum.reduce(rooms) if rooms else None
+
+
+def _choose(
+    candidates: Sequence[_Candidate], truths: Sequence[Problem]
+) -> tuple[_Candidate, FloatArray, dict[str, float]]:
+    """
+    Return the candidate of the least mean makespan, its makespans, and the means of all.
+
+    All are compared over the same samples, whose totals differ more than the candidates do. So the mean of
+    one that is dropped early is what it takes beside the one chosen over the samples that both have seen.
+    """
+    first, second = LOOKS_SIMULATED if _simulated(truths[0]) else LOOKS
+    found = {candidate.name: candidate.makespans(truths[:first]) for candidate in candidates}
+
+    def charged(candidate: _Candidate) -> FloatArray:
+        seconds: FloatArray = found[candidate.name] * (1.0 if candidate.plain else 1 + WORTH_LEAVING)
+        return seconds
+
+    best = min(map(charged, candidates), key=lambda seconds: float(seconds.mean()))
+    left = []
+    for candidate in candidates:
+        worse = charged(candidate) - best
+        if worse.mean() <= 2 * worse.std() / np.sqrt(len(worse)) + 1e-9:
+            left.append(candidate)
+    more = truths[first:second]
+    for candidate in left if len(left) > 1 else ():
+        found[candidate.name] = np.concatenate((found[candidate.name], candidate.makespans(more)))
+    chosen = min(left, key=lambda candidate: float(charged(candidate).mean()))
+    rest = truths[len(found[chosen.name]) :]
+    seconds = np.concatenate((found[chosen.name], chosen.makespans(rest)))
+    beside = {name: float(each.mean() / seconds[: len(each)].mean()) for name, each in found.items()}
+    return chosen, seconds, {name: ratio * float(seconds.mean()) for name, ratio in beside.items()}
+
+
+def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:
+    """Return the plan that follows a queue; its schedule is the queue's at planned lengths."""
+    schedule = chosen.picture()
+    other = chosen.problem.slots != plan.problem.slots
+    return replace(
+        plan,
+        problem=chosen.problem,
+        schedule=schedule,
+        makespan=schedule.makespan(chosen.problem),
+        bound=proven_bound(chosen.problem) if other else plan.bound,
+        maker=replace(plan.maker, solver=f"{chosen.follow} queue", status=str(Status.FEASIBLE)),
+        expected=expected,
+    )

@@ -1,0 +1,164 @@
+"""What a stage costs: the seconds of a prefill stage and of a decode round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..files.disk import InputError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """
+    Seconds of a prefill stage and of a decode round, affine in what they process.
+
+    A prefill stage of ``t`` tokens takes ``prefill_base + prefill_per_token * t`` seconds and
+    ``prefill_per_token_beyond * (t - prefill_bend)`` more beyond the bend, at least ``prefill_floor``; a
+    decode round over ``a`` active slots that hold ``v`` tokens of keys and values takes
+    ``decode_base + decode_per_slot * a + decode_per_kv_token * v``.
+
+    What tokens beyond the bend cost more is never negative: a lower bound may leave it out.
+
+    Parameters
+    ----------
+    prefill_base, prefill_per_token
+        Seconds per prefill stage and per prompt token.
+    decode_base, decode_per_slot
+        Seconds per decode round and per active slot in it.
+    prefill_floor
+        Least seconds of a prefill stage.
+    decode_per_kv_token
+        Seconds per token of keys and values read in a round.
+    prefill_bend, prefill_per_token_beyond
+        Tokens of a prefill stage beyond which each costs more, and by how many seconds: attention makes long
+        prompts dearer than a line does.
+
+    Raises
+    ------
+    ValueError
+        If a coefficient is negative or not finite.
+    """
+
+    prefill_base: float
+    prefill_per_token: float
+    decode_base: float
+    decode_per_slot: float
+    prefill_floor: float = 0.0
+    decode_per_kv_token: float = 0.0
+    prefill_bend: float = 0.0
+    prefill_per_token_beyond: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse_negative_costs(self)
+
+    @classmethod
+    def paper(cls) -> CostModel:
+        """
+        Return the measured costs of the hybrid offline-online paper (section V-A, LLaMA-65B).
+
+        Returns
+        -------
+        CostModel
+            25 ms + 0.13 ms per token a prefill stage, 29 ms + 0.21 ms per active slot a decode round.
+        """
+        return cls(prefill_base=0.025, prefill_per_token=0.00013, decode_base=0.029, decode_per_slot=0.00021)
+
+    def with_free_prefill(self) -> CostModel:
+        """Return the same costs of decode rounds, with prefill stages that cost nothing."""
+        return CostModel(
+            0.0, 0.0, self.decode_base, self.decode_per_slot, decode_per_kv_token=self.decode_per_kv_token
+        )
+
+    @overload
+    def prefill_seconds(self, tokens: int) -> float: ...
+    @overload
+    def prefill_seconds(self, tokens: IntArray | FloatArray) -> FloatArray: ...
+    def prefill_seconds(self, tokens: int | IntArray | FloatArray) -> float | FloatArray:
+        """Return the seconds of one prefill stage of ``tokens`` prompt tokens (or of each in an array)."""
+        if isinstance(tokens, np.ndarray):
+            stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
+            stages += self.prefill_per_token_beyond * np.maximum(0.0, tokens - self.prefill_bend)
+            return np.maximum(self.prefill_floor, stages)
+        beyond = self.prefill_per_token_beyond * max(0.0, tokens - self.prefill_bend)
+        return max(self.prefill_floor, self.prefill_base + self.prefill_per_token * tokens + beyond)
+
+    @overload
+    def decode_seconds(self, active: int, kv_tokens: int = 0) -> float: ...
+    @overload
+    def decode_seconds(self, active: IntArray, kv_tokens: IntArray) -> FloatArray: ...
+    def decode_seconds(self, active: int | IntArray, kv_tokens: int | IntArray = 0) -> float | FloatArray:
+        """
+        Return the seconds of one decode round.
+
+        Parameters
+        ----------
+        active
+            Slots that decode a token in the round.
+        kv_tokens
+            Tokens of keys and values those slots hold.
+        """
+        seconds = self.decode_base + self.decode_per_slot * active + self.decode_per_kv_token * kv_tokens
+        return np.asarray(seconds, dtype=np.float64) if isinstance(seconds, np.ndarray) else seconds
+
+    def to_json(self) -> dict[str, float]:
+        """Return the coefficients by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> CostModel:
+        """
+        Return the cost model that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        InputError
+            If a coefficient is missing, unknown, or not a number that a cost can be.
+        """
+        names = {field.name for field in fields(cls)}
+        required = {"prefill_base", "prefill_per_token", "decode_base", "decode_per_slot"}
+        hint = f"A cost model has the coefficients {', '.join(sorted(names))}, in seconds."
+        for name in sorted((required - value.keys()) | (value.keys() - names)):
+            word = "missing" if name in required else "unknown"
+            raise InputError(f"the coefficient is {word}", file=file, where=f"field '{name}'", hint=hint)
+        coefficients: dict[str, float] = {}
+        for name, number in value.items():
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise InputError(f"{number!r} is not a number", file=file, where=f"field '{name}'", hint=hint)
+            coefficients[name] = float(number)
+        try:
+            return cls(**coefficients)
+        except ValueError as error:
+            raise InputError(str(error), file=file, hint=hint) from None
+
+
+def refuse_negative_costs(costs: DataclassInstance) -> None:
+    """
+    Refuse coefficients that no cost can have.
+
+    Parameters
+    ----------
+    costs
+        A dataclass whose fields are all coefficients, in seconds.
+
+    Raises
+    ------
+    ValueError
+        If one is negative or not finite.
+    """
+    for field in fields(costs):
+        value = getattr(costs, field.name)
+        if not (math.isfinite(value) and value >= 0):
+            name = f"{type(costs).__name__}.{field.name}"
+            raise ValueError(f"{name} is {value!r}; it must be finite and not negative")

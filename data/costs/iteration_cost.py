@@ -1,0 +1,153 @@
+"""What an iteration that mixes prompt tokens and generated tokens costs, from fitted coefficients."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..files.disk import InputError, read_json_object
+from ..files.json_fields import is_number
+from .cost import refuse_negative_costs
+
+_MILLISECOND = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class MixedCost:
+    """
+    Seconds of an iteration, by three lines: two of decoding, one of computing prompts.
+
+    Decoding is bound by reading the weights while few requests decode, by computing when many do; prompts and
+    generated tokens share the linear layers, so beside prompts a generated token costs what a prompt's does,
+    and a prompt's no more than a generated one. (The line of prompts is fitted to large ones: by itself it
+    would have an iteration leap with its first prompt token, where reading the weights binds.)
+
+    Parameters
+    ----------
+    prefill_base, prefill_per_token
+        Seconds of an iteration with prompts, and per token in it.
+    prefill_per_pair
+        Seconds per pair of prompt tokens that attend to each other, counted as tokens squared.
+    few_base, few_per_request, few_per_kv_token
+        Seconds of a decode iteration of few requests, per request, and per token of keys and values read.
+    many_base, many_per_request, many_per_kv_token
+        The same, of many requests.
+    swap_per_token
+        Seconds to move one token's keys and values to the host's memory, or back.
+    transfer_per_token
+        Seconds to move one token's keys and values to another device.
+
+    Raises
+    ------
+    ValueError
+        If a coefficient is negative or not finite.
+    """
+
+    prefill_base: float
+    prefill_per_token: float
+    prefill_per_pair: float
+    few_base: float
+    few_per_request: float
+    few_per_kv_token: float
+    many_base: float
+    many_per_request: float
+    many_per_kv_token: float
+    swap_per_token: float = 0.0
+    transfer_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse_negative_costs(self)
+
+    def seconds(self, decodes: int, kv_tokens: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
+        """
+        Return the seconds of one iteration, swaps not counted.
+
+        Parameters
+        ----------
+        decodes
+            Requests that generate a token from their last one.
+        kv_tokens
+            Tokens of keys and values they hold.
+        prompt_tokens
+            Tokens of prompts computed beside them.
+        pairs
+            Sum over the chunks of prompts of ``new * (new + 2 * held)``.
+        """
+        decoding = self._decoding(decodes, kv_tokens) if decodes else 0.0
+        if not prompt_tokens:
+            return decoding
+        tokens = decodes + prompt_tokens
+        mixed = self.prefill_base + self.prefill_per_token * tokens + self.few_per_kv_token * kv_tokens
+        mixed = min(max(decoding, mixed), self._decoding(tokens, kv_tokens))
+        return mixed + self.prefill_per_pair * pairs
+
+    def _decoding(self, tokens: int, kv_tokens: int) -> float:
+        few = self.few_base + self.few_per_request * tokens + self.few_per_kv_token * kv_tokens
+        many = self.many_base + self.many_per_request * tokens + self.many_per_kv_token * kv_tokens
+        return max(few, many)
+
+
+def read_distserve_cost(
+    file: str | os.PathLike[str],
+    model: str,
+    tensor_parallel: int,
+    *,
+    swap_per_token: float = 0.0,
+    transfer_per_token: float = 0.0,
+) -> MixedCost:
+    """
+    Return the coefficients DistServe fitted to a model on its devices.
+
+    Parameters
+    ----------
+    file
+        DistServe's JSON: by model and tensor parallel degree, milliseconds of ``prefill`` (constant, per
+        token, per token squared) and of ``decoding_smallbs`` and ``decoding_largebs`` (constant, per context
+        token, per request).
+    model
+        Its name in the file, for instance ``facebook/opt-13b``.
+    tensor_parallel
+        Devices.
+    swap_per_token, transfer_per_token
+        As :class:`MixedCost` says; the file does not hold them.
+
+    Raises
+    ------
+    InputError
+        If the file has no such model or degree, or a coefficient is missing.
+    """
+    models = read_json_object(Path(file))
+    entry = models.get(model)
+    if not isinstance(entry, dict):
+        known = f"Known are {', '.join(models)}."
+        raise InputError("the model is missing", file=file, where=f"field '{model}'", hint=known)
+    degree = entry.get(str(tensor_parallel))
+    if not isinstance(degree, dict):
+        known = f"Known degrees are {', '.join(entry)}."
+        where = f"field '{model}.{tensor_parallel}'"
+        raise InputError("the tensor parallel degree is missing", file=file, where=where, hint=known)
+
+    def three(name: str) -> list[float]:
+        values = degree.get(name)
+        if not isinstance(values, list) or len(values) != 3 or not all(map(is_number, values)):
+            where = f"field '{model}.{tensor_parallel}.{name}'"
+            raise InputError("is not three numbers", file=file, where=where, hint="Give three milliseconds.")
+        # A fit may come out slightly below zero where the term hardly matters.
+        return [max(0.0, float(value)) * _MILLISECOND for value in values]
+
+    base, token, pair = three("prefill")
+    few, many = three("decoding_smallbs"), three("decoding_largebs")
+    return MixedCost(
+        prefill_base=base,
+        prefill_per_token=token,
+        prefill_per_pair=pair,
+        few_base=few[0],
+        few_per_request=few[2],
+        few_per_kv_token=few[1],
+        many_base=many[0],
+        many_per_request=many[2],
+        many_per_kv_token=many[1],
+        swap_per_token=swap_per_token,
+        transfer_per_token=transfer_per_token,
+    )

@@ -1,0 +1,1 @@
+"""Files on disk: read with bounds, written whole, mistakes named."""

@@ -1,0 +1,163 @@
+"""Reading and writing files so that a mistake is named and nothing is left half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+"""How compressed files begin."""
+
+
+class InputError(ValueError):
+    """
+    What the user gave is wrong: the file, the place in it, the value, and the hint.
+
+    Parameters
+    ----------
+    message
+        What is wrong, with the offending value.
+    file
+        The file it stands in, if any.
+    where
+        The line or field, as a person would look for it ("line 3, field 'custom_id'").
+    hint
+        What to do about it.
+    """
+
+    def __init__(
+        self, message: str, *, file: str | os.PathLike[str] | None = None, where: str = "", hint: str = ""
+    ) -> None:
+        name = "" if file is None else os.fspath(file) or "''"
+        place = ", ".join(part for part in (name, where) if part)
+        text = f"{place}: {message}" if place else message
+        super().__init__(f"{text}. {hint}" if hint else text)
+        self.file = file
+        self.where = where
+        self.hint = hint
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """
+    Return the UTF-8 text of a file.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, unreadable, compressed or not UTF-8 text.
+    """
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(8)
+        packed = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
+        if packed is not None:
+            raise InputError(f"is compressed ({packed})", file=path, hint="Decompress it first.")
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError("no such file", file=path, hint="Check the path.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"not UTF-8 text (byte {error.start})", file=path, hint="Save the file as UTF-8."
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", file=path, hint="Check the path.") from None
+    if "\0" in text:
+        where = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1}"
+        raise InputError("not text (a zero byte)", file=path, where=where, hint="Write it again as text.")
+    return text
+
+
+def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
+    """
+    Return the one JSON object a file holds.
+
+    Raises
+    ------
+    InputError
+        If the file is unreadable, is not JSON, or holds something else than an object.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"not valid JSON ({error.msg})", file=path, where=f"line {error.lineno}", hint="Write it again."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("not JSON that can be parsed", file=path, hint="Write it again.") from None
+    if not isinstance(value, dict):
+        raise InputError("not a JSON object", file=path, hint="Write it again.")
+    return value
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[str]]:
+    """
+    Yield a stream whose content becomes ``path`` whole, or not at all.
+
+    Parameters
+    ----------
+    path
+        The file to write; replaced if it exists.
+    binary
+        Yield a stream of bytes instead of text.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written (no such folder, no permission, full disk).
+    """
+    target = Path(path)
+    temporary = ""
+    try:
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        os.chmod(handle, 0o666 & ~_umask())
+        with os.fdopen(handle, "wb" if binary else "w", encoding=None if binary else "utf-8") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        _discard(temporary)
+        raise InputError(
+            f"cannot be written ({error.strerror})",
+            file=path,
+            hint="Check the folder, the permissions and the free space.",
+        ) from error
+    except BaseException:
+        _discard(temporary)
+        raise
+
+
+def write_json(path: str | os.PathLike[str], value: object, *, indent: int | None = None) -> None:
+    """Write ``value`` as JSON to ``path``, whole or not at all."""
+    with atomic_write(path) as stream:
+        json.dump(value, stream, indent=indent, ensure_ascii=False, allow_nan=False)
+        stream.write("\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _discard(path: str) -> None:
+    if path:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

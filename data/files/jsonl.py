@@ -1,0 +1,70 @@
+"""Files of one JSON object a line, and the digest that names a file's content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+
+from .disk import InputError, read_text
+
+
+def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, object]]]:
+    """
+    Yield each line's number, counted from one, and its object; blank lines are passed over.
+
+    Raises
+    ------
+    InputError
+        If the file is unreadable or empty, or a line is not a JSON object.
+    """
+    empty = True
+    # Not splitlines: JSON strings may hold the other line separators of Unicode as they are.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        empty = False
+        where = f"line {number}"
+        try:
+            value = json.loads(line)
+            if "\\ud" in line or "\\uD" in line:
+                json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            message, hint = "half of a Unicode surrogate pair", "Write both halves, or the character itself."
+            raise InputError(message, file=path, where=where, hint=hint) from None
+        except (ValueError, RecursionError) as error:
+            why = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
+            column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            shown = line if len(line) <= 40 else f"{line[:20]} ... {line[-20:]}"
+            hint = "Write one complete JSON object per line; is the file cut off?"
+            raise InputError(
+                f"not valid JSON ({why}): {shown!r}", file=path, where=where + column, hint=hint
+            ) from None
+        if not isinstance(value, dict):
+            message = f"a JSON {_kind(value)}, not an object"
+            raise InputError(message, file=path, where=where, hint="Write one JSON object per line.")
+        yield number, value
+    if empty:
+        raise InputError("the file is empty", file=path, hint="Give a file with a request per line.")
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """
+    Return the SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", file=path, hint="Check the path.") from None
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "array", str: "string", type(None): "null", bool: "boolean"}
+    return kinds.get(type(value), "number")

@@ -1,0 +1,84 @@
+"""A folder whose content is replaced whole or not at all: a link within it names the version in force."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .disk import InputError
+
+_CURRENT = "current"
+_VERSION = "version-"
+
+
+def current_version(path: str | os.PathLike[str]) -> Path:
+    """Return where the files of the version in force stand: in the folder itself if it has no versions."""
+    link = Path(path) / _CURRENT
+    return link.resolve() if link.is_dir() else Path(path)
+
+
+@contextlib.contextmanager
+def new_version(path: str | os.PathLike[str], shown: Sequence[str] = ()) -> Iterator[Path]:
+    """
+    Yield an empty folder; what is written to it becomes the content of ``path`` at once.
+
+    Replacing a link is one step, so a process killed at any moment leaves the version before or this one.
+
+    Parameters
+    ----------
+    path
+        The folder; made if it does not exist. Files in it that are of no version stay.
+    shown
+        Names of files of a version that are to be found in the folder itself.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be made or written to.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            fresh = Path(tempfile.mkdtemp(prefix=_VERSION, dir=folder))
+            try:
+                fresh.chmod(folder.stat().st_mode)
+                yield fresh
+                for name in shown:
+                    _link(folder / name, f"{_CURRENT}/{name}")
+                _link(folder / _CURRENT, fresh.name)
+            except BaseException:
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise
+            for other in folder.glob(f"{_VERSION}*"):
+                if other != fresh:
+                    shutil.rmtree(other)
+    except OSError as error:
+        hint = "Name another folder, or check its permissions and the free space."
+        raise InputError(f"cannot be written ({error.strerror})", file=path, hint=hint) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes a version: what looks left over might be another's."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _link(path: Path, target: str) -> None:
+    """Make ``path`` a link to ``target``, in one step if it exists."""
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(target)
+    os.replace(beside, path)

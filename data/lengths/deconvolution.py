@@ -1,0 +1,172 @@
+"""What lies beneath noisy numbers: a distribution recovered from draws of it with known normal noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..costs.cost import FloatArray, IntArray
+
+POINTS = 200
+"""Fewest grid points over the range of the numbers."""
+
+MOST_POINTS = 1200
+ITERATIONS = 1000
+"""Steps of the EM for the distribution itself."""
+
+ITERATIONS_OF_A_SAMPLE = 60
+"""Steps from there for reweighted numbers."""
+
+CEILINGS = 12
+"""Ceilings compared, from the middle of the noisy numbers up."""
+
+ITERATIONS_OF_A_CEILING = 200
+
+UNDECIDED = (0.1, 1.2)
+"""Losses of log-likelihood at which a ceiling may lie; Akaike's criterion charges 1 for a parameter."""
+
+REJECTED = 1.95
+"""Kolmogorov-Smirnov distance, times the root of the count, exceeded by chance once in a thousand."""
+
+
+class Deconvolution:
+    r"""
+    The nonparametric distribution of ``x`` for numbers :math:`y = x + \sigma z`, z standard normal.
+
+    Maximum likelihood over all distributions on a grid (Kiefer and Wolfowitz 1956; Laird 1978), by EM; what
+    each x may be, given its y, is then Bayes' rule (empirical Bayes). The data hardly say how far up x goes:
+    the likelihood falls steeply below some ceiling and is flat above it. So the ceiling lies where it
+    begins to fall: no x is larger than the data insist on.
+
+    Parameters
+    ----------
+    noisy
+        The numbers y, shape (count,).
+    sd
+        The noise's standard deviation.
+    ceiling
+        No x is beyond it, and it is where x ends if the data have it end within a deviation below; or None.
+    """
+
+    def __init__(self, noisy: FloatArray, sd: float, ceiling: float | None = None) -> None:
+        low, high = float(noisy.min()), float(noisy.max())
+        top = high if ceiling is None else max(min(high, ceiling), low)
+        self._spacing = max(min(sd / 4, (high - low) / POINTS), (high - low) / MOST_POINTS, 1e-6)
+        self._grid = top - self._spacing * np.arange(int((top - low) / self._spacing) + 1)
+        self._bin, counts = self._binned(noisy, low)
+        self._counts = counts.astype(np.float64)
+        centres = low + self._spacing * np.arange(len(counts))
+        distance = (centres[:, None] - self._grid[None, :]) / sd
+        # Floored, so that no number is impossible: beneath a ceiling none may be within reach of its y.
+        self._kernel = np.exp(-0.5 * np.minimum(distance**2, 1000.0))
+        self._kernel /= self._spread(sd)
+        self._sd = sd
+        self._reach = sd if ceiling is not None and ceiling < high else 0.0
+        self._ends, self._losses = self._profile()
+        self._prior = self._em(
+            self._shares, self._flat(self._ends_at(np.array([sum(UNDECIDED) / 2]))), ITERATIONS
+        )
+
+    def _binned(self, noisy: FloatArray, low: float) -> tuple[IntArray, IntArray]:
+        bins = np.rint((noisy - low) / self._spacing).astype(np.int64)
+        return bins, np.bincount(bins)
+
+    def _spread(self, sd: float) -> float:
+        return float(sd * np.sqrt(2 * np.pi) / self._spacing)
+
+    @property
+    def _shares(self) -> FloatArray:
+        shares: FloatArray = self._counts[None, :] / self._counts.sum()
+        return shares
+
+    def _profile(self) -> tuple[IntArray, FloatArray]:
+        """Return ceilings, as first grid points (the grid descends), and the log-likelihood each loses."""
+        middle = np.searchsorted(np.cumsum(self._counts), self._counts.sum() / 2) * self._spacing
+        lowest = max(0, min(len(self._grid) - 1, len(self._grid) - 1 - round(middle / self._spacing)))
+        ends = np.unique(np.linspace(0, lowest, CEILINGS).astype(np.int64))
+        losses = self._lost(ends)
+        last = int(np.searchsorted(losses, UNDECIDED[1], side="right")) - 1
+        if last + 1 < len(ends):
+            finer = np.linspace(ends[last], ends[last + 1], CEILINGS).astype(np.int64)
+            ends = np.unique(np.concatenate((ends, finer)))
+            losses = self._lost(ends)
+        return ends, losses
+
+    def _lost(self, ends: IntArray) -> FloatArray:
+        """Return the log-likelihood that each ceiling loses, rising from zero."""
+        priors = self._em(self._shares, self._flat(ends), ITERATIONS_OF_A_CEILING)
+        likelihood = np.log(priors @ self._kernel.T) @ self._counts
+        # A higher ceiling allows whatever a lower one does, where the EM may not have come as far.
+        best = np.maximum.accumulate(likelihood[::-1])[::-1]
+        lost: FloatArray = best[0] - best
+        return lost
+
+    def _ends_at(self, losses: FloatArray) -> IntArray:
+        """Return the lowest ceiling that loses no more, for each loss of log-likelihood."""
+        lowest = self._ends[np.searchsorted(self._losses, UNDECIDED[1], side="right") - 1]
+        ends = self._ends[np.searchsorted(self._losses, losses, side="right") - 1]
+        # One outlier may ask for a ceiling far up, and cannot say how far.
+        ends = np.maximum(ends, lowest - round(self._sd / 2 / self._spacing))
+        return np.where(ends * self._spacing <= self._reach, 0, ends)
+
+    def _flat(self, ends: IntArray) -> FloatArray:
+        """Return the even distribution below each ceiling, shape (ceilings, points)."""
+        below = (np.arange(len(self._grid))[None, :] >= ends[:, None]).astype(np.float64)
+        flat: FloatArray = below / below.sum(axis=1, keepdims=True)
+        return flat
+
+    def _em(self, weights: FloatArray, start: FloatArray, iterations: int) -> FloatArray:
+        """Return the distributions for differently weighted numbers, shape (weightings, points)."""
+        prior = start
+        for _ in range(iterations):
+            prior = prior * ((weights / (prior @ self._kernel.T)) @ self._kernel)
+            prior /= prior.sum(axis=1, keepdims=True)
+        return prior
+
+    @property
+    def fits(self) -> bool:
+        """Whether numbers with this much noise can look as these do."""
+        seen = np.cumsum(self._counts) / self._counts.sum()
+        expected = np.cumsum(self._prior[0] @ self._kernel.T)
+        return bool(np.abs(seen - expected).max() * np.sqrt(self._counts.sum()) <= REJECTED)
+
+    def means(self) -> FloatArray:
+        """Return the mean of ``exp(x)`` for each of the numbers, shape (count,)."""
+        posterior = self._posterior(self._prior[0])
+        means: FloatArray = (posterior @ np.exp(self._grid))[self._bin]
+        return means
+
+    def sample(self, rng: np.random.Generator, samples: int) -> FloatArray:
+        """
+        Return draws of ``exp(x)`` for each of the numbers, shape (samples, count).
+
+        The distribution is fitted anew to reweighted numbers for every sample (Bayesian bootstrap). Draws
+        lie on the grid, as the distribution does: where many x are equal, as answers cut at a limit are,
+        draws scattered around it would take a schedule longer than they do.
+
+        Parameters
+        ----------
+        rng
+            Draws the weights and the values.
+        samples
+            How many.
+        """
+        weights = rng.gamma(np.maximum(self._counts, 1e-9), size=(samples, len(self._counts)))
+        weights /= weights.sum(axis=1, keepdims=True)
+        ends = self._flat(self._ends_at(rng.uniform(*UNDECIDED, samples)))
+        start = ends * (self._prior + 0.01 / len(self._grid))
+        priors = self._em(weights, start / start.sum(axis=1, keepdims=True), ITERATIONS_OF_A_SAMPLE)
+        drawn = np.empty((samples, len(self._bin)))
+        rows = np.arange(len(self._counts))[:, None]
+        for row, prior in zip(drawn, priors, strict=True):
+            # One search for all: each bin's cumulative distribution is shifted by the bin's number.
+            cumulative = (np.cumsum(self._posterior(prior), axis=1) + rows).ravel()
+            found = np.searchsorted(cumulative, self._bin + rng.random(len(self._bin)))
+            point = np.clip(found - self._bin * len(self._grid), 0, len(self._grid) - 1)
+            row[:] = self._grid[point]
+        return np.exp(drawn)
+
+    def _posterior(self, prior: FloatArray) -> FloatArray:
+        """Return what x is given each bin of y, shape (bins, points)."""
+        joint = self._kernel * prior
+        posterior: FloatArray = joint / joint.sum(axis=1, keepdims=True)
+        return posterior

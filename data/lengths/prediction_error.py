@@ -1,0 +1,331 @@
+"""How far predicted answer lengths are from the truth, and what the truth may be given the predictions."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..costs.cost import FloatArray, IntArray
+from ..files.disk import InputError, read_text
+from ..files.jsonl import file_digest
+from ..workload import LONGEST
+from .deconvolution import Deconvolution
+
+LARGEST_SD = 3.0
+"""Largest log-deviation that is worth calling a prediction."""
+
+NEIGHBOURS = 50
+"""Fewest measured pairs a request's length is drawn from, where there are that many."""
+
+SCALINGS = 30
+"""Steps in which lengths are scaled to a total, as those that reach their limit leave more to the others."""
+
+
+class PredictionError(Protocol):
+    """What is known about the error of predicted lengths."""
+
+    def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
+        """
+        Return the mean of each answer's true length given all predictions, tokens, shape (requests,).
+
+        Parameters
+        ----------
+        predicted
+            The predicted lengths, tokens, shape (requests,).
+        longest
+            Most tokens of each answer (its ``max_tokens``), shape (requests,); None for no limit.
+        """
+        ...
+
+    def sample(
+        self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
+    ) -> IntArray:
+        """
+        Return what the true lengths may be, tokens, shape (samples, requests).
+
+        Every sample also draws what the data leave open about the error itself, so that the samples spread
+        as wide as the truth may be off.
+
+        Parameters
+        ----------
+        predicted, longest
+            As in :meth:`expected`.
+        rng
+            Draws the samples.
+        samples
+            How many.
+        """
+        ...
+
+    def to_json(self) -> dict[str, object]:
+        """Return what a plan records, as plain JSON values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormalError:
+    """
+    A multiplicative error with a stated deviation of its logarithm.
+
+    Parameters
+    ----------
+    sd
+        Standard deviation of ``log(predicted / true)``; 0.5 means off by a factor of 1.6 as a rule.
+    reading
+        ``"noise"``: the prediction is the truth times the error, so that large predictions are too large on
+        average; what each truth is then follows from all predictions together, by deconvolution, and what
+        they add up to from the sum of the predictions, which needs no distribution.
+        ``"spread"``: the truth is the prediction times the error, as of a regression on the logarithm.
+        ``"auto"``: noise, unless predictions with that much noise could not look as these do.
+
+    Raises
+    ------
+    ValueError
+        If the deviation is not positive or absurd.
+    """
+
+    sd: float
+    reading: Literal["auto", "noise", "spread"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sd <= LARGEST_SD:
+            raise ValueError(f"the log-deviation {self.sd} is not above 0 and up to {LARGEST_SD}")
+
+    def for_predictions(self, predicted: IntArray, longest: IntArray | None = None) -> LogNormalError:
+        """Return the same error with the reading that goes with these predictions."""
+        if self.reading != "auto":
+            return self
+        fits = self._deconvolution(predicted, longest).fits
+        return replace(self, reading="noise" if fits else "spread")
+
+    def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
+        """Return the mean of each answer's true length, as :meth:`PredictionError.expected` says."""
+        if self.for_predictions(predicted, longest).reading == "noise":
+            means = self._deconvolution(predicted, longest).means()[None, :]
+            return _whole(self._scaled(means, predicted, longest, np.zeros(1))[0], longest)
+        return _whole(predicted * math.exp(self.sd**2 / 2), longest)
+
+    def sample(
+        self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
+    ) -> IntArray:
+        """Return what the true lengths may be, as :meth:`PredictionError.sample` says."""
+        if self.for_predictions(predicted, longest).reading == "noise":
+            drawn = self._deconvolution(predicted, longest).sample(rng, samples)
+            return _whole(self._scaled(drawn, predicted, longest, rng.standard_normal(samples)), longest)
+        factors = np.exp(self.sd * rng.standard_normal((samples, len(predicted))))
+        return _whole(predicted * factors, longest)
+
+    def _scaled(
+        self, lengths: FloatArray, predicted: IntArray, longest: IntArray | None, scores: FloatArray
+    ) -> FloatArray:
+        r"""
+        Return sets of lengths in proportion, with the totals that the predictions leave open.
+
+        With :math:`p_i = x_i e^{\sigma z_i}`, whatever the x, :math:`\sum_i p_i e^{-\sigma^2/2}` has the mean
+        :math:`\sum_i x_i` and the variance :math:`(e^{\sigma^2} - 1) \sum_i x_i^2`. The deconvolution leaves
+        the total open too little: it takes the lowest ceiling the data allow. Powers of the lengths
+        take the place of the lengths where the noise is so large that a few predictions would make the sum.
+
+        Parameters
+        ----------
+        lengths
+            Sets of lengths, tokens, shape (samples, requests).
+        predicted, longest
+            As in :meth:`PredictionError.expected`.
+        scores
+            How many deviations each set's total is off, shape (samples,).
+        """
+        power = min(1.0, 1 / self.sd)
+        noise = (power * self.sd) ** 2
+        moments = (lengths**power).sum(axis=1)
+        found = (predicted**power).sum() * math.exp(-noise / 2)
+        variance = math.expm1(noise) * (lengths ** (2 * power)).sum(axis=1) / moments**2
+        factors = (found / moments * np.exp(np.sqrt(np.log1p(variance)) * scores)) ** (1 / power)
+        return _with_totals(lengths, factors * lengths.sum(axis=1), longest)
+
+    def _deconvolution(self, predicted: IntArray, longest: IntArray | None) -> Deconvolution:
+        return _deconvolution(predicted.tobytes(), self.sd, None if longest is None else int(longest.max()))
+
+    def to_json(self) -> dict[str, object]:
+        """Return the deviation and its reading."""
+        return {"kind": "log-normal", "sd": self.sd, "reading": self.reading}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredError:
+    """
+    Measured pairs of predicted and actual lengths.
+
+    A request's length is drawn from the pairs with the same prediction (a class, say), or, where these are
+    fewer than :data:`NEIGHBOURS`, from that many pairs with the nearest ones, each actual length scaled by
+    the ratio of the predictions.
+
+    Parameters
+    ----------
+    predicted, actual
+        Tokens, at least one each, shape (pairs,).
+    file, digest
+        The file they were read from and its SHA-256.
+
+    Raises
+    ------
+    ValueError
+        If there is no pair, or a length is below one.
+    """
+
+    predicted: IntArray
+    actual: IntArray
+    file: str | None = None
+    digest: str | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.predicted) or len(self.predicted) != len(self.actual):
+            raise ValueError(f"{len(self.predicted)} predicted and {len(self.actual)} actual lengths")
+        if min(self.predicted.min(), self.actual.min()) < 1:
+            raise ValueError("a predicted or actual length is below one token")
+        order = np.argsort(self.predicted, kind="stable")
+        object.__setattr__(self, "predicted", np.asarray(self.predicted, dtype=np.int64)[order])
+        object.__setattr__(self, "actual", np.asarray(self.actual, dtype=np.int64)[order])
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> MeasuredError:
+        """
+        Return the pairs of a CSV file with the columns ``predicted`` and ``actual``.
+
+        Raises
+        ------
+        InputError
+            If the file is unreadable, a column is missing, or a value is not a length.
+        """
+        rows = csv.DictReader(read_text(path).splitlines())
+        missing = [name for name in ("predicted", "actual") if name not in (rows.fieldnames or ())]
+        if missing:
+            hint = (
+                "Give a CSV file with the columns predicted and actual, a measured pair of lengths per row."
+            )
+            raise InputError(f"has no column {missing[0]!r}", file=path, hint=hint)
+        pairs = [
+            (
+                _length(row["predicted"], "predicted", rows.line_num, path),
+                _length(row["actual"], "actual", rows.line_num, path),
+            )
+            for row in rows
+        ]
+        if not pairs:
+            raise InputError("has no pair of lengths", file=path, hint="Give measured pairs.")
+        columns = np.array(pairs, dtype=np.int64)
+        return cls(columns[:, 0], columns[:, 1], os.fspath(path), file_digest(path))
+
+    def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
+        """Return the mean of each answer's true length, as :meth:`PredictionError.expected` says."""
+        first, last = self._windows(predicted)
+        ratios = np.concatenate(([0.0], np.cumsum(self.actual / self.predicted)))
+        return _whole(predicted * (ratios[last] - ratios[first]) / (last - first), longest)
+
+    def sample(
+        self, predicted: IntArray, rng: np.random.Generator, samples: int, longest: IntArray | None = None
+    ) -> IntArray:
+        """
+        Return what the true lengths may be, as :meth:`PredictionError.sample` says.
+
+        The pairs are reweighted for every sample (Bayesian bootstrap), as another measurement would differ.
+        """
+        first, last = self._windows(predicted)
+        ratios = self.actual / self.predicted
+        drawn = np.empty((samples, len(predicted)))
+        for row in drawn:
+            weights = np.concatenate(([0.0], np.cumsum(rng.exponential(size=len(ratios)))))
+            at = weights[first] + rng.random(len(predicted)) * (weights[last] - weights[first])
+            pair = np.searchsorted(weights, at, side="right") - 1
+            row[:] = predicted * ratios[np.clip(pair, first, last - 1)]
+        return _whole(drawn, longest)
+
+    def _windows(self, predicted: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the first pair, and the one after the last, each request is drawn from."""
+        count = len(self.predicted)
+        first = np.searchsorted(self.predicted, predicted, side="left")
+        last = np.searchsorted(self.predicted, predicted, side="right")
+        enough = min(NEIGHBOURS, count)
+        centred = np.clip((first + last - enough) // 2, 0, count - enough)
+        few = last - first < enough
+        return np.where(few, centred, first), np.where(few, centred + enough, last)
+
+    def to_json(self) -> dict[str, object]:
+        """Return how many pairs there are, and their file."""
+        fields: Mapping[str, object] = {"file": self.file, "digest": self.digest}
+        return {"kind": "measured", "pairs": len(self.actual)} | {k: v for k, v in fields.items() if v}
+
+
+def parse_prediction_error(spec: str) -> PredictionError:
+    """
+    Return the error a command line names.
+
+    Parameters
+    ----------
+    spec
+        A log-deviation (``0.5``; ``noise:0.5`` or ``spread:0.5`` for one reading of it), or a CSV file of
+        measured pairs with the columns ``predicted`` and ``actual``.
+
+    Raises
+    ------
+    InputError
+        If it is neither, or the file is wrong.
+    """
+    kind, _, number = spec.rpartition(":")
+    if not Path(spec).exists() and kind in ("", "noise", "spread"):
+        try:
+            return LogNormalError(float(number), kind or "auto")  # type: ignore[arg-type]  # compared above
+        except ValueError:
+            hint = (
+                f"Give a log-deviation above 0 and up to {LARGEST_SD:g}, or a CSV file of measured pairs with"
+                " the columns predicted and actual."
+            )
+            raise InputError(f"{spec!r} is no prediction error", where="length-error", hint=hint) from None
+    return MeasuredError.read(spec)
+
+
+@lru_cache(maxsize=1)
+def _deconvolution(predicted: bytes, sd: float, longest: int | None) -> Deconvolution:
+    """Return what lies beneath predictions; the last one is kept, as planning asks for it several times."""
+    ceiling = None if longest is None else math.log(longest)
+    return Deconvolution(np.log(np.frombuffer(predicted, dtype=np.int64)), sd, ceiling)
+
+
+def _length(text: str | None, column: str, line: int, path: str | os.PathLike[str]) -> int:
+    try:
+        number = float(text or "")
+        if 1 <= number <= LONGEST:
+            return round(number)
+    except ValueError:
+        pass
+    raise InputError(
+        f"{text!r} is not a length of at least one token",
+        file=path,
+        where=f"line {line}, column '{column}'",
+        hint="Correct the row or remove it.",
+    )
+
+
+def _with_totals(lengths: FloatArray, totals: FloatArray, longest: IntArray | None) -> FloatArray:
+    """Return rows in proportion that add up to their totals, as far as the limits of each length allow."""
+    most: npt.ArrayLike = np.inf if longest is None else longest
+    factors = totals / lengths.sum(axis=1)
+    for _ in range(0 if longest is None else SCALINGS):
+        factors *= totals / np.minimum(factors[:, None] * lengths, most).sum(axis=1)
+    scaled: FloatArray = np.minimum(factors[:, None] * lengths, most)
+    return scaled
+
+
+def _whole(tokens: npt.NDArray[Any], longest: IntArray | None) -> IntArray:
+    most: npt.ArrayLike = LONGEST if longest is None else longest
+    whole: IntArray = np.minimum(np.maximum(1, np.rint(tokens)), most).astype(np.int64)
+    return whole

@@ -1,0 +1,88 @@
+"""How many more tokens an answer will have, given what was predicted and how many it has already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..costs.cost import FloatArray, IntArray
+from .prediction_error import PredictionError
+
+KINDS = 32
+"""Kinds of predictions told apart, at most: equal ones, or neighbours."""
+
+LEAST_DRAWN = 4000
+"""Lengths drawn from the error, at least; they are shared out among the kinds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemainingLengths:
+    """
+    Mean tokens still to come of an answer that has outlived its first ones.
+
+    An answer predicted short that is not over yet is seldom about to end: what remains of it grows with
+    what it has, until the longest answers are near.
+
+    Parameters
+    ----------
+    kind
+        Of each request, shape (requests,).
+    mean
+        Tokens to come after each number of tokens, by kind, shape (kinds, longest + 1).
+    """
+
+    kind: IntArray
+    mean: FloatArray
+
+    @classmethod
+    def of(
+        cls, error: PredictionError, predicted: IntArray, *, longest: IntArray | None = None, seed: int = 0
+    ) -> RemainingLengths:
+        """
+        Return what remains of answers with these predictions and such an error.
+
+        Parameters
+        ----------
+        error, predicted, longest
+            As of :class:`~batchbound.data.lengths.prediction_error.PredictionError`.
+        seed
+            Draws the lengths that the means are taken of.
+        """
+        samples = max(1, -(-LEAST_DRAWN // len(predicted)))
+        drawn = error.sample(predicted, np.random.default_rng(seed), samples, longest)
+        values = np.unique(predicted)
+        edges = (
+            np.unique(np.quantile(predicted, np.linspace(0, 1, KINDS + 1)[1:-1]))
+            if len(values) > KINDS
+            else values[1:]
+        )
+        kind = np.searchsorted(edges, predicted, side="right")
+        mean = np.empty((len(edges) + 1, int(drawn.max()) + 1))
+        for k, row in enumerate(mean):
+            row[:] = _mean_remaining(drawn[:, kind == k].ravel(), len(row))
+        return cls(kind, mean)
+
+    def tokens(self, requests: IntArray, decoded: IntArray) -> FloatArray:
+        """
+        Return the mean number of tokens that answers still get, shape (requests,).
+
+        Parameters
+        ----------
+        requests
+            Their positions in the job, shape (requests,).
+        decoded
+            Tokens that each has so far, shape (requests,).
+        """
+        at = np.minimum(decoded, self.mean.shape[1] - 1)
+        found: FloatArray = self.mean[self.kind[requests], at]
+        return found
+
+
+def _mean_remaining(lengths: IntArray, size: int) -> FloatArray:
+    """Return the mean of ``length - age`` over the lengths above each age, at least one, shape (size,)."""
+    count = np.bincount(lengths, minlength=size).astype(np.float64)
+    longer = count[::-1].cumsum()[::-1] - count
+    total = (count * np.arange(size))[::-1].cumsum()[::-1] - count * np.arange(size)
+    mean: FloatArray = np.maximum(1.0, total / np.maximum(longer, 1.0) - np.arange(size))
+    return mean

@@ -1,0 +1,213 @@
+"""Where the planned answer lengths come from: what the user chooses and the plan records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..costs.cost import IntArray
+from ..files.disk import InputError
+from ..files.jsonl import file_digest
+from ..lengths.distributions import FAMILIES, LengthDistribution
+from ..workload import LONGEST
+from .completions import read_answer_lengths
+from .tables import is_table, read_table
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSource:
+    """
+    Where the planned answer lengths come from: what the user chose, and the plan records.
+
+    Parameters
+    ----------
+    kind
+        ``known`` (each request carries its own), ``answers`` (an earlier run's, by name), ``constant``,
+        ``quantile`` (of the lengths in a file) or ``cap`` (the request's own ``max_tokens``).
+    value
+        Tokens of a constant, or the quantile.
+    file, digest
+        The file read and its SHA-256.
+    family
+        The family a quantile's distribution is fitted from.
+    longest
+        Most tokens of any answer, whatever its request allows, or None for no such limit.
+    """
+
+    kind: str
+    value: float | None = None
+    file: str | None = None
+    digest: str | None = None
+    family: str = "empirical"
+    longest: int | None = None
+
+    @classmethod
+    def parse(cls, spec: str) -> LengthSource:
+        """
+        Return the source a command line names.
+
+        Parameters
+        ----------
+        spec
+            ``known``, ``cap``, ``constant:N``, ``answers:FILE``, ``quantile:Q:FILE`` or
+            ``quantile:Q:FAMILY:FILE``.
+
+        Raises
+        ------
+        InputError
+            If the source is none of these, its number is out of range or its file is unreadable.
+        """
+        kind, _, rest = spec.partition(":")
+        if kind in ("known", "cap") and not rest:
+            return cls(kind)
+        if kind == "constant" and rest:
+            tokens = _number(
+                rest, spec, "a whole number of tokens", lambda n: n == int(n) and 1 <= n <= LONGEST
+            )
+            return cls(kind, value=int(tokens))
+        if kind == "answers" and rest:
+            return cls(kind, file=rest, digest=file_digest(rest))
+        share, _, file = rest.partition(":")
+        if kind == "quantile" and file:
+            value = _number(share, spec, "a quantile above 0 and up to 1", lambda q: 0 < q <= 1)
+            family, _, behind = file.partition(":")
+            family, file = (family, behind) if behind and family in FAMILIES else ("empirical", file)
+            return cls(kind, value=value, file=file, digest=file_digest(file), family=family)
+        raise InputError(
+            f"{spec!r} names no source of answer lengths",
+            where="lengths",
+            hint=f"Give known, cap, constant:N, answers:FILE, quantile:Q:FILE or quantile:Q:FAMILY:FILE "
+            f"(FAMILY one of {', '.join(FAMILIES)}).",
+        )
+
+    def resolve(
+        self,
+        ids: Sequence[str],
+        *,
+        caps: Sequence[int | None] | None = None,
+        known: Sequence[int | None] | None = None,
+    ) -> IntArray:
+        """
+        Return the planned answer length of each request: tokens, at least one, never above its cap.
+
+        Parameters
+        ----------
+        ids
+            The requests' names.
+        caps
+            Most tokens each request allows (its ``max_tokens``), None where it sets none.
+        known
+            The lengths the requests carry, None where they carry none.
+
+        Raises
+        ------
+        InputError
+            If the source says nothing about some request.
+        """
+        nothing: Sequence[int | None] = [None] * len(ids)
+        caps, known = self.capped(nothing if caps is None else caps), nothing if known is None else known
+        lengths = self._choose(ids, caps, known)
+        missing = [i for i, length in enumerate(lengths) if length is None]
+        if missing:
+            raise InputError(
+                f"{len(missing)} of {len(ids)} requests have no answer length, first {ids[missing[0]]!r}",
+                file=self.file,
+                where=f"lengths '{self.kind}'",
+                hint=_MEND[self.kind],
+            )
+        chosen = np.array(lengths, dtype=np.int64)
+        ceiling = np.array([LONGEST if cap is None else cap for cap in caps], dtype=np.int64)
+        return np.minimum(chosen, ceiling)
+
+    def capped(self, caps: Sequence[int | None]) -> Sequence[int | None]:
+        """Return the most tokens of each answer: its request's cap, None for none, and :attr:`longest`."""
+        if self.longest is None:
+            return caps
+        return [self.longest if cap is None else min(cap, self.longest) for cap in caps]
+
+    def _choose(
+        self, ids: Sequence[str], caps: Sequence[int | None], known: Sequence[int | None]
+    ) -> Sequence[int | None]:
+        if self.kind == "known":
+            return known
+        if self.kind == "cap":
+            return caps
+        if self.kind == "constant":
+            return [int(self.value or 0)] * len(ids)
+        found = _lengths_in(self.file or "")
+        if self.kind == "answers":
+            return [found.get(name) for name in ids]
+        try:
+            fitted = LengthDistribution.fit(list(found.values()), self.family)
+        except ValueError as error:
+            hint = "Use the empirical quantile: quantile:Q:FILE."
+            raise InputError(str(error), file=self.file, where="lengths 'quantile'", hint=hint) from None
+        return [fitted.quantile(self.value or 0)] * len(ids)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields that are set, as plain JSON values."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in fields.items() if value not in (None, "empirical")}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> LengthSource:
+        """
+        Return the source that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        InputError
+            If it is not one.
+        """
+        kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(("kind", "file", "digest", "family"), str)
+        kinds |= {"value": (int, float), "longest": int}
+        wrong = [name for name, entry in value.items() if not isinstance(entry, kinds.get(name, ()))]
+        if not isinstance(most := value.get("longest", 1), int) or most < 1:
+            wrong.append("longest")
+        if wrong or value.get("kind") not in _MEND:
+            where = f"field 'lengths.{wrong[0] if wrong else 'kind'}'"
+            raise InputError("is not a source of answer lengths", file=file, where=where, hint="Plan again.")
+        return cls(**value)  # type: ignore[arg-type]  # each entry's type was checked above
+
+
+def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -> int | None:
+    """
+    Return the most tokens of any answer by what a plan records of its lengths, None for no such limit.
+
+    Raises
+    ------
+    InputError
+        If the record's limit is none.
+    """
+    limit = {name: value for name, value in lengths.items() if name == "longest"}
+    return LengthSource.from_json({"kind": "cap", **limit}, file=file).longest
+
+
+_MEND = {
+    "known": "Give each request output_tokens, or choose constant:N, cap, answers:FILE or quantile:Q:FILE.",
+    "cap": "Give each request a max_tokens, give --longest-answer, or choose constant:N, answers:FILE or"
+    " quantile:Q:FILE.",
+    "answers": "The file must answer every request; for an estimate choose quantile:Q:FILE.",
+    "constant": "",
+    "quantile": "",
+}
+
+
+def _number(text: str, spec: str, what: str, holds: Callable[[float], bool]) -> float:
+    try:
+        number = float(text)
+        good = holds(number)
+    except (ValueError, OverflowError):
+        good = False
+    if not good:
+        raise InputError(f"{text!r} in {spec!r} is not {what}", where="lengths", hint=f"Give {what}.")
+    return number
+
+
+def _lengths_in(path: str) -> Mapping[str, int]:
+    if not is_table(path):
+        return read_answer_lengths(path)
+    table = read_table(path, need_input=False)
+    return dict(zip(table["id"].tolist(), table["output_tokens"].tolist(), strict=True))

@@ -1,0 +1,294 @@
+"""The OpenAI batch format, read: one request per line, chat or completion."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..files.disk import InputError
+from ..files.jsonl import json_lines
+from ..workload import LONGEST
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+_OLD_CAP, _NEW_CAP = "max_tokens", "max_completion_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """
+    One turn of a conversation.
+
+    Parameters
+    ----------
+    role
+        Who speaks: ``system``, ``user``, ``assistant`` or what else the model's chat template knows.
+    content
+        The text; several text parts are joined by line breaks.
+    """
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """
+    One line of a batch file.
+
+    Parameters
+    ----------
+    custom_id
+        The user's name of the request, unique in its file.
+    url
+        :data:`CHAT` or :data:`COMPLETIONS`.
+    line
+        Where it stands in its file, counted from one.
+    messages
+        The conversation of a chat request; empty for a completion.
+    prompt
+        The text, or the token ids, of a completion; None for a chat.
+    max_tokens
+        Most tokens of the answer (``max_completion_tokens`` or ``max_tokens``), or None.
+    max_tokens_field
+        Which of the two states it.
+    output_tokens
+        The answer's length where the line pins it by ``output_tokens`` beside ``body``, or None.
+    model, temperature, top_p, top_k, seed
+        As in the request's body, or None.
+    stop
+        Texts that end the answer.
+    """
+
+    custom_id: str
+    url: str
+    line: int
+    messages: tuple[Message, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    max_tokens: int | None = None
+    max_tokens_field: str = _OLD_CAP
+    output_tokens: int | None = None
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    @property
+    def chat_messages(self) -> list[dict[str, str]]:
+        """The conversation as a tokenizer's chat template takes it."""
+        return [{"role": message.role, "content": message.content} for message in self.messages]
+
+
+def read_batch(path: str | os.PathLike[str]) -> tuple[PromptRecord, ...]:
+    """
+    Return the requests of an OpenAI batch file, in file order.
+
+    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
+
+    Raises
+    ------
+    InputError
+        If a line is not a request that can be answered: with the file, the line, the field, the value and
+        the hint.
+    """
+    records: list[PromptRecord] = []
+    line_of: dict[str, int] = {}
+    for number, entry in json_lines(path):
+        record = _Line(path, number, entry).record()
+        first = line_of.setdefault(record.custom_id, number)
+        if first != number:
+            raise InputError(
+                f"{record.custom_id!r} already names the request of line {first}",
+                file=path,
+                where=f"line {number}, field 'custom_id'",
+                hint="Give every request its own custom_id.",
+            )
+        records.append(record)
+    return tuple(records)
+
+
+# What would change the answer in a way the engine does not offer, with the values that ask for nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "response_format": ({"type": "text"},),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    path: str | os.PathLike[str]
+    number: int
+    entry: dict[str, object]
+
+    def record(self) -> PromptRecord:
+        entry = self.entry
+        custom_id = entry.get("custom_id")
+        if custom_id is None:
+            raise self.error("custom_id", "is missing", "Give every request its own custom_id.")
+        if not isinstance(custom_id, str) or not custom_id.strip():
+            message = f"{custom_id!r} is not a name" if custom_id == "" else f"{custom_id!r} is not a text"
+            raise self.error("custom_id", message, "Give every request its own custom_id, in quotes.")
+        if "\0" in custom_id:
+            raise self.error("custom_id", f"{_shown(custom_id)} holds a zero character", "Leave it out.")
+        if "response" in entry and "body" not in entry:
+            hint = "Give the batch input file; answers are a source of lengths: --lengths answers:FILE."
+            raise self.error("response", "is an answer, not a request", hint)
+        body = entry.get("body")
+        if not isinstance(body, dict):
+            what = "is missing" if body is None else f"{_shown(body)} is not an object"
+            raise self.error("body", what, "Put messages or prompt into a body object.")
+        method = entry.get("method", "POST")
+        if method != "POST":
+            raise self.error("method", f"{_shown(method)} is not POST", "Write POST, or leave it out.")
+        for name, neutral in _NEUTRAL.items():
+            value = body.get(name)
+            if value is not None and not any(value == one for one in neutral):
+                hint = f"Remove {name}: it is not supported."
+                raise self.error(f"body.{name}", f"{_shown(value)} cannot be served", hint)
+        url = self.url(body)
+        return PromptRecord(
+            custom_id=custom_id,
+            url=url,
+            line=self.number,
+            messages=self.messages(body) if url == CHAT else (),
+            prompt=self.prompt(body) if url == COMPLETIONS else None,
+            max_tokens=self.max_tokens(body),
+            max_tokens_field=_NEW_CAP if body.get(_NEW_CAP) is not None else _OLD_CAP,
+            output_tokens=self.tokens(entry, "output_tokens", ""),
+            model=self.text(body, "model"),
+            temperature=self.number_of(body, "temperature", "from 0 to 2", lambda value: 0 <= value <= 2),
+            top_p=self.number_of(body, "top_p", "above 0 and up to 1", lambda value: 0 < value <= 1),
+            top_k=self.whole(body, "top_k"),
+            seed=self.whole(body, "seed"),
+            stop=self.stop(body),
+        )
+
+    def error(self, field: str, message: str, hint: str) -> InputError:
+        return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
+
+    def url(self, body: dict[str, object]) -> str:
+        url = self.entry.get("url")
+        if url is None:
+            if "messages" in body:
+                return CHAT
+            if "prompt" in body:
+                return COMPLETIONS
+            raise self.error("body", "has neither messages nor prompt", "Give one of them.")
+        if url not in (CHAT, COMPLETIONS):
+            hint = f"Use {CHAT} or {COMPLETIONS}."
+            raise self.error("url", f"{_shown(url)} is not an endpoint that generates text here", hint)
+        needed = "messages" if url == CHAT else "prompt"
+        if needed not in body:
+            raise self.error(f"body.{needed}", "is missing", f"{url} needs {needed}.")
+        return str(url)
+
+    def messages(self, body: dict[str, object]) -> tuple[Message, ...]:
+        given = body["messages"]
+        if not isinstance(given, list) or not given:
+            hint = 'Give a list such as [{"role": "user", "content": "..."}].'
+            raise self.error("body.messages", f"{_shown(given)} is not a list of messages", hint)
+        return tuple(self.message(message, f"body.messages[{i}]") for i, message in enumerate(given))
+
+    def message(self, given: object, field: str) -> Message:
+        if not isinstance(given, dict):
+            raise self.error(field, f"{_shown(given)} is not an object", "Give it a role and a content.")
+        role, content = given.get("role"), given.get("content")
+        if not isinstance(role, str) or not role:
+            raise self.error(
+                f"{field}.role", f"{_shown(role)} is not a role", "Give system, user or assistant."
+            )
+        if isinstance(content, list):
+            content = "\n".join(self.part(part, f"{field}.content[{i}]") for i, part in enumerate(content))
+        if not isinstance(content, str):
+            hint = "Give the content as text, or as a list of text parts."
+            raise self.error(f"{field}.content", f"{_shown(content)} is not text", hint)
+        return Message(role, content)
+
+    def part(self, given: object, field: str) -> str:
+        if isinstance(given, dict) and given.get("type") == "text" and isinstance(given.get("text"), str):
+            return str(given["text"])
+        kind = given.get("type") if isinstance(given, dict) else given
+        raise self.error(field, f"{_shown(kind)} is not a text part", "Only text can be served.")
+
+    def prompt(self, body: dict[str, object]) -> str | tuple[int, ...]:
+        given = body["prompt"]
+        if isinstance(given, str) and given:
+            return given
+        if (
+            isinstance(given, list)
+            and given
+            and all(type(one) is int and 0 <= one <= LONGEST for one in given)
+        ):
+            return tuple(given)
+        hint = "Give one text, or one list of token ids; several prompts need a line each."
+        raise self.error("body.prompt", f"{_shown(given)} is not a prompt", hint)
+
+    def max_tokens(self, body: dict[str, object]) -> int | None:
+        old, new = (self.tokens(body, name, "body.") for name in (_OLD_CAP, _NEW_CAP))
+        if old is not None and new is not None and old != new:
+            message = f"{new} contradicts max_tokens {old}"
+            raise self.error("body.max_completion_tokens", message, "Give one of the two.")
+        return old if new is None else new
+
+    def tokens(self, values: dict[str, object], name: str, prefix: str) -> int | None:
+        value = values.get(name)
+        if value is None:
+            return None
+        field, hint = prefix + name, f"Give a whole number from 1 to {LONGEST}."
+        if type(value) is not int:
+            raise self.error(field, f"{_shown(value)} is not a whole number", hint)
+        if not 1 <= value <= LONGEST:
+            what = "less than one token" if value < 1 else "beyond any model"
+            raise self.error(field, f"{_shown(value)} is {what}", hint)
+        return value
+
+    def text(self, body: dict[str, object], name: str) -> str | None:
+        value = body.get(name)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.error(f"body.{name}", f"{_shown(value)} is not text", f"Give {name} in quotes.")
+
+    def whole(self, body: dict[str, object], name: str) -> int | None:
+        value = body.get(name)
+        if value is None or (type(value) is int and abs(value) < 2**63):
+            return value
+        what = "beyond 64 bits" if type(value) is int else "not a whole number"
+        raise self.error(f"body.{name}", f"{_shown(value)} is {what}", "Give a whole number of 64 bits.")
+
+    def number_of(
+        self, body: dict[str, object], name: str, what: str, holds: Callable[[float], bool]
+    ) -> float | None:
+        value = body.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+            message = f"{_shown(value)} is not a number {what}"
+            raise self.error(f"body.{name}", message, f"Give a number {what}.")
+        return float(value)
+
+    def stop(self, body: dict[str, object]) -> tuple[str, ...]:
+        given = body.get("stop")
+        texts = [] if given is None else given if isinstance(given, list) else [given]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise self.error("body.stop", f"{_shown(given)} is not text", "Give a text or a list of texts.")
+        return tuple(texts)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

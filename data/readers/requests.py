@@ -1,0 +1,136 @@
+"""One entry for everything that names requests: a batch file, a table of lengths, or a generator."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..files.disk import InputError
+from ..files.jsonl import file_digest
+from ..workload import Workload, WorkloadError
+from .generators import GENERATORS, generate
+from .length_source import LengthSource
+from .openai_batch import PromptRecord, read_batch
+from .tables import is_table, read_lengths
+
+TokenCounter = Callable[[Sequence[PromptRecord]], Sequence[int]]
+"""Gives the tokens of each request's prompt."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobInput:
+    """
+    What was read, and from where.
+
+    Parameters
+    ----------
+    workload
+        The requests' lengths.
+    source
+        The file, or the generator with its seed, as it was named.
+    lengths
+        Where the answers' lengths come from.
+    digest
+        The file's SHA-256; None for a generator.
+    records
+        The prompts, in the workload's order; empty where there are lengths only.
+    """
+
+    workload: Workload
+    source: str
+    lengths: LengthSource
+    digest: str | None = None
+    records: tuple[PromptRecord, ...] = ()
+
+
+def read_workload(
+    spec: str | os.PathLike[str],
+    *,
+    lengths: str | None = None,
+    count_tokens: TokenCounter | None = None,
+    drop_unanswered: bool = False,
+    longest: int | None = None,
+) -> JobInput:
+    """
+    Return the requests that a file holds or a generator draws.
+
+    Parameters
+    ----------
+    spec
+        A batch file of prompts, a table of lengths (CSV, Parquet, JSON lines), or ``NAME:SEED[:COUNT]`` of a
+        generator.
+    lengths
+        Where the answers' lengths come from, as :meth:`.LengthSource.parse` reads it. By default ``known``
+        where every request carries its own, else ``cap``.
+    count_tokens
+        Gives the prompts' lengths; needed for a batch file whose prompts are text.
+    drop_unanswered
+        Leave out the rows of a table whose answer has no token.
+    longest
+        Most tokens of any answer, whatever its request allows; None for no such limit.
+
+    Raises
+    ------
+    InputError
+        If there is no such file or generator, or what it holds cannot be planned.
+    """
+    name = os.fspath(spec)
+    drawn = _drawn(name)
+    if drawn is None and not is_table(name):
+        return _read_prompts(name, lengths, longest, count_tokens)
+    workload = drawn or read_lengths(name, drop_unanswered=drop_unanswered)
+    source = replace(LengthSource.parse(lengths or "known"), longest=longest)
+    if source.kind != "known" or longest is not None:
+        known = workload.output_tokens.tolist()
+        workload = workload.with_output_tokens(source.resolve(workload.ids.tolist(), known=known))
+    return JobInput(workload, name, source, None if drawn else file_digest(name))
+
+
+def _drawn(spec: str) -> Workload | None:
+    """Return the workload that a generator's name and seed stand for, or None if ``spec`` is a file."""
+    if Path(spec).exists():
+        return None
+    name, *numbers = spec.split(":")
+    if name not in GENERATORS and not re.fullmatch(r"[A-Za-z][\w-]*(:\d+){1,2}", spec):
+        return None
+    if not 1 <= len(numbers) <= 2 or not all(re.fullmatch(r"\d{1,18}", number) for number in numbers):
+        hint = f"Give NAME:SEED or NAME:SEED:COUNT, such as {name}:0."
+        raise InputError(f"{spec!r} is not a generator with its seed", where="workload", hint=hint)
+    return generate(name, *map(int, numbers))
+
+
+def _read_prompts(
+    path: str, lengths: str | None, longest: int | None, count_tokens: TokenCounter | None
+) -> JobInput:
+    records = read_batch(path)
+    known = [record.output_tokens for record in records]
+    source = LengthSource.parse(lengths or ("cap" if None in known else "known"))
+    source = replace(source, longest=longest)
+    ids = [record.custom_id for record in records]
+    outputs = source.resolve(ids, caps=[record.max_tokens for record in records], known=known)
+    if count_tokens is not None:
+        inputs = count_tokens(records)
+    else:
+        inputs = [len(record.prompt) if isinstance(record.prompt, tuple) else 0 for record in records]
+        if 0 in inputs:
+            where = f"line {records[inputs.index(0)].line}"
+            hint = "Name the model, so that its tokenizer can count the prompts' tokens."
+            raise InputError(
+                "the prompt is text, whose tokens are unknown", file=path, where=where, hint=hint
+            )
+    try:
+        workload = Workload(np.array(ids), np.array(inputs, dtype=np.int64), outputs)
+    except WorkloadError as error:
+        where = "" if error.row is None else f"line {records[error.row].line}, field '{error.column}'"
+        raise InputError(error.reason, file=path, where=where, hint="Correct the request.") from None
+    return JobInput(workload, path, source, file_digest(path), records)
+
+
+def bundled_prompts_path() -> Path:
+    """Return the path of the prompts that come with the package."""
+    return Path(__file__).parent.parent / "bundled" / "prompts.jsonl"

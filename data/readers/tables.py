@@ -1,0 +1,331 @@
+"""Tables of lengths: CSV, Parquet and JSON lines, plain or in the layout of a published trace."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..files.disk import InputError, read_text
+from ..files.jsonl import json_lines
+from ..workload import Workload, WorkloadError, numbered_ids
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class TableFormat:
+    """
+    How a kind of table names its columns.
+
+    Parameters
+    ----------
+    name
+        What the table is called.
+    input_tokens, output_tokens, arrival
+        Its columns.
+    unit
+        Seconds in a unit of ``arrival``; zero where it holds dates.
+    clock
+        Whether ``arrival`` is a time of day, so that the job starts with the earliest row.
+    """
+
+    name: str
+    input_tokens: str
+    output_tokens: str
+    arrival: str
+    unit: float = 1.0
+    clock: bool = False
+
+
+FORMATS = (
+    TableFormat("plain", "input_tokens", "output_tokens", "arrival"),
+    TableFormat("OpenAI usage", "prompt_tokens", "completion_tokens", "arrival"),
+    TableFormat("Azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", unit=0.0, clock=True),
+    TableFormat("Mooncake", "input_length", "output_length", "timestamp", unit=1e-3),
+    TableFormat("Vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    TableFormat("BurstGPT", "Request tokens", "Response tokens", "Timestamp", clock=True),
+    TableFormat("LLMServingSim", "input_toks", "output_toks", "arrival_time_ns", unit=1e-9),
+    TableFormat("vLLM run", "input_toks", "output_toks", "arrival_time", clock=True),
+    TableFormat("vLLM bench", "input_lens", "output_lens", "start_times", clock=True),
+)
+"""The layouts recognised by their columns; of two that fit, the one whose arrival column is there."""
+
+_IDS = ("id", "custom_id", "request_id")
+_OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf")}
+
+
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a table of lengths, by its first line, rather than prompts or answers."""
+    try:
+        with open(path, "rb") as stream:
+            head = next((line for line in stream if line.strip()), b"").lstrip(b"\xef\xbb\xbf \t")
+    except OSError:
+        return False
+    if not head.startswith((b"{", b"[")):
+        return True
+    try:
+        first = json.loads(head)
+    except (ValueError, RecursionError):
+        return False
+    # Prompts may pin their answers' lengths and answers may state them, in a column of the same name.
+    known = any(layout.input_tokens in first or layout.output_tokens in first for layout in FORMATS)
+    return known and not {"body", "response"} & set(first)
+
+
+def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False) -> Workload:
+    """
+    Return the workload of a table of lengths.
+
+    Parameters
+    ----------
+    path
+        CSV, Parquet, JSON lines, or the one JSON object of ``vllm bench serve --save-detailed``; its columns
+        as in one of :data:`FORMATS`, and optionally an id, ``group``, ``priority``, ``deadline`` (seconds).
+    drop_unanswered
+        Leave out the rows whose answer has no token (failed requests in a trace) instead of refusing them.
+
+    Raises
+    ------
+    InputError
+        If the columns are not known, or a value is not one a request can have: with the file, the line, the
+        column, the value and the hint.
+    """
+    return Workload.from_frame(read_table(path, drop_unanswered=drop_unanswered))
+
+
+def read_table(
+    path: str | os.PathLike[str], *, drop_unanswered: bool = False, need_input: bool = True
+) -> pd.DataFrame:
+    """
+    Return a table of lengths with the columns of a workload.
+
+    Parameters
+    ----------
+    path, drop_unanswered
+        As in :func:`read_lengths`.
+    need_input
+        Whether the prompts' lengths are needed; else they are one where the table has none.
+
+    Raises
+    ------
+    InputError
+        As in :func:`read_lengths`.
+    """
+    import pandas as pd
+
+    raw, unit = _read(path)
+    columns = list(raw.columns)
+    layout = _layout(path, columns, need_input)
+    table = _Table(path, unit, raw)
+    found: dict[str, pd.Series[float]] = {}
+    names: dict[str, str] = {"input_tokens": layout.input_tokens, "output_tokens": layout.output_tokens}
+    names |= {name: name for name in _OPTIONAL if name in columns}
+    if layout.arrival in columns:
+        names["arrival"] = layout.arrival
+        found["arrival"] = table.dates(layout.arrival) if layout.unit == 0 else table.numbers(layout.arrival)
+        found["arrival"] = found["arrival"] * (layout.unit or 1.0)
+        if layout.clock:
+            found["arrival"] -= found["arrival"].min()
+    for name in ("input_tokens", "output_tokens"):
+        if names[name] in columns:
+            found[name] = table.numbers(names[name], whole=True)
+    if "input_tokens" not in found:
+        found["input_tokens"] = pd.Series(1.0, index=raw.index)
+    for name, absent in _OPTIONAL.items():
+        if name in columns:
+            found[name] = table.numbers(name, whole=name != "deadline", absent=absent)
+    frame = pd.DataFrame(found)
+    whole = [name for name in found if name not in ("arrival", "deadline")]
+    frame[whole] = frame[whole].astype("int64")
+    names["id"] = next((name for name in _IDS if name in columns), "id")
+    frame.insert(0, "id", table.ids(names["id"]) if names["id"] in columns else numbered_ids(len(raw)))
+    if drop_unanswered:
+        frame = frame[frame["output_tokens"] != 0]
+        if frame.empty:
+            raise InputError("no row has an answer", file=path, hint="Give a table with answers.")
+    try:
+        Workload.from_frame(frame)
+    except WorkloadError as error:
+        column = names.get(error.column, error.column)
+        if error.row is None:
+            raise InputError(error.reason, file=path, where=f"column '{column}'") from None
+        hint = "Correct the row or remove it."
+        if error.column == "output_tokens" and frame["output_tokens"].iloc[error.row] == 0:
+            hint = "Remove the row, or leave all such rows out with drop_unanswered."
+        reason = error.reason
+        if error.column == "id":
+            value = frame["id"].iloc[error.row]
+            reason = f"{value!r} also names {table.place(list(frame['id']).index(value), frame)}"
+        where = f"{table.place(error.row, frame)}, column '{column}'"
+        raise InputError(reason, file=path, where=where, hint=hint) from None
+    return frame.reset_index(drop=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    path: str | os.PathLike[str]
+    unit: str
+    raw: pd.DataFrame
+
+    def place(self, row: int, frame: pd.DataFrame) -> str:
+        return f"{self.unit} {frame.index[row]}"
+
+    def ids(self, name: str) -> pd.Series[str]:
+        column = self.raw[name]
+        unnamed = column.map(lambda value: isinstance(value, list | dict) or "\0" in str(value))
+        self.refuse(name, column.isna() | (column == "") | unnamed, "a name")
+        return column.astype(str)
+
+    def numbers(self, name: str, *, whole: bool = False, absent: float | None = None) -> pd.Series[float]:
+        import pandas as pd
+
+        column = self.raw[name]
+        numbers = pd.to_numeric(column.map(_number_or_text), errors="coerce").astype(float)
+        if absent is not None:
+            numbers = numbers.mask((column == "") | column.isna(), absent)
+        wrong = numbers.isna()
+        if not whole:
+            self.refuse(name, wrong, "a number")
+            return numbers
+        self.refuse(name, wrong | (numbers % 1 != 0) | (numbers.abs() > 2**62), "a whole number")
+        return numbers
+
+    def dates(self, name: str) -> pd.Series[float]:
+        import pandas as pd
+
+        stamps = pd.to_datetime(self.raw[name], errors="coerce", utc=True, format="ISO8601")
+        self.refuse(name, stamps.isna(), "a date and time")
+        return (stamps - stamps.min()).dt.total_seconds()
+
+    def refuse(self, name: str, wrong: pd.Series[bool], what: str) -> None:
+        if not wrong.any():
+            return
+        row = int(wrong.to_numpy().argmax())
+        value = self.raw[name].iloc[row]
+        empty = value is None or value == "" or value != value
+        message = "the value is missing" if empty else f"{value!r} is not {what}"
+        where = f"{self.place(row, self.raw)}, column '{name}'"
+        raise InputError(message, file=self.path, where=where, hint="Correct the row or remove it.")
+
+
+def _number_or_text(value: object) -> object:
+    """Return ``value``, or None where pandas would take true for 1 or fail on a huge integer."""
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) > 2**63):
+        return None
+    return value
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
+    """Return the table as it stands, indexed by each row's line number, and what that number counts."""
+    import pandas as pd
+
+    if _is_parquet(path):
+        try:
+            frame = pd.read_parquet(path)
+        except Exception as error:  # pyarrow's errors share no base of their own
+            message = f"not a readable Parquet file ({str(error).splitlines()[0]})"
+            raise InputError(message, file=path, hint="Write it again.") from None
+        return _nonempty(path, frame.set_axis(range(1, len(frame) + 1))), "row"
+    text = read_text(path)
+    if text.lstrip().startswith("{"):
+        return _read_json(path, text)
+    try:
+        frame = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, skip_blank_lines=False)
+    except pd.errors.EmptyDataError:
+        raise InputError(
+            "the file is empty", file=path, hint="Give requests, or a table with a header."
+        ) from None
+    except pd.errors.ParserError as error:
+        why = str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        message = f"not a readable CSV table ({why})"
+        raise InputError(message, file=path, hint="Correct the line.") from None
+    if not isinstance(frame.index, pd.RangeIndex):
+        # pandas takes the first values for row names, and so every value for that of the column before.
+        message = f"more values than the {len(frame.columns)} columns of the header"
+        raise InputError(message, file=path, where="line 2", hint="Name every column.")
+    header = [name.strip() for name in next(csv.reader(io.StringIO(text)))]
+    twice = next((name for name in header if header.count(name) > 1 and name in _known_columns()), None)
+    if twice is not None:
+        message = f"{header.count(twice)} columns have this name"
+        raise InputError(message, file=path, where=f"column '{twice}'", hint="Name each column once.")
+    frame.columns = frame.columns.str.strip()
+    # A line break inside a quoted value shifts the lines from the rows: then only the rows can be counted.
+    lines = text.count("\n") + (not text.endswith("\n"))
+    unit, first = ("line", 2) if lines == len(frame) + 1 else ("row", 1)
+    frame = frame.set_axis(range(first, first + len(frame)))
+    return _nonempty(path, frame[(frame != "").any(axis=1)]), unit
+
+
+def _known_columns() -> set[str]:
+    lengths = {
+        name for layout in FORMATS for name in (layout.input_tokens, layout.output_tokens, layout.arrival)
+    }
+    return lengths | {*_IDS, *_OPTIONAL}
+
+
+def _is_parquet(path: str | os.PathLike[str]) -> bool:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(4) == b"PAR1"
+    except OSError:
+        return False  # reading it as text names what is wrong
+
+
+def _read_json(path: str | os.PathLike[str], text: str) -> tuple[pd.DataFrame, str]:
+    import pandas as pd
+
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict) and isinstance(whole.get("input_lens"), list):
+        columns = {
+            name: whole[name] for name in ("input_lens", "output_lens", "start_times") if name in whole
+        }
+        count = len(whole["input_lens"])
+        for name, values in columns.items():
+            if not isinstance(values, list) or len(values) != count:
+                message = f"has not one value for each of the {count} requests"
+                raise InputError(message, file=path, where=f"field '{name}'", hint="Write the file again.")
+        frame = pd.DataFrame(columns, index=range(1, count + 1), dtype=object)
+        return _nonempty(path, frame), "request"
+    wanted = _known_columns()
+    rows: dict[int, Mapping[str, object]] = dict(json_lines(path))
+    seen = dict.fromkeys(name for row in rows.values() for name in row)
+    kept = [name for name in seen if name in wanted]
+    if not kept:
+        return pd.DataFrame(columns=list(seen), index=list(rows)), "line"
+    values = {name: [row.get(name) for row in rows.values()] for name in kept}
+    return pd.DataFrame(values, index=list(rows), dtype=object), "line"
+
+
+def _nonempty(path: str | os.PathLike[str], frame: pd.DataFrame) -> pd.DataFrame:
+    if frame.empty:
+        raise InputError("there is no row below the header", file=path, hint="Give a table with requests.")
+    return frame
+
+
+def _layout(path: str | os.PathLike[str], columns: list[str], need_input: bool) -> TableFormat:
+    fitting = [
+        layout
+        for layout in FORMATS
+        if layout.output_tokens in columns and (layout.input_tokens in columns or not need_input)
+    ]
+    if fitting:
+        return max(fitting, key=lambda layout: layout.arrival in columns)
+    known = "; ".join(
+        f"{layout.input_tokens},{layout.output_tokens}[,{layout.arrival}] ({layout.name})"
+        for layout in FORMATS
+    )
+    shown = ", ".join(map(str, columns[:12])) + (", ..." if len(columns) > 12 else "")
+    raise InputError(
+        f"the columns are not those of a table of lengths: {shown}",
+        file=path,
+        hint=f"Name the columns as one of: {known}.",
+    )

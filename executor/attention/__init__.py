@@ -1,0 +1,1 @@
+"""How rows attend: masks, kernels, and the forward call of a decoder."""

@@ -1,0 +1,221 @@
+"""The engine that serves requests on a transformers model."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.files.disk import InputError
+from ...data.problem import Problem
+from ...data.trace import Stage
+from .offloading import OffloadingBatch
+from .tiers import Tier, choose_tier
+
+if TYPE_CHECKING:
+    from ..models.sampling import TokenRule
+
+NO_EOS: frozenset[int] = frozenset()
+"""For :class:`HuggingFaceEngine`: no token ends an answer, so every answer has its full length."""
+
+
+class HuggingFaceEngine:
+    """
+    Serves requests on a running padded batch of a transformers model.
+
+    Parameters
+    ----------
+    problem
+        The requests, their slots, and prefill stages that emit the first token.
+    model
+        A causal language model, loaded.
+    prompts
+        Token ids of each prompt; as many as the workload says.
+    most_tokens
+        Tokens after which each answer ends, shape (requests,).
+    eos_ids
+        Tokens that end an answer, themselves part of it; :data:`NO_EOS` decodes every answer to
+        ``most_tokens``, as a run at pinned lengths does.
+    sampler
+        How tokens are chosen; greedily if left out.
+    tier
+        The layout of keys and values, as :func:`~.tiers.choose_tier` returns it; chosen here if left out.
+    kv_tokens
+        The most tokens of keys and values to allocate on the device, padding included; requests beyond take
+        turns with the host. None for as many as the slots need.
+    on_token
+        Called with each request and token as soon as it is chosen; without it, a whole burst of rounds is
+        read back at once.
+    clock
+        Seconds from any origin.
+
+    Raises
+    ------
+    InputError
+        If ``kv_tokens`` does not hold the longest request.
+    ValueError
+        If the problem counts the first token as a decode round, which no engine does, or a prompt's length is
+        not the workload's.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        most_tokens: IntArray,
+        *,
+        eos_ids: frozenset[int] = NO_EOS,
+        sampler: TokenRule | None = None,
+        tier: Tier | None = None,
+        kv_tokens: int | None = None,
+        on_token: Callable[[int, int], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not problem.prefill_emits_first_token:
+            raise ValueError("an engine's prefill emits the first token; the problem counts a round for it")
+        for index, prompt in enumerate(prompts):
+            if len(prompt) != problem.prompt_tokens[index]:
+                name = str(problem.workload.ids[index])
+                planned = int(problem.prompt_tokens[index])
+                raise ValueError(
+                    f"the prompt of {name!r} has {len(prompt)} tokens, the plan counts {planned}"
+                )
+        # The buffers grow for an answer that outgrows the plan; without max_tokens it might fill the model.
+        expected = np.minimum(most_tokens, problem.workload.output_tokens)
+        capacity = int((problem.prompt_tokens + expected).max())
+        self._model = model
+        slots = problem.slots if kv_tokens is None else min(problem.slots, kv_tokens // capacity)
+        if slots < 1:
+            raise InputError(
+                f"{kv_tokens} tokens of keys and values do not hold the longest request, of {capacity}",
+                hint="Allow more with --kv-tokens, or leave it out.",
+            )
+        self._tier = choose_tier(model) if tier is None else tier
+        batch = self._tier.batch
+        self._residence = OffloadingBatch(
+            lambda slots: batch(model, slots, capacity, sampler=sampler),
+            slots,
+            [str(name) for name in problem.workload.ids],
+            host_tokens=problem.slots * capacity,
+        )
+        self._prompts, self._most, self._eos = prompts, most_tokens, eos_ids
+        self._on_token = on_token
+        self._slot_of: dict[int, int] = {}
+        self._clock, self._origin = clock, clock()
+        self.answers: list[list[int]] = [[] for _ in prompts]
+
+    @property
+    def time(self) -> float:
+        """Seconds since the engine was made."""
+        return self._clock() - self._origin
+
+    def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
+        """Prefill requests together; an evicted one goes on with what was kept of it on the host."""
+        start = self.time
+        self._slot_of.update((int(request), int(slot)) for request, slot in zip(requests, slots, strict=True))
+        fresh = [int(request) for request in requests if not self._residence.go_on(int(request))]
+        # The last token of an evicted request was never fed to the model: the prefill yields it once more.
+        kept = [self.answers[request][:-1] for request in fresh]
+        prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
+        first = self._residence.prefill(fresh, prompts, [len(tokens) for tokens in kept])
+        for request, tokens, token in zip(fresh, kept, first, strict=True):
+            new = not self.answers[request]
+            self.answers[request] = [*tokens, token]
+            if new and self._on_token is not None:
+                self._on_token(request, token)
+        count = sum(len(prompt) for prompt in prompts)
+        stage = Stage("prefill", start, self.time, 0, len(requests), count, count, count)
+        return stage, self._release(requests)
+
+    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
+        """Decode until a request is done, ``rounds`` rounds are run, or ``until`` is reached."""
+        start = self.time
+        requests = sorted(self._slot_of, key=self._slot_of.__getitem__)
+        active = len(requests)
+        held = self._residence.kv_tokens + active
+        burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
+        # Nobody looks at the clock or the tokens meanwhile: one read-back for the whole burst.
+        at_once = burst if until == float("inf") and self._on_token is None else 1
+        done = padded = 0
+        finished: list[int] = []
+        while done < burst and not finished:
+            tokens = self._residence.decode(
+                min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._eos
+            )
+            for request in requests:
+                self.answers[request] += tokens[request]
+                if self._on_token is not None:
+                    for token in tokens[request]:
+                        self._on_token(request, token)
+            done += len(tokens[requests[0]])
+            padded = self._residence.padded_kv_tokens
+            finished = self._release(requests)
+            if self.time >= until:
+                break
+        growth = active * (done * (done - 1) // 2)
+        kv, padded_kv = done * held + growth, done * padded - growth
+        return Stage("decode", start, self.time, done, active, done * active, kv, padded_kv), finished
+
+    def evict(self, requests: Sequence[int]) -> None:
+        """Free the slots of running requests; their tokens stay, and their keys and values on the host."""
+        for request in requests:
+            del self._slot_of[request]
+            self._residence.put_back(int(request))
+
+    def wait(self, until: float) -> None:
+        """Sleep until ``until`` seconds."""
+        time.sleep(max(0.0, until - self.time))
+
+    def describe(self) -> Mapping[str, object]:
+        """Return model, device, number format and versions, the tier and why, and what went wrong."""
+        import torch
+        import transformers
+
+        residence = self._residence
+        troubles = {}
+        if residence.ran_out or residence.moved:
+            troubles["memory"] = (
+                f"ran out {residence.ran_out} times; {residence.slots} requests fit at once, and requests"
+                f" moved to the host {residence.moved} times"
+            )
+        return {
+            "name": "huggingface",
+            "tier": self._tier.name,
+            "tier_reason": self._tier.reason,
+            "tier_check": self._tier.check,
+            "model": str(self._model.config.name_or_path or self._model.config.model_type),
+            "device": _device_name(self._model.device),
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            **troubles,
+        }
+
+    def _release(self, requests: Sequence[int]) -> list[int]:
+        finished = [
+            request
+            for request in requests
+            if len(self.answers[request]) >= self._most[request] or self.answers[request][-1] in self._eos
+        ]
+        for request in finished:
+            del self._slot_of[request]
+            self._residence.finish(int(request))
+        return finished
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return the number of tokens a model has an embedding for."""
+    return int(model.get_input_embeddings().num_embeddings)
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -1,0 +1,304 @@
+"""
+Who is on the device and who waits on the host, when not everybody fits.
+
+The caller sees one batch in which all requests decode in step. Under memory pressure the newest requests move
+to the host and take turns with the others: slower, never wrong, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.faults import NotFiniteError, OutOfMemoryError, RunStoppedError
+
+if TYPE_CHECKING:
+    from ..kv.batch import RunningBatch
+    from ..kv.store import Suspended
+
+
+CALM_ROUNDS = 256
+"""Rounds without running out of memory after which more slots are tried; twice as many after each failure."""
+
+
+class OffloadingBatch:
+    """
+    Requests on a running batch and on the host.
+
+    Parameters
+    ----------
+    make_batch
+        Returns an empty batch of so many slots.
+    slots
+        Slots of the first batch; fewer after memory ran out.
+    names
+        Each request's name, for random streams and messages.
+    host_tokens
+        The most tokens of keys and values kept on the host for requests that were put back; what is beyond
+        is prefilled again.
+    """
+
+    def __init__(
+        self,
+        make_batch: Callable[[int], RunningBatch],
+        slots: int,
+        names: Sequence[str],
+        *,
+        host_tokens: int,
+    ) -> None:
+        self._make_batch = make_batch
+        self._batch = self._warm_batch(slots)
+        self._names = names
+        self._host_tokens = host_tokens
+        self._slot_of: dict[int, int] = {}
+        self._parked: dict[int, Suspended] = {}
+        self._put_back: dict[int, Suspended] = {}
+        self._prompts_at_once = self._most_slots = slots
+        self._calm, self._patience = 0, CALM_ROUNDS
+        self.ran_out = 0
+        """How often memory ran out."""
+        self.moved = 0
+        """How often a running request was moved to the host."""
+
+    @property
+    def slots(self) -> int:
+        """Requests that fit on the device at once."""
+        return self._batch.slots
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens held by all requests under way."""
+        return self._batch.kv_tokens + self._held_on_host
+
+    @property
+    def padded_kv_tokens(self) -> int:
+        """Columns that attention reads in the next round over all requests under way."""
+        return self._batch.padded_kv_tokens + self._held_on_host
+
+    def prefill(
+        self, requests: Sequence[int], prompts: Sequence[Sequence[int]], emitted: Sequence[int]
+    ) -> list[int]:
+        """
+        Run prompts and let them join.
+
+        Parameters
+        ----------
+        requests
+            Not under way.
+        prompts
+            Token ids of each, with the tokens it has emitted before.
+        emitted
+            Tokens each has emitted before.
+
+        Returns
+        -------
+        list of int
+            The token that follows each prompt.
+
+        Raises
+        ------
+        RunStoppedError
+            If memory does not even hold one request, or the model's logits are not finite.
+        """
+        tokens: list[int] = []
+        while len(tokens) < len(requests):
+            self._make_room(1)
+            room = min(self.slots - self._batch.active, self._prompts_at_once)
+            part = slice(len(tokens), len(tokens) + room)
+            slots = self._free_slots()[: len(requests[part])]
+            try:
+                tokens += self._batch.prefill(
+                    slots,
+                    prompts[part],
+                    request_ids=[self._names[request] for request in requests[part]],
+                    emitted=emitted[part],
+                )
+            except OutOfMemoryError as error:
+                if len(slots) > 1:
+                    self.ran_out += 1
+                    self._prompts_at_once = len(slots) // 2
+                else:
+                    self._shrink(error)
+                continue
+            except NotFiniteError as error:
+                request = requests[part][slots.index(error.slot)]
+                raise self._not_finite(request, emitted[requests.index(request)]) from error
+            self._slot_of.update(zip(requests[part], slots, strict=True))
+        return tokens
+
+    def decode(
+        self, rounds: int, emitted: Callable[[int], int], *, until: frozenset[int] = frozenset()
+    ) -> dict[int, list[int]]:
+        """
+        Give tokens to every request under way, each as many as the others.
+
+        Parameters
+        ----------
+        rounds
+            The most tokens for each, at least one.
+        emitted
+            Tokens a request had before, for the message if the model fails.
+        until
+            Tokens that end the call early, after the round in which a request gives one.
+
+        Returns
+        -------
+        dict
+            The tokens of each request, at least one.
+
+        Raises
+        ------
+        RunStoppedError
+            If memory does not even hold one request, or the model's logits are not finite.
+        """
+        if self.slots < self._most_slots and self._calm >= self._patience:
+            self._calm = 0
+            self._rebuild(min(self._most_slots, self.slots + max(1, self.slots // 3)))
+        while self._parked and self.slots > self._batch.active:
+            self._unpark(next(iter(self._parked)))
+        answers: dict[int, list[int]] = {request: [] for request in (*self._slot_of, *self._parked)}
+        if until and self._parked:
+            # Those who take turns must not run ahead of an end that another comes to.
+            rounds = 1
+        while True:
+            left = {request: rounds - len(tokens) for request, tokens in answers.items()}
+            if not any(left.values()):
+                self._calm += rounds
+                return answers
+            for request in [request for request in self._slot_of if not left[request]]:
+                # It has had its rounds: others take its place, or wait for it to be done with theirs.
+                self._park(request)
+            for request in [request for request in self._parked if left[request]]:
+                # Memory may run out on the way, and the batch be made anew with others of them in it.
+                if request in self._parked and self.slots > self._batch.active:
+                    self._unpark(request)
+            try:
+                tokens = self._batch.decode(min(left[request] for request in self._slot_of), until=until)
+            except OutOfMemoryError as error:
+                self._note(answers, error.tokens)
+                self._shrink(error)
+            except NotFiniteError as error:
+                request = next(name for name, slot in self._slot_of.items() if slot == error.slot)
+                before = emitted(request) + len(answers[request]) + error.round
+                raise self._not_finite(request, before) from error
+            else:
+                self._note(answers, tokens)
+            if until:
+                rounds = max(1, *(len(tokens) for tokens in answers.values()))
+
+    def finish(self, request: int) -> None:
+        """Let go of a request under way."""
+        if self._parked.pop(request, None) is None:
+            self._batch.release(self._slot_of.pop(request))
+
+    def put_back(self, request: int) -> None:
+        """Let go of a request under way that is to go on later."""
+        suspended = self._parked.pop(request, None) or self._batch.take(self._slot_of.pop(request))
+        held = sum(other.tokens for other in self._put_back.values())
+        if held + suspended.tokens <= self._host_tokens:
+            self._put_back[request] = suspended
+
+    def receive(self, request: int, suspended: Suspended) -> None:
+        """Take a request that was prefilled elsewhere, to go on as one that was put back."""
+        self._put_back[request] = suspended
+
+    def keep(self, requests: Iterable[int]) -> None:
+        """Copy what requests still have on the host: where it came from, it is overwritten from now on."""
+        for request in requests:
+            suspended = self._parked.get(request)
+            if suspended is not None:
+                keys, values = (
+                    tuple(part.clone() for part in parts) for parts in (suspended.keys, suspended.values)
+                )
+                self._parked[request] = replace(suspended, keys=keys, values=values)
+
+    def go_on(self, request: int) -> bool:
+        """Let a request that was put back join again; return whether its keys and values were there still."""
+        suspended = self._put_back.pop(request, None)
+        if suspended is None:
+            return False
+        self._parked[request] = suspended
+        if self.slots > self._batch.active:
+            self._unpark(request)
+        return True
+
+    @property
+    def _held_on_host(self) -> int:
+        return sum(suspended.tokens for suspended in self._parked.values())
+
+    def _free_slots(self) -> list[int]:
+        taken = set(self._slot_of.values())
+        return [slot for slot in range(self.slots) if slot not in taken]
+
+    def _make_room(self, slots: int) -> None:
+        while self._batch.active + slots > self.slots:
+            self._park(next(reversed(self._slot_of)))
+
+    def _park(self, request: int) -> None:
+        self._parked[request] = self._batch.take(self._slot_of.pop(request))
+        self.moved += 1
+
+    def _unpark(self, request: int) -> None:
+        slot = self._free_slots()[0]
+        try:
+            self._batch.insert(slot, self._parked[request])
+        except OutOfMemoryError as error:
+            self._shrink(error)
+            return
+        del self._parked[request]
+        self._slot_of[request] = slot
+
+    def _note(self, answers: dict[int, list[int]], tokens: NDArray[np.int64]) -> None:
+        for request, slot in self._slot_of.items():
+            answers[request] += tokens[:, slot].tolist()
+
+    def _shrink(self, error: OutOfMemoryError) -> None:
+        """Go on with fewer slots: the newest requests move to the host."""
+        self.ran_out += 1
+        slots = min(self.slots - 1, max(self._batch.active - 1, self.slots * 3 // 4))
+        if slots < 1:
+            raise RunStoppedError(
+                f"memory ran out with a single request on the device ({_first_line(error)});"
+                " use a smaller number format, or a device with more memory"
+            ) from error
+        self._calm, self._patience = 0, 2 * self._patience
+        error.__traceback__ = error.__cause__ = None
+        self._rebuild(slots)
+
+    def _rebuild(self, slots: int) -> None:
+        """Go on with another number of slots; the oldest requests come first."""
+        import torch
+
+        for request in reversed(list(self._slot_of)):
+            self._park(request)
+        # The old buffers have to be gone before the new ones are allocated.
+        del self._batch
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self._batch = self._warm_batch(slots)
+        for request in list(reversed(self._parked))[:slots]:
+            if self._batch.slots != slots:
+                # Memory ran out meanwhile: the batch was made anew, with those that fit.
+                return
+            self._unpark(request)
+
+    def _warm_batch(self, slots: int) -> RunningBatch:
+        batch = self._make_batch(slots)
+        batch.warm_up()
+        return batch
+
+    def _not_finite(self, request: int, before: int) -> RunStoppedError:
+        return RunStoppedError(
+            f"the model's logits for request {self._names[request]!r} are not finite after {before} tokens;"
+            " check the weights, or use a wider number format (--dtype float32)"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["no reason given"])[0]

@@ -1,0 +1,162 @@
+"""Whether a running batch gives a model's own greedy answers, up to near-ties of the number format."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.families import UnsupportedModelError
+from ..models.faults import out_of_memory
+
+if TYPE_CHECKING:
+    from ..kv.batch import RunningBatch
+
+_LOGIT_TIE = 1e-3
+"""Standard deviations of the logits by which rounding in float32 may move one."""
+_MEND = "use another tier or another model, and report this one"
+
+
+def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
+    """
+    Measure how far each token of an answer is from being the likeliest one after the tokens before it.
+
+    One plain forward call over prompt and answer, alone and without a cache, is the reference. A greedy
+    answer falls short by nothing, or by so little that rounding decides: then another way to compute it may
+    rightly differ.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model.
+    prompt
+        Token ids of the prompt.
+    answer
+        Token ids of the answer.
+
+    Returns
+    -------
+    numpy.ndarray
+        For each token of the answer the largest logit less its own, in standard deviations of the logits
+        there.
+    """
+    own, largest, deviation = _alone(model, prompt, answer)
+    shortfall: NDArray[np.float64] = (largest - own) / deviation
+    return shortfall
+
+
+def _alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
+    """Return the logit of each token of an answer, the largest there, and their standard deviation."""
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.tensor([[*prompt, *answer]], device=model.device)
+        logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+        own = logits.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        figures: NDArray[np.float64] = torch.stack([own, logits.amax(-1), logits.std(-1)]).cpu().numpy()
+    return figures
+
+
+def near_tie(model: Any) -> float:
+    """
+    Return the shortfall up to which rounding may decide between two tokens.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model.
+
+    Returns
+    -------
+    float
+        In standard deviations of the logits: about 1e-3 for float32, 0.3 for bfloat16.
+    """
+    import torch
+
+    return float(4.0 * torch.finfo(model.dtype).eps ** 0.5)
+
+
+def check_tier(model: Any, tier: type[RunningBatch], *, seed: int = 0) -> None:
+    """
+    Run a few short requests through a running batch and compare each with the model alone.
+
+    Static rules know the families that they were written for; this catches the ones they were not.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model in evaluation mode.
+    tier
+        The kind of batch.
+    seed
+        Seed of the prompts.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be run so, or an answer differs by more than a near-tie.
+    """
+    rng = random.Random(seed)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    prompts = [[rng.randrange(vocabulary) for _ in range(length)] for length in (9, 3, 17, 6)]
+    try:
+        answers, scores = _serve(tier(model, 3, 24), prompts)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # whatever a model raises that is called in ways it was not made for
+        if out_of_memory(error):
+            raise
+        what = (str(error).splitlines() or [""])[0]
+        reason = f"it fails on the {tier.tier} tier ({type(error).__name__}: {what})"
+        raise UnsupportedModelError(model.config.model_type, reason, _MEND) from error
+    worst = 0.0
+    for prompt, answer, given in zip(prompts, answers, scores, strict=True):
+        own, largest, deviation = _alone(model, prompt, answer)
+        # The logits themselves as well: a tiny model may choose the right token for the wrong reasons. Some
+        # models compute parts in float32 whatever their format, so they agree to its precision at best.
+        short, off = (largest - own) / deviation, np.abs(own - given) / deviation
+        worst = float(
+            np.max([worst, short.max() / near_tie(model), off.max() / max(near_tie(model), _LOGIT_TIE)])
+        )
+    # Written so that NaN is refused as well.
+    if not worst <= 1.0:
+        raise UnsupportedModelError(
+            model.config.model_type,
+            f"its answers in a padded batch differ from its own on the {tier.tier} tier"
+            f" ({worst:.2g} times as far as rounding explains)",
+            _MEND,
+        )
+
+
+def _serve(batch: RunningBatch, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+    """Return the answers and the logit of each of their tokens."""
+    answers: list[list[int]] = [[] for _ in prompts]
+    scores: list[list[float]] = [[] for _ in prompts]
+
+    def note(tokens: NDArray[np.int64], requests: dict[int, int]) -> None:
+        for slot, request in requests.items():
+            answers[request] += tokens[:, slot].tolist()
+            scores[request] += batch.scores[:, slot].tolist()
+
+    def join(requests: dict[int, int]) -> None:
+        first = batch.prefill(list(requests), [prompts[request] for request in requests.values()])
+        tokens = np.zeros((1, batch.slots), dtype=np.int64)
+        tokens[0, list(requests)] = first
+        note(tokens, requests)
+
+    # The third joins a running batch, the last one a row that was freed, the second leaves and comes back:
+    # insertion, padding and packing all occur.
+    join({0: 0, 1: 1})
+    note(batch.decode(4), {0: 0, 1: 1})
+    join({2: 2})
+    note(batch.decode(3), {0: 0, 1: 1, 2: 2})
+    batch.release(0)
+    suspended = batch.take(1)
+    join({0: 3})
+    note(batch.decode(2), {0: 3, 2: 2})
+    batch.insert(1, suspended)
+    note(batch.decode(5), {0: 3, 1: 1, 2: 2})
+    return answers, scores

@@ -1,0 +1,101 @@
+"""Which layout of keys and values a model runs on, chosen once when it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..models.families import UnsupportedModelError
+from ..models.tiny import FAMILIES
+
+if TYPE_CHECKING:
+    from ..kv.batch import RunningBatch
+
+TierName = Literal["auto", "window", "slab", "ragged"]
+TIER_NAMES: tuple[TierName, ...] = ("auto", "window", "slab", "ragged")
+
+_TESTED_RELEASES = range(17, 24)
+"""Minor releases of transformers 5 between the two that every family is tested on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """
+    A layout and why it was chosen.
+
+    Parameters
+    ----------
+    name
+        ``window``, ``slab`` or ``ragged``.
+    reason
+        Why this one.
+    check
+        What vouches for its answers.
+    """
+
+    name: str
+    reason: str
+    check: str
+
+    @property
+    def batch(self) -> type[RunningBatch]:
+        """The class of its running batch."""
+        from ..kv.ragged import RaggedBatch
+        from ..kv.slab import SlabBatch
+        from ..kv.window_batch import WindowBatch
+
+        tiers: tuple[type[RunningBatch], ...] = (WindowBatch, SlabBatch, RaggedBatch)
+        return next(tier for tier in tiers if tier.tier == self.name)
+
+
+def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = None) -> Tier:
+    """
+    Return the tier that a model runs on.
+
+    Static rules refuse what a tier is known to get wrong. Outside the families and releases that the rules
+    were tested on, a few requests are run through the tier and compared with the model alone.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model in evaluation mode.
+    wanted
+        A tier, or ``auto`` for the fastest that is right: ragged, else window.
+    self_check
+        Whether to run the comparison; by default where it is needed.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the wanted tier, or with ``auto`` every one, would give wrong answers.
+    ValueError
+        If there is no tier of that name.
+    """
+    if wanted not in TIER_NAMES:
+        raise ValueError(f"tier must be one of {', '.join(TIER_NAMES)}, got {wanted!r}")
+    if self_check is None:
+        self_check = not _tested(model.config)
+    if wanted != "auto":
+        return _checked(model, Tier(wanted, "asked for", ""), self_check)
+    try:
+        return _checked(model, Tier("ragged", "the fastest that is right for this model", ""), self_check)
+    except UnsupportedModelError as error:
+        return _checked(model, Tier("window", f"ragged was refused: {error.reason}", ""), self_check)
+
+
+def _checked(model: Any, tier: Tier, self_check: bool) -> Tier:
+    from .self_check import check_tier
+
+    tier.batch.check(model.config)
+    if not self_check:
+        return Tier(tier.name, tier.reason, "a tested family")
+    check_tier(model, tier.batch)
+    return Tier(tier.name, tier.reason, "answers compared with the model's own at load")
+
+
+def _tested(config: Any) -> bool:
+    import transformers
+
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    families = {model_type for model_type, _ in FAMILIES.values()}
+    return major == 5 and minor in _TESTED_RELEASES and config.model_type in families

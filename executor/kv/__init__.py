@@ -1,0 +1,1 @@
+"""The KV cache of a running batch: layouts, attention, captured decode steps."""

@@ -1,0 +1,398 @@
+"""
+A running batch of slots on a transformers model, whatever the layout of its keys and values.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..attention.decoder import Decoder
+from ..models.faults import NotFiniteError, OutOfMemoryError, out_of_memory
+from ..models.sampling import Sampler, TokenRule
+from .store import KeyValueStore, Suspended
+
+
+class RunningBatch(ABC):
+    """
+    A batch of slots that decode together, each joined and left by requests at any time.
+
+    A slot is the caller's name for a place in the batch; a row is where its keys and values lie. Rows are
+    always packed, so a round computes exactly the occupied slots.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model in evaluation mode.
+    slots
+        The most requests that run at once.
+    capacity
+        The most tokens (prompt and answer) a request is expected to hold; the buffers grow when a request
+        turns out longer.
+    sampler
+        How tokens are chosen; greedily if left out.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model's answers would be wrong.
+    ValueError
+        If ``slots`` or ``capacity`` is not positive.
+    """
+
+    tier: ClassVar[str]
+    """The name of the layout."""
+
+    def __init__(self, model: Any, slots: int, capacity: int, *, sampler: TokenRule | None = None) -> None:
+        if slots < 1 or capacity < 1:
+            raise ValueError(f"slots and capacity must be positive, got {slots} and {capacity}")
+        self.check(model.config)
+        self.slots = slots
+        self._sampler = sampler or Sampler()
+        self._decoder = Decoder(model)
+        self._store = self._make_store(capacity)
+        self._slot_of_row: list[int | None] = []
+        self._row_of_slot: dict[int, int] = {}
+        self._state = torch.zeros(4, slots, dtype=torch.int64, device=self._decoder.device)
+        self._scores: tuple[torch.Tensor, list[int]] = torch.empty(0, 0), []
+
+    @classmethod
+    @abstractmethod
+    def check(cls, config: Any) -> None:
+        """Raise :class:`~.families.UnsupportedModelError` where this layout would give wrong answers."""
+
+    @abstractmethod
+    def _make_store(self, capacity: int) -> KeyValueStore:
+        """Return the empty store."""
+
+    @abstractmethod
+    def _insert(
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Prefill prompts into rows; yield the indices and logits of those that each call completes."""
+
+    @abstractmethod
+    def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Run one token of every row, each of shape (rows,), and return the logits."""
+
+    @abstractmethod
+    def _changed(self) -> None:
+        """Take note that rows were added, moved or dropped."""
+
+    def _decoding(self) -> AbstractContextManager[None]:
+        return self._decoder.decoding()
+
+    @property
+    def active(self) -> int:
+        """Occupied slots."""
+        return len(self._row_of_slot)
+
+    @property
+    def occupied(self) -> tuple[int, ...]:
+        """The occupied slots, in increasing order."""
+        return tuple(sorted(self._row_of_slot))
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens held by the occupied slots, without padding."""
+        return sum(self._store.tokens_of(row) for row in self._row_of_slot.values())
+
+    @property
+    def padded_kv_tokens(self) -> int:
+        """Columns that attention reads in the next round, padding included, over all occupied slots."""
+        return self._store.padded_tokens
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Of the latest greedy prefill or decode call: the logit of each token, shape (rounds, slots)."""
+        scores, slots = self._scores
+        answer = np.full((len(scores), self.slots), np.nan)
+        answer[:, slots] = scores.double().cpu().numpy()
+        return answer
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        slots: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        *,
+        request_ids: Sequence[str] | None = None,
+        emitted: Sequence[int] | None = None,
+    ) -> list[int]:
+        """
+        Run prompts and let them join the batch: all of them, or on an error none.
+
+        Parameters
+        ----------
+        slots
+            A free slot for each prompt.
+        prompts
+            Token ids of each prompt; of a resumed request with the tokens it has emitted before.
+        request_ids
+            Name each request's random stream; needed unless sampling is greedy.
+        emitted
+            Tokens each request has emitted before; none if left out.
+
+        Returns
+        -------
+        list of int
+            The token that follows each prompt. It is the request's next input: the coming round embeds it.
+
+        Raises
+        ------
+        ValueError
+            If a slot is taken, named twice or out of range, or a prompt is empty.
+        OutOfMemoryError
+            If memory ran out; the batch is as it was.
+        NotFiniteError
+            If the model gives logits that are not finite.
+        """
+        self._check_prefill(slots, prompts)
+        if not slots:
+            return []
+        if request_ids is None:
+            if not self._sampler.greedy:
+                raise ValueError("sampling needs request_ids, which name the random stream of each request")
+            request_ids = [""] * len(slots)
+        device = self._decoder.device
+        streams = [self._sampler.stream(request_id) for request_id in request_ids]
+        lengths = [len(prompt) for prompt in prompts]
+        state = torch.tensor([[0] * len(slots), lengths, streams, emitted or [0] * len(slots)], device=device)
+        scores = torch.zeros(len(slots), dtype=self._decoder.dtype, device=device)
+        rows = [self._take_row(slot) for slot in slots]
+        self._changed()
+        try:
+            for indices, logits in self._insert(rows, prompts):
+                chosen = self._sampler.choose(logits, state[2, indices], state[3, indices])
+                state[0, indices] = chosen
+                scores[indices] = self._score(logits, chosen)
+        except BaseException as error:
+            for slot in slots:
+                self.release(slot)
+            if out_of_memory(error):
+                raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
+            raise
+        state[3] += 1
+        self._state[:, rows] = state
+        self._changed()
+        self._scores = scores[None], list(slots)
+        if not scores.isfinite().all():
+            for slot in slots:
+                self.release(slot)
+            raise NotFiniteError(slots[int(scores.isfinite().int().argmin())], 0)
+        answer: list[int] = state[0].tolist()
+        return answer
+
+    @torch.inference_mode()
+    def decode(self, rounds: int = 1, *, until: frozenset[int] = frozenset()) -> NDArray[np.int64]:
+        """
+        Give one token to every occupied slot, ``rounds`` times, and read the tokens back once.
+
+        Parameters
+        ----------
+        rounds
+            The most rounds to run. All occupied slots take part in all of them: what a request gives beyond
+            its end is the caller's to discard.
+        until
+            Tokens that end the call early: it returns after the first round in which a slot gives one.
+
+        Returns
+        -------
+        numpy.ndarray
+            Tokens, shape (rounds run, slots); -1 where a slot is free.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If memory ran out; it carries the tokens of the rounds before, which count.
+        NotFiniteError
+            If the model gives logits that are not finite.
+        """
+        if not self._row_of_slot or rounds == 0:
+            return np.full((rounds, self.slots), -1, dtype=np.int64)
+        self._pack()
+        rows = self._store.rows
+        history = torch.empty(rounds, rows, dtype=torch.int64, device=self._decoder.device)
+        scores = torch.empty(rounds, rows, dtype=self._decoder.dtype, device=self._decoder.device)
+        done = 0
+        try:
+            for done in self._run(history, scores, until):
+                pass
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise OutOfMemoryError(str(error), self._read_back(history[:done], scores[:done])) from error
+        return self._read_back(history[:done], scores[:done])
+
+    def warm_up(self) -> None:
+        """Do what is done once, before anything is timed: by default nothing."""
+
+    @torch.inference_mode()
+    def release(self, slot: int) -> None:
+        """
+        Free a slot: its request is done or evicted.
+
+        Parameters
+        ----------
+        slot
+            An occupied slot.
+
+        Raises
+        ------
+        ValueError
+            If the slot is free.
+        """
+        self._check_occupied(slot)
+        row = self._row_of_slot.pop(slot)
+        self._slot_of_row[row] = None
+        self._store.wipe_row(row)
+
+    @torch.inference_mode()
+    def take(self, slot: int) -> Suspended:
+        """
+        Free a slot and keep its request on the host, to go on later without a new prefill.
+
+        Parameters
+        ----------
+        slot
+            An occupied slot.
+
+        Returns
+        -------
+        Suspended
+            What :meth:`insert` takes, on this batch or another of the same model.
+
+        Raises
+        ------
+        ValueError
+            If the slot is free.
+        """
+        self._check_occupied(slot)
+        row = self._row_of_slot[slot]
+        layers = [(_to_host(keys), _to_host(values)) for keys, values in self._store.read_row(row)]
+        state = self._state[:, row].to("cpu", copy=True)
+        self.release(slot)
+        return Suspended(tuple(keys for keys, _ in layers), tuple(values for _, values in layers), state)
+
+    @torch.inference_mode()
+    def insert(self, slot: int, request: Suspended) -> None:
+        """
+        Embed a request's keys and values in a free slot: the coming round goes on with it.
+
+        Parameters
+        ----------
+        slot
+            A free slot.
+        request
+            What :meth:`take` returned.
+
+        Raises
+        ------
+        ValueError
+            If the slot is taken or does not exist.
+        OutOfMemoryError
+            If memory ran out; the batch is as it was.
+        """
+        self._check_free(slot)
+        row = self._take_row(slot)
+        try:
+            self._store.write_row(row, list(zip(request.keys, request.values, strict=True)))
+        except Exception as error:
+            self.release(slot)
+            if out_of_memory(error):
+                raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
+            raise
+        self._state[:, row] = request.state.to(self._decoder.device)
+        self._changed()
+
+    def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
+        """Run as many rounds as there is room for in the results; yield how many are done."""
+        tokens, positions, streams, emitted = self._state[:, : self._store.rows].unbind()
+        ends = torch.tensor(sorted(until), device=tokens.device)
+        with self._decoding():
+            for round_ in range(len(history)):
+                logits = self._step(tokens, positions)
+                chosen = self._sampler.choose(logits, streams, emitted)
+                scores[round_] = self._score(logits, chosen)
+                history[round_] = chosen
+                tokens.copy_(chosen)
+                self._state[1::2, : len(tokens)] += 1
+                yield round_ + 1
+                if until and bool((chosen[:, None] == ends).any()):
+                    return
+
+    def _score(self, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Return what is finite only if each row's logits are sound: NaN is the largest to both of these."""
+        if self._sampler.greedy:
+            return logits.gather(-1, chosen[:, None])[:, 0]
+        return logits.amax(dim=-1)
+
+    def _read_back(self, history: torch.Tensor, scores: torch.Tensor) -> NDArray[np.int64]:
+        answer = np.full((len(history), self.slots), -1, dtype=np.int64)
+        columns = [slot for slot in self._slot_of_row if slot is not None]
+        self._scores = scores, columns
+        if not scores.isfinite().all():
+            round_, row = (~scores.isfinite()).nonzero()[0].tolist()
+            raise NotFiniteError(columns[row], round_)
+        answer[:, columns] = history.cpu().numpy()
+        return answer
+
+    def _check_prefill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        if len(slots) != len(prompts):
+            raise ValueError(f"{len(slots)} slots were given for {len(prompts)} prompts")
+        if len(set(slots)) != len(slots):
+            raise ValueError(f"a slot is named twice: {list(slots)}")
+        for slot, prompt in zip(slots, prompts, strict=True):
+            self._check_free(slot)
+            if not len(prompt):
+                raise ValueError(f"the prompt for slot {slot} is empty: give it at least one token")
+
+    def _check_free(self, slot: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise ValueError(f"slot {slot} does not exist: the batch has slots 0 to {self.slots - 1}")
+        if slot in self._row_of_slot:
+            raise ValueError(f"slot {slot} is taken: release it first")
+
+    def _check_occupied(self, slot: int) -> None:
+        if slot not in self._row_of_slot:
+            raise ValueError(f"slot {slot} is free already; occupied are {list(self.occupied)}")
+
+    def _take_row(self, slot: int) -> int:
+        if None in self._slot_of_row:
+            row = self._slot_of_row.index(None)
+        else:
+            row = len(self._slot_of_row)
+            self._slot_of_row.append(None)
+            self._store.append_row()
+        self._slot_of_row[row] = slot
+        self._row_of_slot[slot] = row
+        return row
+
+    def _pack(self) -> None:
+        """Fill the rows that were freed from the last ones, so that the rows in use come first."""
+        slots = self._slot_of_row
+        if None not in slots:
+            return
+        while None in slots:
+            hole, last = slots.index(None), len(slots) - 1
+            slot = slots[last]
+            if slot is not None:
+                self._store.move_row(last, hole)
+                self._store.wipe_row(last)
+                self._state[:, hole] = self._state[:, last]
+                slots[hole], self._row_of_slot[slot] = slot, hole
+            slots.pop()
+            self._store.drop_row()
+        self._changed()
+
+
+def _to_host(states: torch.Tensor) -> torch.Tensor:
+    return states.to("cpu", copy=True).contiguous()

@@ -1,0 +1,254 @@
+"""
+Whole decode rounds on the device, captured once for a number of rows and replayed without the host.
+
+A round is the model's forward call, the choice of a token, and the update in place of what the next round
+needs: tokens, positions, counts, and a ring of results that is read back once per burst. Python runs while a
+round is captured and never again, so a round depends on tensors alone.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..attention.decoder import Decoder
+from ..models.sampling import TokenRule
+from .slot_store import KeyValueSlots
+
+Round = Callable[[], Any]
+"""Runs a decode round."""
+
+Capture = Callable[[Round], Round]
+"""Runs a round as often as it needs to, and returns what runs it again on the same tensors."""
+
+MOST_ROUNDS = 256
+"""Rounds whose results are kept on the device until they are read back."""
+
+LAG = 2
+"""Rounds launched before the host looks whether an answer ended: enough to hide a launch and a copy."""
+
+_ENDS = 64
+"""Room for tokens that end a call."""
+
+_MOST_CASES = 64
+"""Captures in a process for which rounds are compiled; later ones run as they are."""
+
+_WARM_UPS = 2
+"""Rounds run before the capture: libraries allocate their workspaces in the first."""
+
+
+def cuda_graph(round_: Round) -> Round:
+    """
+    Capture a round in a CUDA graph.
+
+    Parameters
+    ----------
+    round_
+        Reads and writes tensors that stay in place, and never waits for the device.
+
+    Returns
+    -------
+    callable
+        Replays the round.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            round_()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        round_()
+    return graph.replay
+
+
+def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any] = "inductor") -> Capture:
+    """
+    Return a capture that compiles the whole round first, its small operations fused.
+
+    Parameters
+    ----------
+    capture
+        What becomes of the compiled round.
+    backend
+        As ``torch.compile`` takes it.
+
+    Returns
+    -------
+    Capture
+        Fails on a model that does not compile to a single graph.
+    """
+
+    def compile_and_capture(round_: Round) -> Round:
+        compiled_round = torch.compile(round_, fullgraph=True, dynamic=False, backend=backend)
+
+        def run() -> None:
+            # Every number of rows and every buffer is a case of its own, of the same code.
+            with torch._dynamo.config.patch(recompile_limit=_MOST_CASES):
+                compiled_round()
+
+        return capture(run)
+
+    return compile_and_capture
+
+
+class CapturedRounds:
+    """
+    Decode rounds over padded slots for the whole, a half and a quarter of the slots.
+
+    Parameters
+    ----------
+    decoder
+        The model; whatever attends in it reads the lengths from ``state``.
+    store
+        Keys and values, of which layers get whole views.
+    sampler
+        How tokens are chosen; it must keep nothing on the host.
+    state
+        Each row's next token, position, random stream and count of tokens, int64, shape (4, slots).
+    score
+        Gives a number for each row's logits and token, of which the results tell.
+    capture
+        Captures a round.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        store: KeyValueSlots,
+        sampler: TokenRule,
+        state: torch.Tensor,
+        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        capture: Capture,
+    ) -> None:
+        slots, device = state.shape[1], state.device
+        self._decoder, self._store, self._sampler = decoder, store, sampler
+        self._state, self._score, self._capture = state, score, capture
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
+        """While a round runs: the columns that each of its rows holds, its own new token's among them."""
+        self.ended = False
+        """Whether the latest call came to a token that ended it."""
+        self._sizes = sorted({slots, -(-slots // 2), -(-slots // 4)})
+        self._replays: dict[int, Round] = {}
+        self._columns = 0
+        self._moving = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(MOST_ROUNDS, slots, dtype=torch.int64, device=device)
+        self._scores = torch.zeros(MOST_ROUNDS, slots, dtype=decoder.dtype, device=device)
+        self._until: frozenset[int] = frozenset()
+        self._ends = torch.full((_ENDS,), -1, dtype=torch.int64, device=device)
+        self._ended = torch.zeros(MOST_ROUNDS, dtype=torch.bool, device=device)
+        on_gpu = device.type == "cuda"
+        self._lag = LAG if on_gpu else 0
+        self._ended_on_host = torch.zeros(MOST_ROUNDS, dtype=torch.bool, pin_memory=on_gpu)
+        self._copied: list[Any] = [torch.Event(device) for _ in range(MOST_ROUNDS)] if on_gpu else []
+
+    def run(self, rounds: int, until: frozenset[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Run rounds over the rows in use.
+
+        Parameters
+        ----------
+        rounds
+            At least one, at most :data:`MOST_ROUNDS`; fewer are run where the columns there are do not
+            suffice, as an answer may end before it needs more.
+        until
+            Tokens after whose round to stop.
+
+        Returns
+        -------
+        tokens, scores : torch.Tensor
+            Of the rounds that count, each of shape (rounds, rows), overwritten by the next call.
+        """
+        store, rows = self._store, self._store.rows
+        self.ended = False
+        store.make_room(max(store.lengths) + 1)
+        rounds = min(rounds, store.columns - max(store.lengths))
+        size = next(size for size in self._sizes if size >= rows)
+        # Rows that fill a captured size up compute a token at column 0 of a free row, and stay there.
+        self._state[:, rows:size] = 0
+        self._look_for(until)
+        replay = self._replay(size)
+        self._moving[:rows] = 1
+        self._moving[rows:] = 0
+        self._cursor.zero_()
+        done = self._launch(replay, rounds, until)
+        store.end_rounds(done)
+        return self._tokens[:done, :rows], self._scores[:done, :rows]
+
+    def _launch(self, replay: Round, rounds: int, until: frozenset[int]) -> int:
+        """Launch rounds, ahead of what is known about them; return how many count."""
+        if not until:
+            for _ in range(rounds):
+                replay()
+            return rounds
+        launched = 0
+        while launched < rounds and not (launched > self._lag and self._has_ended(launched - self._lag - 1)):
+            replay()
+            self._ended_on_host[launched].copy_(self._ended[launched], non_blocking=True)
+            if self._copied:
+                self._copied[launched].record()
+            launched += 1
+        done = next((at + 1 for at in range(launched) if self._has_ended(at)), launched)
+        self.ended = self._has_ended(done - 1)
+        if done < launched:
+            # The rounds beyond are as if they had not been: their columns are written again.
+            rows = self._store.rows
+            self._state[1::2, :rows] -= launched - done
+            self._state[0, :rows] = self._tokens[done - 1, :rows]
+        return done
+
+    def _has_ended(self, round_: int) -> bool:
+        if self._copied:
+            self._copied[round_].synchronize()
+        return bool(self._ended_on_host[round_])
+
+    def _look_for(self, until: frozenset[int]) -> None:
+        if until == self._until:
+            return
+        if len(until) > len(self._ends):
+            self._replays.clear()
+            self._ends = self._ends.new_empty(len(until))
+        self._ends.fill_(-1)
+        self._ends[: len(until)] = torch.tensor(sorted(until), device=self._ends.device)
+        self._until = until
+
+    def _replay(self, size: int) -> Round:
+        if self._columns != self._store.columns:
+            # Wider buffers are other tensors.
+            self._replays.clear()
+            self._columns = self._store.columns
+        if size not in self._replays:
+            before = self._state.clone()
+            self._moving.zero_()
+            self._cursor.zero_()
+            try:
+                self._replays[size] = self._capture(partial(self._round, size))
+            finally:
+                self._state.copy_(before)
+                # What the capture left there belongs to it.
+                self._store.begin_rounds(self._state[1])
+        return self._replays[size]
+
+    def _round(self, size: int) -> None:
+        tokens, positions, streams, emitted = self._state[:, :size].unbind()
+        self._store.begin_rounds(positions)
+        self.lengths = positions + 1
+        logits = self._decoder.forward(self._store, tokens[:, None], positions[:, None])
+        chosen = self._sampler.choose(logits, streams, emitted)
+        score = self._score(logits, chosen)
+        self._tokens[:, :size].index_copy_(0, self._cursor, chosen[None])
+        self._scores[:, :size].index_copy_(0, self._cursor, score[None])
+        moving = self._moving[:size]
+        ended = ((chosen[:, None] == self._ends).any(dim=1) & (moving > 0)).any()
+        self._ended.index_copy_(0, self._cursor, ended[None])
+        tokens.copy_(chosen)
+        positions += moving
+        emitted += moving
+        self._cursor += 1

@@ -1,0 +1,223 @@
+"""
+The ragged tier: fixed slots, packed prompts, and attention that reads only what a row holds.
+
+Attention is a function of our own, which transformers' layers call in place of theirs
+(``AttentionInterface.register``); there is no mask tensor for the model to build or to expand.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from ..attention.functions import AttentionCall, attending
+from ..attention.kernels import KERNELS, Held, fastest
+from ..models.families import UnsupportedModelError, check_ragged
+from ..models.faults import OutOfMemoryError, out_of_memory
+from ..models.sampling import RecordingSampler
+from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
+from .packed_prompts import PackedAttention, pack
+from .row_groups import RowGroups
+from .slab import SlotBatch
+from .slot_store import Segment
+
+_LOG = logging.getLogger(__name__)
+_NAME = "batchbound_ragged"
+_CAPTURED_NAME = "batchbound_ragged_captured"
+_PREFILL_TOKENS = 4_096
+"""Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
+
+_UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
+"""What some layers tell their attention function that this one does not act on."""
+
+
+class RaggedBatch(SlotBatch):
+    """
+    A running batch in fixed slots whose rows are read to their own lengths.
+
+    Parameters are those of :class:`~.running.RunningBatch`.
+
+    Parameters
+    ----------
+    prefill_tokens
+        The most prompt tokens of one forward call.
+    capture
+        Captures whole decode rounds, so that the host only launches them; a CUDA graph on a GPU if left out,
+        none on a CPU.
+    kernel
+        Of :data:`~.attention_kernels.KERNELS`, for captured rounds; the fastest on a GPU if left out.
+    """
+
+    tier: ClassVar[str] = "ragged"
+    _whole: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        prefill_tokens: int = _PREFILL_TOKENS,
+        capture: Capture | None = None,
+        kernel: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._prefill_tokens = prefill_tokens
+        if capture is None and self._decoder.device.type == "cuda":
+            capture = cuda_graph
+        # It keeps what it chooses in lists of the host's, which a replay would not reach.
+        self._capture = None if isinstance(self._sampler, RecordingSampler) else capture
+        self._captured: CapturedRounds | None = None
+        self._kernel = kernel
+        self._prompts = PackedAttention(self._decoder, self._store)
+        self._groups = RowGroups(self._decoder, self._store)
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Refuse models whose layers do not leave their whole attention to a registered function."""
+        check_ragged(config)
+
+    def _decoding(self) -> AbstractContextManager[None]:
+        return attending(self._decoder.model, _NAME, self._attend)
+
+    def _insert(
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        store, device = self._store, self._decoder.device
+        store.make_room(max(len(prompt) for prompt in prompts) + 1)
+        for pieces in pack([len(prompt) for prompt in prompts], self._prefill_tokens):
+            ids: list[int] = []
+            positions: list[int] = []
+            places: list[int] = []
+            segments, done, last = [], [], []
+            for index, offset, tokens in pieces:
+                segments.append(Segment(rows[index], offset, 0, len(ids), tokens))
+                ids += prompts[index][offset : offset + tokens]
+                positions += range(offset, offset + tokens)
+                places += [rows[index]] * tokens
+                if offset + tokens == len(prompts[index]):
+                    done.append(index)
+                    last.append(len(ids) - 1)
+            packed = torch.tensor([ids, positions, places], device=device)
+            wanted = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
+            store.segments, store.packed = segments, True
+            store.begin_rounds(packed[1], packed[2])
+            self._prompts.begin()
+            try:
+                with self._decoding():
+                    logits = self._decoder.forward(
+                        store, packed[:1], packed[1:2], last=(wanted[0], wanted[1])
+                    )
+            finally:
+                store.segments, store.packed = (), False
+                for part in segments:
+                    store.lengths[part.row] = part.offset + part.tokens
+            if done:
+                yield done, logits
+
+    @property
+    def kernel(self) -> str | None:
+        """What attends in captured rounds, of :data:`~.attention_kernels.KERNELS`; None before the first."""
+        return self._kernel
+
+    @property
+    def padded_kv_tokens(self) -> int:
+        """Columns that attention reads in the next round over all occupied slots."""
+        if self._capture is not None and self._kernel not in (None, "masked sdpa"):
+            return self.kv_tokens
+        return super().padded_kv_tokens
+
+    def warm_up(self) -> None:
+        """Choose the kernel and capture the rounds, on prompts of one token."""
+        if self._capture is None:
+            return
+        for active in (self.slots, -(-self.slots // 2), -(-self.slots // 4)):
+            slots = list(range(active))
+            try:
+                self.prefill(slots, [[0]] * active, request_ids=[""] * active)
+                self.decode(1)
+            except OutOfMemoryError:
+                # Whoever runs the batch finds out as well, and knows what to do.
+                return
+            finally:
+                for slot in self.occupied:
+                    self.release(slot)
+
+    def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
+        done = 0
+        while self._capture is not None and done < len(history):
+            captured = self._captured_rounds(self._capture)
+            try:
+                with attending(self._decoder.model, _CAPTURED_NAME, self._attend_held):
+                    results = captured.run(min(MOST_ROUNDS, len(history) - done), until)
+            except Exception as error:  # whatever a model does that a graph cannot hold
+                if out_of_memory(error):
+                    raise
+                _LOG.warning("decode rounds are not captured: %s: %s", type(error).__name__, error)
+                self._capture = None
+                break
+            rounds = slice(done, done + len(results[0]))
+            history[rounds], scores[rounds] = results
+            self._stale = True
+            done = rounds.stop
+            yield done
+            if captured.ended:
+                return
+        if done < len(history):
+            for more in super()._run(history[done:], scores[done:], until):
+                yield done + more
+
+    def _captured_rounds(self, capture: Capture) -> CapturedRounds:
+        if self._captured is None:
+            decoder, store = self._decoder, self._store
+            if self._kernel is None:
+                self._kernel = "masked sdpa"
+                keys, values = store.attending.buffers
+                if keys.is_cuda:
+                    heads = getattr(decoder.model.config, "num_attention_heads", keys.shape[1])
+                    query = keys.new_empty(self.slots, heads, keys.shape[-1])
+                    self._kernel = fastest(query, keys, values, windows=set(decoder.sliding_windows))
+            self._captured = CapturedRounds(decoder, store, self._sampler, self._state, self._score, capture)
+        return self._captured
+
+    def _attend_held(self, call: AttentionCall) -> torch.Tensor:
+        """Attend in a captured round: lengths are read from the device."""
+        assert self._captured is not None
+        assert self._kernel is not None
+        lengths, window = self._captured.lengths, self._store.attending.window
+        held = Held(call.key, call.value, lengths, window, call.scaling)
+        return KERNELS[self._kernel](call.query[:, :, 0], held)[:, None]
+
+    def _arrange(self) -> None:
+        self._groups.arrange()
+
+    def _mask(self) -> None:
+        """Prepare the groups' masks; the model itself gets none."""
+        assert self._masks is not None
+        self._groups.cut(self._masks)
+
+    def _attend(self, call: AttentionCall) -> torch.Tensor:
+        window = self._store.attending.window
+        if self._store.segments:
+            # Asked once for each prompt: what a layer asks for does not change from round to round.
+            self._refuse(call.mask, window, call.others)
+            return self._prompts.attend(call, window)
+        return self._groups.attend(call, window)
+
+    def _refuse(self, mask: torch.Tensor | None, window: int | None, arguments: dict[str, Any]) -> None:
+        """Refuse to compute another attention than the layer asks for: its answers would be wrong."""
+        reason = next((name for name in _UNHEARD if arguments.get(name) is not None), None)
+        if mask is not None:
+            reason = "a mask of the model's own"
+        elif arguments.get("sliding_window") not in (None, window):
+            reason = f"a window of {arguments['sliding_window']} tokens where its cache says {window}"
+        if reason is not None:
+            raise UnsupportedModelError(
+                self._decoder.model.config.model_type,
+                f"its layers ask the ragged tier for {reason}",
+                "use --tier window",
+            )

@@ -1,0 +1,190 @@
+"""
+Which rows of a ragged batch share a call of the attention kernel: padding against calls.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ..attention.decoder import Decoder
+from ..attention.functions import AttentionCall
+from .slot_store import KeyValueSlots, SlotMasks
+
+_SEARCH_CALLS = 0.25
+"""What the search for shared calls costs per row, in calls of the attention kernel, spread over rounds."""
+_MOST_KEPT = 8
+"""Changes of the rows that groups may outlast: rows might share calls better since, however well they do."""
+
+Group = tuple[int, int, int, int, torch.Tensor | None]
+"""First row and row past the last, first column and column past the last, and what hides some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """
+    Groups as they were found.
+
+    Parameters
+    ----------
+    bounds
+        The rows at which groups begin, and the number of rows.
+    excess
+        What calls and padding cost, over the tokens that the rows held.
+    kept
+        Changes of the rows since.
+    lost
+        What they cost more since than they would have at that excess, in tokens.
+    """
+
+    bounds: list[int]
+    excess: float = 0.0
+    kept: int = 0
+    lost: float = 0.0
+
+
+class RowGroups:
+    """
+    Neighbouring rows that attend in one call, padded to the longest of them.
+
+    Parameters
+    ----------
+    decoder
+        The model.
+    store
+        Where the rows lie.
+    """
+
+    def __init__(self, decoder: Decoder, store: KeyValueSlots) -> None:
+        self._decoder, self._store = decoder, store
+        self._arranged: dict[int | None, _Arrangement] = {}
+        self._groups: dict[int | None, list[Group]] = {}
+
+    def arrange(self) -> None:
+        """
+        Choose the groups for the rows as they are now.
+
+        Those chosen before stay until they have cost more than a search would: most changes concern few rows.
+        """
+        windows = self._decoder.sliding_windows
+        call_tokens = self._call_tokens()
+        for window in set(windows):
+            lengths = [min(tokens, window or tokens) for tokens in self._store.lengths]
+            if call_tokens == float("inf"):
+                self._arranged[window] = _Arrangement([0, len(lengths)])
+                continue
+            before = self._arranged.get(window, _Arrangement([0]))
+            bounds = [*(bound for bound in before.bounds if bound < len(lengths)), len(lengths)]
+            if len(bounds) > 2 and before.bounds[-1] < len(lengths):
+                # Rows that joined are a group of their own, or part of the one before them.
+                bounds = min(bounds, [*bounds[:-2], bounds[-1]], key=partial(_cost, lengths, call_tokens))
+            tokens = sum(lengths)
+            waste = _cost(lengths, call_tokens, bounds) - tokens
+            search = _SEARCH_CALLS * len(lengths) * call_tokens / windows.count(window)
+            lost = before.lost + max(0.0, waste - before.excess * tokens)
+            if waste < search:
+                self._arranged[window] = _Arrangement(bounds)
+                continue
+            if before.kept < _MOST_KEPT and lost < search:
+                self._arranged[window] = _Arrangement(bounds, before.excess, before.kept + 1, lost)
+                continue
+            bounds = neighbours(lengths, call_tokens)
+            excess = _cost(lengths, call_tokens, bounds) / tokens - 1
+            self._arranged[window] = _Arrangement(bounds, excess)
+
+    def _call_tokens(self) -> float:
+        """Estimate what a call of the attention kernel costs beyond its columns, in columns."""
+        if self._decoder.device.type != "cpu":
+            # One masked call for all rows: launches would outweigh any padding.
+            return float("inf")
+        layer = self._store.attending
+        if not layer.is_initialized:
+            return 256.0
+        # 15 microseconds a call, against some 10 GB/s of keys and values read.
+        size = sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in layer.buffers)
+        return 15e-6 * 10e9 / size
+
+    def cut(self, masks: SlotMasks) -> None:
+        """Cut the masks of the coming round to the rows and columns of each group."""
+        self._groups = {}
+        for window, arranged in self._arranged.items():
+            mask, groups = masks.of(window), []
+            for first, last in pairwise(arranged.bounds):
+                lengths = self._store.lengths[first:last]
+                begin = 0 if window is None else max(0, min(lengths) + 1 - window)
+                end = max(lengths) + 1
+                alike = min(lengths) == max(lengths)
+                hidden = None if alike else mask[first:last, None, None, begin:end]
+                groups.append((first, last, begin, end, hidden))
+            self._groups[window] = groups
+
+    def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
+        """
+        Return the output of a layer for one token a row, shape (rows, 1, heads, head size).
+
+        Parameters
+        ----------
+        call
+            Its keys and values are views of all columns.
+        window
+            How many of the latest tokens the layer attends to; None for all.
+        """
+        rows, heads, _, size = call.query.shape
+        query = call.query.reshape(rows, call.key.shape[1], -1, size)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        parts = [
+            attend(
+                query[first:last],
+                call.key[first:last, :, begin:end],
+                call.value[first:last, :, begin:end],
+                attn_mask=mask,
+                scale=call.scaling,
+            )
+            for first, last, begin, end, mask in self._groups[window]
+        ]
+        output = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return output.reshape(rows, 1, heads, call.value.shape[-1])
+
+
+def _cost(lengths: Sequence[int], call_tokens: float, bounds: Sequence[int]) -> float:
+    """Return what calls on such groups cost in a round, in tokens."""
+    return sum(call_tokens + (last - first) * max(lengths[first:last]) for first, last in pairwise(bounds))
+
+
+def neighbours(lengths: Sequence[int], call_tokens: float) -> list[int]:
+    """
+    Split rows into runs of neighbours so that padding and calls together cost least.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each row; at least one row.
+    call_tokens
+        What a call costs beyond its padded tokens, in tokens.
+
+    Returns
+    -------
+    list of int
+        The rows at which runs begin, and the number of rows.
+    """
+    rows = len(lengths)
+    reversed_lengths = np.asarray(lengths, dtype=np.float64)[::-1]
+    # cheapest[j] is the least cost of the first j rows; the last run of them is padded to its longest row.
+    cheapest = np.zeros(rows + 1)
+    begin = np.zeros(rows + 1, dtype=np.int64)
+    for j in range(1, rows + 1):
+        longest = np.maximum.accumulate(reversed_lengths[rows - j :])
+        costs = longest * np.arange(1, j + 1) + call_tokens + cheapest[j - 1 :: -1]
+        size = int(costs.argmin()) + 1
+        cheapest[j], begin[j] = costs[size - 1], j - size
+    bounds = [rows]
+    while bounds[-1]:
+        bounds.append(int(begin[bounds[-1]]))
+    return bounds[::-1]

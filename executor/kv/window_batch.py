@@ -1,0 +1,183 @@
+"""
+The window tier: BATON's end-aligned padded batch, which runs every supported model.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ..attention.decoder import Mask
+from ..models.families import check_supported
+from .batch import RunningBatch
+from .window import KeyValueWindow
+
+_PREFILL_TOKENS = 16_384
+"""Padded tokens of one forward call over prompts: bounds the activations."""
+
+
+class WindowBatch(RunningBatch):
+    """
+    A running batch whose rows all end at the same column, shorter ones padded in front.
+
+    Index distance equals position distance, which sliding windows, ALiBi and index-based biases rely on.
+    Parameters are those of :class:`~.running.RunningBatch`; the buffers are somewhat wider than ``capacity``.
+    """
+
+    tier: ClassVar[str] = "window"
+    _store: KeyValueWindow
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Refuse what the engine cannot run at all."""
+        check_supported(config)
+
+    def _make_store(self, capacity: int) -> KeyValueWindow:
+        self._mask: torch.Tensor | None = None
+        columns = capacity + max(64, capacity // 4)
+        return KeyValueWindow(self.slots, columns, self._decoder.sliding_windows)
+
+    def _changed(self) -> None:
+        self._mask = None
+
+    def _insert(
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        window, device = self._store, self._decoder.device
+        lengths = [len(prompt) for prompt in prompts]
+        window.make_room_before(max(lengths))
+        for group in length_groups(lengths, self._decoder.call_tokens):
+            ids, positions, last = padded_prompts([prompts[i] for i in group], device)
+            frame = window.frame
+            frame.inserting = [(rows[i], lengths[i]) for i in group]
+            try:
+                logits = self._decoder.forward(window, ids, positions, last=last)
+            finally:
+                for row, tokens in frame.inserting:
+                    frame.starts[row] = frame.end - tokens
+                frame.low = min(frame.low, frame.end - ids.shape[1])
+                frame.inserting = ()
+            yield group, logits
+
+    def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        window = self._store
+        if window.make_room_after():
+            self._mask = None
+        if self._mask is None:
+            window.frame.release_front()
+            self._mask = self._padding()
+        logits = self._decoder.forward(
+            window, tokens[:, None], positions[:, None], mask=self._attention_mask(self._mask)
+        )
+        window.frame.end += 1
+        return logits
+
+    def _padding(self) -> torch.Tensor:
+        """Return what hides padding, shape (rows, columns); good until rows change or shift."""
+        visible = self._store.visible(self._decoder.device)
+        if self._decoder.padding_mask:
+            return visible.long()
+        return hiding(visible, self._decoder.dtype)
+
+    def _attention_mask(self, mask: torch.Tensor) -> Mask:
+        low, end = self._store.frame.low, self._store.frame.end + 1
+        if self._decoder.padding_mask:
+            return mask[:, low:end]
+        masks = {
+            kind: mask[:, None, None, low if size is None else max(low, end - size) : end]
+            for kind, size in self._decoder.windows_by_kind.items()
+        }
+        return next(iter(masks.values())) if len(masks) == 1 else masks
+
+
+def hiding(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """
+    Return what is added to attention scores to hide columns.
+
+    Parameters
+    ----------
+    visible
+        bool, of any shape.
+    dtype
+        Number format of the scores.
+
+    Returns
+    -------
+    torch.Tensor
+        0 where visible, else the most negative number: finite, so that no arithmetic on it gives NaN.
+    """
+    scores = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return scores.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def padded_prompts(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """
+    Lay prompts out side by side.
+
+    Padded on the right: real tokens never see what follows them, so plain causal attention is right.
+
+    Parameters
+    ----------
+    prompts
+        Token ids of each prompt.
+    device
+        Where to put the answer.
+
+    Returns
+    -------
+    ids, positions : torch.Tensor
+        int64, shape (prompts, longest prompt).
+    last : tuple of torch.Tensor
+        Row and column of each prompt's last token.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(lengths)
+    ids = torch.tensor([list(prompt) + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
+    positions = torch.arange(longest, device=device).expand(len(prompts), -1)
+    last = torch.arange(len(prompts), device=device), torch.tensor(lengths, device=device) - 1
+    return ids, positions, last
+
+
+def length_groups(
+    lengths: Sequence[int], call_tokens: float, most_tokens: int = _PREFILL_TOKENS
+) -> list[list[int]]:
+    """
+    Split prompts into forward calls so that padding and calls together cost least.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each prompt.
+    call_tokens
+        What a call costs beyond its padded tokens, in tokens.
+    most_tokens
+        The most padded tokens of a call with more than one prompt.
+
+    Returns
+    -------
+    list of list of int
+        The prompts of each call, by index; longest first.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    # cheapest[j] is the least cost of the first j prompts: a group is padded to its first, longest prompt.
+    cheapest = [0.0] + [float("inf")] * len(order)
+    begin = [0] * (len(order) + 1)
+    for i, index in enumerate(order):
+        for j in range(i + 1, len(order) + 1):
+            padded = lengths[index] * (j - i)
+            if j > i + 1 and padded > most_tokens:
+                break
+            if cheapest[i] + padded + call_tokens < cheapest[j]:
+                cheapest[j], begin[j] = cheapest[i] + padded + call_tokens, i
+    groups: list[list[int]] = []
+    j = len(order)
+    while j:
+        groups.append(order[begin[j] : j])
+        j = begin[j]
+    return groups[::-1]

@@ -1,0 +1,1 @@
+"""Models and tokenizers: loading, families, sampling, self-check."""

@@ -1,0 +1,254 @@
+"""Which transformers models the window can run, decided from their configuration."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...data.files.disk import InputError
+
+_ENCODER_DECODER_MEND = "use a decoder-only causal language model"
+_PLAIN_CACHE_MEND = (
+    "use a model that caches plain keys and values in every layer, such as Llama, Qwen, Mistral or Gemma"
+)
+_OWN_POSITIONS = frozenset({"cpmant", "git", "moshi"})
+"""Families that number positions or shape masks past ``position_ids`` and ``attention_mask``."""
+_DECODERS_ALL_THE_SAME = frozenset({"gpt_neox", "gpt_neox_japanese"})
+"""Decoders whose configuration has an ``is_decoder`` switch, as encoders' have, and does not mean it."""
+
+_INDEX_BIAS = frozenset({"gpt_neo"})
+"""Families whose local layers mask by the index of a column, not by position."""
+_SINKS = frozenset({"gpt_oss"})
+_WINDOW_MEND = "use --tier window"
+
+
+class UnsupportedModelError(InputError):
+    """
+    A model whose answers the window would get wrong.
+
+    Parameters
+    ----------
+    model_type
+        The family, as its ``config.json`` names it.
+    reason
+        What about it does not fit.
+    hint
+        What to use instead.
+    """
+
+    def __init__(self, model_type: str, reason: str, hint: str) -> None:
+        super().__init__(f"a model of type {model_type!r} cannot be run: {reason}; {hint}")
+        self.model_type = model_type
+        self.reason = reason
+        self.hint = hint
+
+
+def check_supported(config: Any) -> None:
+    """
+    Refuse a model that the window cannot run, before its weights are loaded.
+
+    Parameters
+    ----------
+    config
+        The model's transformers configuration.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model is an encoder-decoder, multimodal, recurrent or otherwise stateful, has RoPE frequencies
+        that depend on the longest row of the batch, or attends in ways that end-aligned rows do not keep.
+    """
+    for rule in _RULES:
+        refusal = rule(config)
+        if refusal is not None:
+            raise UnsupportedModelError(config.model_type, *refusal)
+
+
+def check_slab(config: Any) -> None:
+    """
+    Refuse a model that the slab tier cannot run: rows that do not end together shift indices of columns.
+
+    Parameters
+    ----------
+    config
+        The model's transformers configuration.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the window cannot run it, or its attention goes by the index of a column.
+    """
+    check_supported(config)
+    if config.model_type in _INDEX_BIAS:
+        raise UnsupportedModelError(
+            config.model_type, "its attention goes by the index of a column in the cache", _WINDOW_MEND
+        )
+
+
+def check_ragged(config: Any) -> None:
+    """
+    Refuse a model that the ragged tier cannot run: its function has to be all there is to attention.
+
+    Parameters
+    ----------
+    config
+        The model's transformers configuration.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the window cannot run it, its layers do not call the attention interface, or they ask it for more
+        than scaled dot products: capped scores or attention sinks.
+    """
+    check_supported(config)
+    reason = None
+    if not getattr(_model_class(config), "_supports_attention_backend", False):
+        reason = "its layers do not call transformers' attention interface"
+    elif getattr(config, "attn_logit_softcapping", None) is not None:
+        reason = "its attention scores are capped"
+    elif getattr(config, "kv_lora_rank", None) is not None:
+        reason = "it has multi-head latent attention, whose keys and values differ in size"
+    elif config.model_type in _SINKS:
+        reason = "its attention has sinks"
+    if reason is not None:
+        raise UnsupportedModelError(config.model_type, reason, _WINDOW_MEND)
+
+
+def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
+    """
+    Tell how far back each layer attends.
+
+    Parameters
+    ----------
+    config
+        The model's transformers configuration.
+
+    Returns
+    -------
+    kinds : list of str
+        Each layer's kind, by the name under which the model looks up its mask when it has several.
+    windows : list of int or None
+        How many of the latest tokens the layer attends to; None for all.
+    """
+    windows = [getattr(layer, "sliding_window", None) for layer in _cache_layers(config)]
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    return list(kinds), windows
+
+
+def needs_padding_mask(config: Any) -> bool:
+    """
+    Tell whether the model derives its position bias from a two-dimensional padding mask.
+
+    Parameters
+    ----------
+    config
+        The model's transformers configuration.
+
+    Returns
+    -------
+    bool
+        True for BLOOM and for Falcon with ALiBi.
+    """
+    return config.model_type == "bloom" or (config.model_type == "falcon" and bool(config.alibi))
+
+
+Refusal = tuple[str, str]
+"""A reason and a hint."""
+
+
+def _encoder_decoder(config: Any) -> Refusal | None:
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder", _ENCODER_DECODER_MEND
+    if hasattr(config, "is_decoder") and config.model_type not in _DECODERS_ALL_THE_SAME:
+        return "it is an encoder with a language modelling head", _ENCODER_DECODER_MEND
+    return None
+
+
+def _multimodal(config: Any) -> Refusal | None:
+    if config.get_text_config(decoder=True) is not config:
+        return "it is multimodal", "save its language model alone with save_pretrained and use that directory"
+    return None
+
+
+def _not_causal(config: Any) -> Refusal | None:
+    model_class = _model_class(config)
+    if model_class is None:
+        return "transformers has no causal language model for it", "use a decoder-only causal language model"
+    if getattr(model_class, "_is_stateful", False):
+        return "it carries a recurrent state instead of keys and values", _PLAIN_CACHE_MEND
+    parameters = inspect.signature(model_class.forward).parameters
+    if not {"past_key_values", "attention_mask"} <= parameters.keys():
+        return "it does not take a key-value cache and an attention mask", _PLAIN_CACHE_MEND
+    return None
+
+
+def _cache(config: Any) -> Refusal | None:
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "some of its layers share the keys and values of others", _PLAIN_CACHE_MEND
+    try:
+        layers = _cache_layers(config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"transformers cannot tell what its layers cache ({error})", _PLAIN_CACHE_MEND
+    for layer in layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            return f"it has layers that are not plain attention ({type(layer).__name__})", _PLAIN_CACHE_MEND
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"its layers attend in ways of their own ({', '.join(sorted(kinds))})", _PLAIN_CACHE_MEND
+    return None
+
+
+def _rope(config: Any) -> Refusal | None:
+    for rope_type in _rope_types(getattr(config, "rope_parameters", None)):
+        if rope_type in ("dynamic", "longrope", "su"):
+            return (
+                f"its RoPE frequencies ({rope_type}) depend on the longest row of the batch",
+                "use a model with fixed RoPE scaling (default, linear, llama3 or yarn)",
+            )
+    return None
+
+
+def _own_positions(config: Any) -> Refusal | None:
+    if config.model_type in _OWN_POSITIONS:
+        return "it numbers positions or masks tokens on its own", _PLAIN_CACHE_MEND
+    return None
+
+
+_RULES: tuple[Callable[[Any], Refusal | None], ...] = (
+    _encoder_decoder,
+    _multimodal,
+    _not_causal,
+    _own_positions,
+    _rope,
+    _cache,
+)
+
+
+def _rope_types(parameters: Any) -> Iterator[str]:
+    """Yield the RoPE types of a flat dictionary or of one per layer kind."""
+    if isinstance(parameters, dict):
+        rope_type = parameters.get("rope_type", parameters.get("type"))
+        if isinstance(rope_type, str):
+            yield rope_type
+        for value in parameters.values():
+            yield from _rope_types(value)
+
+
+def _model_class(config: Any) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return model_class[0] if isinstance(model_class, tuple) else model_class
+
+
+def _cache_layers(config: Any) -> list[Any]:
+    from transformers import DynamicCache
+
+    # The cache that transformers itself would make: its layers say what each layer of the model stores.
+    layers: list[Any] = DynamicCache(config=config).layers
+    return layers

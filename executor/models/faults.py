@@ -1,0 +1,99 @@
+"""What goes wrong on a device while a batch runs, told apart so that the run can go on or stop cleanly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class OutOfMemoryError(RuntimeError):
+    """
+    Memory ran out; the batch stands as after the last whole round.
+
+    Parameters
+    ----------
+    reason
+        What the allocator said.
+    tokens
+        The tokens of the rounds that were run before, shape (rounds, slots), as ``decode`` returns them.
+    """
+
+    def __init__(self, reason: str, tokens: Any) -> None:
+        super().__init__(reason)
+        self.tokens = tokens
+
+
+class NotFiniteError(RuntimeError):
+    """
+    A model gave logits that are NaN or infinite.
+
+    Parameters
+    ----------
+    slot
+        The slot of the request.
+    round_
+        Rounds of this call before it happened.
+    """
+
+    def __init__(self, slot: int, round_: int) -> None:
+        super().__init__(f"the logits of slot {slot} are not finite after {round_} rounds")
+        self.slot = slot
+        self.round = round_
+
+
+class RunStoppedError(RuntimeError):
+    """A run that cannot go on; what is finished is kept, and the message says what to do."""
+
+
+class TerminatedError(KeyboardInterrupt):
+    """The system asked the process to end."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """
+    Tell whether an error means that memory ran out.
+
+    Parameters
+    ----------
+    error
+        What torch or Python raised.
+
+    Returns
+    -------
+    bool
+        True for torch's out-of-memory error, Python's, and what torch's CPU allocator raises.
+    """
+    import torch
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in message or "can't allocate memory" in message
+    )
+
+
+@contextmanager
+def device_failures() -> Iterator[None]:
+    """
+    Turn a device's own errors into :class:`RunStoppedError`; everything else passes.
+
+    After such an error every further call on the device fails, so nothing can go on in this process.
+
+    Raises
+    ------
+    RunStoppedError
+        If the device failed.
+    """
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        message = (str(error).splitlines() or ["no reason given"])[0]
+        if not isinstance(error, torch.AcceleratorError) and not message.startswith(
+            ("CUDA error", "HIP error")
+        ):
+            raise
+        raise RunStoppedError(f"the device failed ({message}); check it, then start again") from error

@@ -1,0 +1,267 @@
+"""Where a model comes from: a hub name, a directory, or a tiny one built on the spot."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from ...data.files.disk import InputError
+from .families import check_supported
+from .tiny import tiny_config, tiny_settings
+
+LoadFormat = Literal["auto", "dummy"]
+"""``auto`` reads the weights; ``dummy`` draws them at random from the configuration alone."""
+
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+"""What configurations call the most tokens a model can attend to."""
+
+
+class ModelLoadError(InputError):
+    """
+    A model or tokenizer that cannot be loaded.
+
+    Parameters
+    ----------
+    spec
+        The name the user gave.
+    reason
+        What went wrong.
+    hint
+        What to do about it.
+    """
+
+    def __init__(self, spec: str, reason: str, hint: str) -> None:
+        super().__init__(f"cannot load {spec!r}: {reason}; {hint}")
+        self.spec = spec
+
+
+def require_engine() -> None:
+    """
+    Check that torch and transformers can be imported.
+
+    Raises
+    ------
+    ImportError
+        If one is missing; the message names the extra that installs both.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ImportError(
+            f"running a model needs torch and transformers ({error}): pip install 'batchbound[engine]'"
+        ) from error
+    del torch, transformers
+
+
+def load_config(spec: str) -> Any:
+    """
+    Read a model's configuration, without its weights.
+
+    Parameters
+    ----------
+    spec
+        ``tiny:FAMILY`` or ``tiny:FAMILY:SEED``, a directory written by ``save_pretrained``, or a hub name.
+
+    Returns
+    -------
+    transformers.PretrainedConfig
+        The configuration, of a model that the window supports.
+
+    Raises
+    ------
+    ModelLoadError
+        If there is no such model, or it cannot be read or reached.
+    UnsupportedModelError
+        If its answers would be wrong.
+    ImportError
+        If torch or transformers is missing.
+    """
+    require_engine()
+    if spec.startswith("tiny:"):
+        config = tiny_config(_tiny_family(spec)[0])
+    else:
+        from transformers import AutoConfig
+
+        _check_directory(spec, "config.json")
+        try:
+            config = AutoConfig.from_pretrained(spec)
+        except Exception as error:  # whatever the hub client or a damaged file raises
+            raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+    check_supported(config)
+    return config
+
+
+def position_limit(config: Any) -> int | None:
+    """Return the most tokens a model of this configuration can attend to, None where it sets no limit."""
+    text = config.get_text_config()
+    return _first_limit(getattr(text, name, None) for name in _LIMITS)
+
+
+def positions_of(spec: str) -> int | None:
+    """
+    Return the most tokens a model can attend to, None where it sets no limit.
+
+    Torch, which takes seconds to import, is left alone where the name alone says enough.
+
+    Parameters
+    ----------
+    spec
+        As for :func:`load_config`, with the same errors.
+    """
+    if spec.startswith("tiny:"):
+        settings = tiny_settings(_tiny_family(spec)[0])[1]
+        stated = _first_limit(settings.get(name) for name in _LIMITS)
+        if stated is not None:
+            return stated
+    return position_limit(load_config(spec))
+
+
+def _first_limit(values: Iterable[object]) -> int | None:
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def load_model(
+    spec: str,
+    *,
+    load_format: LoadFormat = "auto",
+    dtype: str = "auto",
+    device: str = "auto",
+    seed: int = 0,
+) -> Any:
+    """
+    Load or build a causal language model, in evaluation mode.
+
+    Parameters
+    ----------
+    spec
+        ``tiny:FAMILY`` or ``tiny:FAMILY:SEED``, a directory written by ``save_pretrained``, or a hub name.
+    load_format
+        ``auto`` reads the weights; ``dummy`` draws random ones from the configuration alone.
+    dtype
+        ``float32``, ``float64``, ``bfloat16``, ``float16``, or ``auto`` for that of the checkpoint.
+    device
+        ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for CUDA where there is one.
+    seed
+        Seed of random weights; a seed in ``spec`` takes precedence.
+
+    Returns
+    -------
+    transformers.PreTrainedModel
+        The model.
+
+    Raises
+    ------
+    ModelLoadError
+        If there is no such model, or it cannot be read or reached, or the device is missing.
+    UnsupportedModelError
+        If its answers would be wrong.
+    ValueError
+        If ``dtype`` is not known.
+    ImportError
+        If torch or transformers is missing.
+    """
+    config = load_config(spec)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in ("auto", "float32", "float64", "bfloat16", "float16"):
+        raise ValueError(f"dtype must be auto, float32, float64, bfloat16 or float16, got {dtype!r}")
+    target = _device(spec, device)
+    if spec.startswith("tiny:") or load_format == "dummy":
+        if spec.startswith("tiny:"):
+            named = _tiny_family(spec)[1]
+            seed = seed if named is None else named
+        model = build_random(config, seed=seed, dtype=dtype)
+    else:
+        torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(spec, dtype=torch_dtype)
+        except Exception as error:  # whatever the hub client or a damaged file raises
+            raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+    if model.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+        # The fused kernels for mixtures of experts know no float64.
+        model.set_experts_implementation("eager")
+    return model.to(target).eval()
+
+
+def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
+    """
+    Build a causal language model with seeded random weights.
+
+    The weights are wide enough that greedy tokens vary: with the small initial weights that training starts
+    from, a random model tends to repeat one token for ever, and a comparison of tokens would prove nothing.
+
+    Parameters
+    ----------
+    config
+        Its transformers configuration.
+    seed
+        Seed of the weights.
+    dtype
+        As for :func:`load_model`; ``auto`` takes the configuration's, or float32.
+
+    Returns
+    -------
+    transformers.PreTrainedModel
+        The model, on the CPU.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch_dtype = (
+        (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() >= 2:
+                    parameter.normal_(std=1.2 / math.sqrt(parameter.shape[-1]))
+    return model.to(torch_dtype)
+
+
+def _tiny_family(spec: str) -> tuple[str, int | None]:
+    parts = spec.split(":")
+    if len(parts) not in (2, 3) or (len(parts) == 3 and not re.fullmatch(r"\d{1,18}", parts[2])):
+        raise ModelLoadError(
+            spec, "it is not tiny:FAMILY or tiny:FAMILY:SEED", "write for example tiny:llama:0"
+        )
+    return parts[1], int(parts[2]) if len(parts) == 3 else None
+
+
+def _check_directory(spec: str, needed: str) -> None:
+    """Tell a directory without a model, or a path that does not exist, from a hub name."""
+    path = Path(spec)
+    if path.is_dir() and not (path / needed).is_file():
+        raise ModelLoadError(spec, f"the directory has no {needed}", "name one written by save_pretrained")
+    if not path.exists() and (path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1):
+        raise ModelLoadError(spec, "there is no such directory", "check the path")
+
+
+def _mend(spec: str) -> str:
+    if Path(spec).is_dir():
+        return "check the directory's files"
+    return "check the name and the network, or name a local directory or tiny:FAMILY"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _device(spec: str, device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
+        raise ModelLoadError(spec, f"{device!r} is no device", "use cpu, cuda, cuda:N or auto")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelLoadError(
+            spec, f"device {device!r} was asked for and there is no CUDA device", "use --device cpu"
+        )
+    return device

@@ -1,0 +1,238 @@
+"""Text to token ids and back: a model's own tokenizer, or plain bytes for models without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from .source import ModelLoadError, require_engine
+
+_BYTES = 256
+_SPECIALS = ("<bos>", "<eos>", "<pad>")
+
+Message = Mapping[str, str]
+"""A chat message: ``role`` and ``content``."""
+
+
+class Tokenizer(Protocol):
+    """What a run needs of a tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """What the user called it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+
+    def encode(self, text: str) -> list[int]:
+        """
+        Return the token ids of a prompt.
+
+        Parameters
+        ----------
+        text
+            The prompt.
+
+        Returns
+        -------
+        list of int
+            Its tokens, at least one.
+        """
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """
+        Return the token ids of a conversation that the assistant is to answer.
+
+        Parameters
+        ----------
+        messages
+            The conversation so far.
+
+        Returns
+        -------
+        list of int
+            Its tokens, at least one.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """
+        Return the text of an answer.
+
+        Parameters
+        ----------
+        ids
+            Token ids.
+
+        Returns
+        -------
+        str
+            Their text, without special tokens.
+        """
+
+
+class ByteTokenizer:
+    """One token per UTF-8 byte, ids 0 to 255, then three special tokens; for models without a tokenizer."""
+
+    name = "bytes"
+    vocab_size = _BYTES + len(_SPECIALS)
+    bos_id = _BYTES
+    eos_ids = (_BYTES + 1,)
+
+    def encode(self, text: str) -> list[int]:
+        """Return a start token and the bytes of ``text``."""
+        return [self.bos_id, *text.encode()]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of the conversation written as lines."""
+        return self.encode(plain_chat(messages))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of the bytes among ``ids``; what is not UTF-8 becomes a replacement character."""
+        return bytes(token for token in ids if token < _BYTES).decode(errors="replace")
+
+
+class HubTokenizer:
+    """
+    A transformers tokenizer.
+
+    Parameters
+    ----------
+    name
+        What the user called it.
+    tokenizer
+        The transformers tokenizer.
+    eos_ids
+        Tokens that end an answer, beyond the tokenizer's own.
+    """
+
+    def __init__(self, name: str, tokenizer: Any, eos_ids: Sequence[int] = ()) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.eos_ids = tuple(dict.fromkeys([*own, *eos_ids]))
+        self.vocab_size = len(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of ``text``, with the special tokens that the model expects around a prompt."""
+        ids = [int(token) for token in self._tokenizer(text)["input_ids"]]
+        if ids:
+            return ids
+        start = self._tokenizer.bos_token_id
+        return [start if start is not None else (self.eos_ids or (0,))[0]]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of the conversation by the tokenizer's chat template, or written as lines."""
+        if not self._tokenizer.chat_template:
+            return self.encode(plain_chat(messages))
+        text = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+        # The template has written the special tokens already.
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``, without special tokens."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+
+def plain_chat(messages: Sequence[Message]) -> str:
+    """
+    Write a conversation as lines, for models without a chat template.
+
+    Parameters
+    ----------
+    messages
+        The conversation so far.
+
+    Returns
+    -------
+    str
+        A line ``role: content`` per message, then ``assistant:``.
+    """
+    return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """
+    Load a tokenizer.
+
+    Parameters
+    ----------
+    spec
+        ``bytes`` or ``tiny:...`` for one token per byte, a directory (``tokenizer.json``, or GPT-2's
+        ``vocab.json`` and ``merges.txt`` alone), or a hub name.
+
+    Returns
+    -------
+    Tokenizer
+        The tokenizer.
+
+    Raises
+    ------
+    ModelLoadError
+        If there is no such tokenizer, or it cannot be read or reached.
+    ImportError
+        If transformers is missing and needed.
+    """
+    if spec == "bytes" or spec.startswith("tiny:"):
+        return ByteTokenizer()
+    require_engine()
+    path = Path(spec)
+    hint = "name a directory with tokenizer.json, or with vocab.json and merges.txt, or use 'bytes'"
+    try:
+        if path.is_dir() and _only_gpt2_files(path):
+            return HubTokenizer(spec, _gpt2(path), _declared_eos(path))
+        if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER_FILES):
+            raise ModelLoadError(spec, "the directory has no tokenizer", hint)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(spec)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # whatever the hub client or a damaged file raises
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ModelLoadError(
+            spec, reason, hint if path.is_dir() else f"check the name and the network, {hint}"
+        ) from error
+    return HubTokenizer(spec, tokenizer, _declared_eos(path))
+
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+
+
+def _only_gpt2_files(path: Path) -> bool:
+    needed = (path / "vocab.json").is_file() and (path / "merges.txt").is_file()
+    return needed and not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
+def _gpt2(path: Path) -> Any:
+    """Build GPT-2's byte-level BPE from its two files: AutoTokenizer would ask for a config.json as well."""
+    from transformers import GPT2Tokenizer
+
+    return GPT2Tokenizer.from_pretrained(str(path))
+
+
+def _declared_eos(path: Path) -> list[int]:
+    """Return the end tokens that a model directory's generation_config.json names: often several."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return []
+    declared = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    if declared is None:
+        return []
+    return [int(token) for token in (declared if isinstance(declared, list) else [declared])]

@@ -1,0 +1,1 @@
+"""Predictors of completion lengths."""

@@ -1,0 +1,247 @@
+"""MICO's length predictor: an encoder fine-tuned to tell ranges of answer lengths apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...data.predictor import COVERAGE, Examples, Predicted, bucket_of
+
+DISTILBERT = "distilbert-base-uncased"
+"""The paper's base model (section 4.1.1)."""
+
+LONGEST_PROMPT = 512
+"""Tokens of a prompt that are read, at most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderPredictor:
+    r"""
+    A classifier of prompts into N ranges of answer length (section 3.2).
+
+    Label :math:`\lfloor l / (l_{max} / N) \rfloor`; a length is predicted as the middle of the likeliest
+    range, and its interval by the classifier's probabilities.
+
+    Parameters
+    ----------
+    model, tokenizer
+        A transformers model for sequence classification and its tokenizer.
+    longest, buckets
+        :math:`l_{max}` and N.
+    """
+
+    model: Any
+    tokenizer: Any
+    longest: int
+    buckets: int
+
+    @classmethod
+    def learnt(
+        cls,
+        examples: Examples,
+        encoder: str,
+        *,
+        buckets: int = 10,
+        longest: int | None = None,
+        epochs: int = 3,
+        learning_rate: float = 5e-5,
+        batch_size: int = 32,
+        seed: int = 0,
+    ) -> Self:
+        """
+        Return the classifier fine-tuned as the paper does, with transformers' Trainer: AdamW, linear decay.
+
+        Parameters
+        ----------
+        examples
+            What to learn from.
+        encoder
+            Hub name or local folder of the encoder; a folder saved by an earlier training is refreshed.
+        buckets, longest
+            N and :math:`l_{max}`, by default the longest answer's tokens plus one.
+        epochs, learning_rate, batch_size
+            The paper's by default.
+        seed
+            Of the classifier's first weights and the order of the examples.
+
+        Raises
+        ------
+        ImportError
+            If torch, transformers or accelerate is not installed.
+        """
+        _need_transformers()
+        _need_accelerate()
+        import torch
+        from transformers import (
+            AutoModelForSequenceClassification,
+            AutoTokenizer,
+            DataCollatorWithPadding,
+            PrinterCallback,
+            Trainer,
+            TrainingArguments,
+        )
+
+        longest = int(examples.lengths.max()) + 1 if longest is None else longest
+        labels = bucket_of(examples.lengths, longest, buckets)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            tokenizer = AutoTokenizer.from_pretrained(encoder)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                encoder, num_labels=buckets, ignore_mismatched_sizes=True
+            )
+            fitted = cls(model, tokenizer, longest, buckets)
+            read = tokenizer(list(examples.prompts), truncation=True, max_length=fitted._most_tokens)
+            rows = [
+                {"input_ids": ids, "attention_mask": mask, "labels": label}
+                for ids, mask, label in zip(
+                    read["input_ids"], read["attention_mask"], labels.tolist(), strict=True
+                )
+            ]
+            with TemporaryDirectory() as folder:
+                trainer = Trainer(
+                    model,
+                    TrainingArguments(
+                        output_dir=folder,
+                        num_train_epochs=epochs,
+                        per_device_train_batch_size=batch_size,
+                        learning_rate=learning_rate,
+                        optim="adamw_torch",
+                        lr_scheduler_type="linear",
+                        seed=seed,
+                        save_strategy="no",
+                        logging_strategy="no",
+                        report_to=[],
+                        disable_tqdm=True,
+                        dataloader_pin_memory=torch.cuda.is_available(),
+                    ),
+                    train_dataset=rows,
+                    data_collator=DataCollatorWithPadding(tokenizer),
+                )
+                # It prints what it logs; a library does not.
+                trainer.remove_callback(PrinterCallback)
+                trainer.train()
+        model.eval()
+        return fitted
+
+    def predict(self, prompts: Sequence[str]) -> Predicted:
+        """Return the middle of each prompt's likeliest range, and its interval."""
+        chances = self.probabilities(prompts)
+        width = self.longest / self.buckets
+        below = np.cumsum(chances, axis=1)
+        low = (below < (1 - COVERAGE) / 2).sum(axis=1)
+        high = (below < (1 + COVERAGE) / 2).sum(axis=1)
+        middle = (chances.argmax(axis=1) + 0.5) * width
+        return Predicted.of(middle, low * width, (np.minimum(high, self.buckets - 1) + 1) * width)
+
+    def probabilities(self, prompts: Sequence[str], batch_size: int = 32) -> FloatArray:
+        """Return the probability of each range for each prompt, shape (prompts, ranges)."""
+        import torch
+
+        rows = []
+        with torch.inference_mode():
+            for first in range(0, len(prompts), batch_size):
+                logits = self.model(**self._inputs(prompts[first : first + batch_size])).logits
+                rows.append(logits.double().softmax(dim=-1).cpu().numpy())
+        return np.concatenate(rows)
+
+    def _inputs(self, prompts: Sequence[str]) -> Any:
+        most = self._most_tokens
+        found = self.tokenizer(
+            list(prompts), padding=True, truncation=True, max_length=most, return_tensors="pt"
+        )
+        return found.to(self.model.device)
+
+    @property
+    def _most_tokens(self) -> int:
+        return min(LONGEST_PROMPT, int(self.model.config.max_position_embeddings))
+
+    def save(self, folder: Path) -> dict[str, object]:
+        """Write model and tokenizer in transformers' own format."""
+        self.model.save_pretrained(folder / "encoder")
+        self.tokenizer.save_pretrained(folder / "encoder")
+        return {"longest": self.longest, "buckets": self.buckets}
+
+    @classmethod
+    def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
+        """
+        Return the predictor that :meth:`save` wrote.
+
+        Raises
+        ------
+        ImportError
+            If torch or transformers is not installed.
+        """
+        _need_transformers()
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
+        model = AutoModelForSequenceClassification.from_pretrained(folder / "encoder").eval()
+        return cls(model, tokenizer, int(fields["longest"]), int(fields["buckets"]))
+
+
+def save_small_distilbert(folder: Path, prompts: Sequence[str], *, seed: int = 0, words: int = 3000) -> None:
+    """
+    Write a small DistilBERT of random weights, with a vocabulary of the prompts' words.
+
+    It takes the path of a real checkpoint where none can be had.
+
+    Parameters
+    ----------
+    folder
+        Where to.
+    prompts
+        Texts whose most frequent words the tokenizer knows.
+    seed
+        Of the weights.
+    words
+        Size of the vocabulary.
+    """
+    _need_transformers()
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast
+
+    pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    pieces.normalizer = normalizers.BertNormalizer()
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=words, special_tokens=special)
+    pieces.train_from_iterator(prompts, trainer)
+    ends = [(name, pieces.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    pieces.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=pieces,
+        mask_token="[MASK]",
+        model_input_names=["input_ids", "attention_mask"],
+        **names,
+    )
+    config = DistilBertConfig(
+        vocab_size=pieces.get_vocab_size(), dim=64, hidden_dim=128, n_layers=2, n_heads=4, pad_token_id=0
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        DistilBertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _need_transformers() -> None:
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise ImportError(
+            "an encoder needs torch and transformers: pip install 'batchbound[engine]'"
+        ) from None
+
+
+def _need_accelerate() -> None:
+    if find_spec("accelerate") is None:
+        raise ImportError("transformers' Trainer needs accelerate: pip install 'batchbound[encoder]'")

@@ -1,0 +1,198 @@
+"""Predictors of an answer's length from its prompt, by how they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from ...data.predictor import COVERAGE, Examples, Predicted
+
+HELD_OUT = 0.2
+"""Share of the prompts that a predictor's error is measured on."""
+
+LEVELS = ((1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2)
+"""Levels of the quantiles that are predicted: the interval's ends and the median."""
+
+
+class LengthPredictor(Protocol):
+    """Says how long answers will be."""
+
+    def predict(self, prompts: Sequence[str]) -> Predicted:
+        """Return the predicted length of the answer to each prompt, with its interval, tokens."""
+        ...
+
+    def save(self, folder: Path) -> dict[str, object]:
+        """Write what does not fit into JSON to a folder that exists, and return the rest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantPredictor:
+    """
+    The same for every prompt: what should be beaten.
+
+    Parameters
+    ----------
+    low, tokens, high
+        Quantiles of the lengths learnt from, tokens.
+    """
+
+    low: float
+    tokens: float
+    high: float
+
+    @classmethod
+    def learnt(cls, examples: Examples) -> Self:
+        """Return the median and the interval of the examples' lengths."""
+        return cls(*np.quantile(examples.lengths, LEVELS).tolist())
+
+    def predict(self, prompts: Sequence[str]) -> Predicted:
+        """Return the constant for each."""
+        columns = (np.full(len(prompts), value) for value in (self.tokens, self.low, self.high))
+        return Predicted.of(*columns)
+
+    def save(self, folder: Path) -> dict[str, object]:
+        """Return the three numbers."""
+        return {"low": self.low, "tokens": self.tokens, "high": self.high}
+
+    @classmethod
+    def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
+        """Return the predictor that :meth:`save` wrote."""
+        return cls(float(fields["low"]), float(fields["tokens"]), float(fields["high"]))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMeanPredictor:
+    """
+    The mean of earlier answers to the same prompt; lengths of answers to one prompt correlate.
+
+    Parameters
+    ----------
+    means
+        Tokens by prompt.
+    spread
+        Quantiles of a length over its group's mean of the other answers.
+    otherwise
+        For prompts that were never answered.
+    """
+
+    means: dict[str, float]
+    spread: tuple[float, float]
+    otherwise: ConstantPredictor
+
+    @classmethod
+    def learnt(cls, examples: Examples) -> Self:
+        """Return the means of the examples' prompts."""
+        lengths: dict[str, list[int]] = {}
+        for prompt, length in zip(examples.prompts, examples.lengths.tolist(), strict=True):
+            lengths.setdefault(prompt, []).append(length)
+        ratios = [
+            length * (len(group) - 1) / (sum(group) - length)
+            for group in lengths.values()
+            if len(group) > 1
+            for length in group
+        ]
+        low, high = np.quantile(ratios, (LEVELS[0], LEVELS[2])).tolist() if ratios else (0.5, 2.0)
+        means = {prompt: sum(group) / len(group) for prompt, group in lengths.items()}
+        return cls(means, (low, high), ConstantPredictor.learnt(examples))
+
+    def predict(self, prompts: Sequence[str]) -> Predicted:
+        """Return each prompt's own mean, or the constant."""
+        rest = self.otherwise.predict(prompts)
+        mean = np.array([self.means.get(prompt, np.nan) for prompt in prompts])
+        known = np.isfinite(mean)
+        return Predicted.of(
+            np.where(known, mean, rest.tokens),
+            np.where(known, mean * self.spread[0], rest.low),
+            np.where(known, mean * self.spread[1], rest.high),
+        )
+
+    def save(self, folder: Path) -> dict[str, object]:
+        """Return the means, their spread and the constant."""
+        return {"means": self.means, "spread": self.spread, "otherwise": self.otherwise.save(folder)}
+
+    @classmethod
+    def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
+        """Return the predictor that :meth:`save` wrote."""
+        low, high = fields["spread"]
+        return cls(fields["means"], (low, high), ConstantPredictor.load(folder, fields["otherwise"]))
+
+
+METHODS = ("constant", "group-mean", "quantile", "encoder")
+"""The methods by name."""
+
+
+def learn(method: str, examples: Examples, *, seed: int = 0, encoder: str | None = None) -> LengthPredictor:
+    """
+    Return a predictor learnt from examples.
+
+    Parameters
+    ----------
+    method
+        One of :data:`METHODS`.
+    examples
+        What to learn from.
+    seed
+        Of everything random.
+    encoder
+        For ``encoder``: a hub name or local folder of the encoder to fine-tune; DistilBERT by default.
+
+    Raises
+    ------
+    ValueError
+        If there is no such method.
+    ImportError
+        If what the method needs is not installed.
+    """
+    if method == "constant":
+        return ConstantPredictor.learnt(examples)
+    if method == "group-mean":
+        return GroupMeanPredictor.learnt(examples)
+    if method == "quantile":
+        from .quantiles import QuantilePredictor
+
+        return QuantilePredictor.learnt(examples, seed)
+    if method == "encoder":
+        from .encoder import DISTILBERT, EncoderPredictor
+
+        return EncoderPredictor.learnt(examples, encoder or DISTILBERT, seed=seed)
+    raise ValueError(f"no method is called {method!r}; there are {', '.join(METHODS)}")
+
+
+def load_predictor(method: str, folder: Path, fields: Any) -> LengthPredictor:
+    """
+    Return a predictor that its ``save`` wrote.
+
+    Parameters
+    ----------
+    method
+        One of :data:`METHODS`.
+    folder
+        What it wrote to.
+    fields
+        What its ``save`` returned.
+
+    Raises
+    ------
+    KeyError
+        If there is no such method, or a field is missing.
+    ImportError
+        If what the method needs is not installed.
+    """
+    if method == "encoder":
+        from .encoder import EncoderPredictor
+
+        return EncoderPredictor.load(folder, fields)
+    if method == "quantile":
+        from .quantiles import QuantilePredictor
+
+        return QuantilePredictor.load(folder, fields)
+    kinds: dict[str, type[ConstantPredictor] | type[GroupMeanPredictor]] = {
+        "constant": ConstantPredictor,
+        "group-mean": GroupMeanPredictor,
+    }
+    return kinds[method].load(folder, fields)

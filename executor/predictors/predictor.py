@@ -1,0 +1,157 @@
+"""A length predictor with its measured error: trained, refreshed, saved and loaded."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.files.disk import InputError, atomic_write, read_json_object, write_json
+from ...data.files.versioned_folder import current_version, new_version
+from ...data.predictor import Examples, PredictionQuality
+from .kinds import HELD_OUT, LengthPredictor, learn, load_predictor
+
+PREDICTOR_VERSION = 2
+
+_SHOWN = ("predictor.json", "errors.csv")
+"""Files to be found in a predictor's folder itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedPredictor:
+    """
+    A predictor with the error it was measured to have.
+
+    Parameters
+    ----------
+    method
+        One of :data:`~batchbound.executor.predictors.kinds.METHODS`.
+    predictor
+        Says the lengths.
+    quality
+        On prompts it had not seen when it was measured.
+    predicted, actual
+        The measured pairs behind it, tokens, shape (held-out requests,).
+    examples
+        What it was learnt from and measured on.
+    """
+
+    method: str
+    predictor: LengthPredictor
+    quality: PredictionQuality
+    predicted: IntArray
+    actual: IntArray
+    examples: Examples
+
+    @classmethod
+    def train(cls, method: str, examples: Examples, *, seed: int = 0, encoder: str | None = None) -> Self:
+        """
+        Return a predictor learnt from a part of the prompts and measured on the others.
+
+        ``group-mean``, whose point is to have seen the prompt, is measured on held-out answers instead.
+
+        Parameters
+        ----------
+        method, examples, seed, encoder
+            As of :func:`~batchbound.executor.predictors.kinds.learn`; there must be two prompts (two
+            answers).
+
+        Raises
+        ------
+        InputError
+            If there are too few examples.
+        """
+        count = len(examples) if method == "group-mean" else len(set(examples.prompts))
+        if count < 2:
+            raise InputError("there are fewer than two prompts to learn from", hint="Give more answers.")
+        if method == "group-mean":
+            apart = np.zeros(len(examples), dtype=np.bool_)
+            held = max(1, round(HELD_OUT * len(examples)))
+            apart[np.random.default_rng(seed).permutation(len(examples))[:held]] = True
+            known, unseen = examples.select(~apart), examples.select(apart)
+        else:
+            known, unseen = examples.split(HELD_OUT, seed)
+        predictor = learn(method, known, seed=seed, encoder=encoder)
+        longest = int(examples.lengths.max()) + 1
+        predicted = predictor.predict(unseen.prompts)
+        quality = PredictionQuality.measured(predicted, unseen.lengths, longest=longest)
+        return cls(method, predictor, quality, predicted.tokens, unseen.lengths, examples)
+
+    def refreshed(self, examples: Examples, folder: str | os.PathLike[str], *, seed: int = 0) -> Self:
+        """
+        Return the predictor learnt from new answers beside the old ones, and measured anew.
+
+        Parameters
+        ----------
+        examples
+            The new answers.
+        folder
+            Where this predictor is saved: an encoder goes on from the one there.
+        seed
+            That of the first training, for the same prompts to be held out.
+        """
+        encoder = str(current_version(folder) / "encoder") if self.method == "encoder" else None
+        return self.train(self.method, self.examples.joined(examples), seed=seed, encoder=encoder)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """
+        Write the predictor to a folder, with its error, and ``errors.csv`` for ``plan --length-error``.
+
+        One that stands there is replaced whole: killed at any moment, this leaves either.
+
+        Raises
+        ------
+        InputError
+            If the folder cannot be made or written to.
+        """
+        with new_version(path, _SHOWN) as folder:
+            self._write(folder)
+
+    def _write(self, folder: Path) -> None:
+        fields = self.predictor.save(folder)
+        with atomic_write(folder / "errors.csv") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(("predicted", "actual"))
+            writer.writerows(zip(self.predicted.tolist(), self.actual.tolist(), strict=True))
+        with atomic_write(folder / "examples.jsonl") as stream:
+            for prompt, length in zip(self.examples.prompts, self.examples.lengths.tolist(), strict=True):
+                stream.write(json.dumps({"prompt": prompt, "tokens": length}) + "\n")
+        header = {"batchbound_predictor": PREDICTOR_VERSION, "method": self.method}
+        write_json(folder / "predictor.json", {**header, "quality": self.quality.to_json(), "fields": fields})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """
+        Return the predictor that :meth:`save` wrote.
+
+        Raises
+        ------
+        InputError
+            If the folder does not hold one of this version.
+        """
+        folder = current_version(path)
+        value = read_json_object(folder / "predictor.json")
+        hint = "Give a folder that this version of `batchbound predict train` wrote."
+        if value.get("batchbound_predictor") != PREDICTOR_VERSION:
+            raise InputError("is no predictor of this version", file=folder / "predictor.json", hint=hint)
+        try:
+            with open(folder / "errors.csv", encoding="utf-8") as stream:
+                pairs = [(int(row["predicted"]), int(row["actual"])) for row in csv.DictReader(stream)]
+            if not pairs:
+                raise ValueError("errors.csv holds no pair")
+            columns = np.array(pairs, dtype=np.int64)
+            with open(folder / "examples.jsonl", encoding="utf-8") as stream:
+                rows = [json.loads(line) for line in stream]
+            lengths = np.array([int(row["tokens"]) for row in rows], dtype=np.int64)
+            examples = Examples(tuple(str(row["prompt"]) for row in rows), lengths)
+            quality = PredictionQuality(**json.loads(json.dumps(value["quality"])))
+            predictor = load_predictor(str(value["method"]), folder, value["fields"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"is damaged ({error})", file=path, hint=hint) from None
+        return cls(str(value["method"]), predictor, quality, columns[:, 0], columns[:, 1], examples)

@@ -1,0 +1,160 @@
+"""Quantile regression of an answer's length on cheap features of its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...data.predictor import COVERAGE, Examples, Predicted
+from .kinds import HELD_OUT, LEVELS
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantilePredictor:
+    """
+    Quantile regression on cheap features of the prompt, its interval widened until held-out answers fit.
+
+    Parameters
+    ----------
+    words
+        Turns prompts into weighted word counts.
+    mean
+        Ridge regression of the logarithm of the length on them.
+    quantiles
+        Gradient-boosted trees for the low, middle and high quantile, on a prompt's counts and that mean.
+    widening
+        Logarithm by which the interval is widened at both ends (conformalized quantile regression, Romano,
+        Patterson and Candes 2019).
+    """
+
+    words: Any
+    mean: Any
+    quantiles: tuple[Any, Any, Any]
+    widening: float
+
+    @classmethod
+    def learnt(cls, examples: Examples, seed: int = 0) -> Self:
+        """
+        Return the predictor fitted to the examples; the same for the same seed.
+
+        Raises
+        ------
+        ImportError
+            If scikit-learn is not installed.
+        """
+        _need_scikit_learn()
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import Ridge
+        from sklearn.model_selection import KFold, cross_val_predict
+
+        # Not the seed that sets prompts apart to measure the error: none of those would be left here.
+        learn, check = examples.split(HELD_OUT, seed + 1)
+        target = np.log(learn.lengths)
+        words = TfidfVectorizer(sublinear_tf=True, min_df=2 if len(learn) > 50 else 1, ngram_range=(1, 2))
+        matrix = words.fit_transform(learn.prompts)
+        folds = KFold(min(5, len(learn)), shuffle=True, random_state=seed) if len(learn) > 1 else None
+        # The trees see means of prompts that the mean was not fitted to, as they will when they predict.
+        mean = Ridge(alpha=3.0)
+        unseen = target * 0 if folds is None else cross_val_predict(mean, matrix, target, cv=folds)
+        mean.fit(matrix, target)
+        features = np.column_stack((prompt_features(learn.prompts), unseen))
+        trees = [
+            HistGradientBoostingRegressor(
+                loss="quantile",
+                quantile=level,
+                learning_rate=0.05,
+                max_iter=150,
+                max_leaf_nodes=8,
+                min_samples_leaf=min(30, max(1, len(learn) // 4)),
+                random_state=seed,
+            ).fit(features, target)
+            for level in LEVELS
+        ]
+        fitted = cls(words, mean, (trees[0], trees[1], trees[2]), 0.0)
+        low, _, high = fitted._logs(check.prompts)
+        actual = np.log(check.lengths)
+        outside = np.maximum(low - actual, actual - high)
+        widening = float(np.quantile(outside, min(1.0, COVERAGE * (1 + 1 / len(check)))))
+        return cls(words, mean, fitted.quantiles, widening)
+
+    def predict(self, prompts: Sequence[str]) -> Predicted:
+        """Return the middle quantile of each answer's length and the widened interval, tokens."""
+        low, middle, high = self._logs(prompts)
+        return Predicted.of(np.exp(middle), np.exp(low - self.widening), np.exp(high + self.widening))
+
+    def _logs(self, prompts: Sequence[str]) -> list[FloatArray]:
+        matrix: csr_matrix = self.words.transform(prompts)
+        features = np.column_stack((prompt_features(prompts), self.mean.predict(matrix)))
+        return [tree.predict(features) for tree in self.quantiles]
+
+    def save(self, folder: Path) -> dict[str, object]:
+        """Write the fitted models as scikit-learn's own files (pickles: load only what you trust)."""
+        import joblib
+
+        joblib.dump((self.words, self.mean, self.quantiles), folder / "model.joblib")
+        return {"widening": self.widening}
+
+    @classmethod
+    def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
+        """
+        Return the predictor that :meth:`save` wrote.
+
+        Raises
+        ------
+        ImportError
+            If scikit-learn is not installed.
+        ValueError
+            If the folder holds no such predictor.
+        """
+        _need_scikit_learn()
+        import joblib
+
+        try:
+            words, mean, quantiles = joblib.load(folder / "model.joblib")
+        except Exception as error:  # what unpickling may raise shares no base of its own
+            raise ValueError(f"model.joblib: {error}") from error
+        return cls(words, mean, quantiles, float(fields["widening"]))
+
+
+def prompt_features(prompts: Sequence[str]) -> FloatArray:
+    """Return what is counted in each prompt: characters, words, numbers, ..., shape (prompts, features)."""
+    rows = []
+    for prompt in prompts:
+        words = prompt.split()
+        numbers = [word for word in words if any(letter.isdigit() for letter in word)]
+        rows.append(
+            (
+                len(prompt),
+                len(words),
+                len(set(words)),
+                len(numbers),
+                len(set(numbers)),
+                prompt.count("."),
+                prompt.count("?"),
+                prompt.count(","),
+                prompt.count("\n"),
+                prompt.count("%") + prompt.count("/"),
+                prompt.count("$"),
+                sum(word[:1].isupper() for word in words),
+                len(prompt) / max(1, len(words)),
+            )
+        )
+    return np.array(rows, dtype=np.float64)
+
+
+def _need_scikit_learn() -> None:
+    try:
+        import sklearn
+    except ImportError:
+        raise ImportError(
+            "quantile regression needs scikit-learn: pip install 'batchbound[predict]'"
+        ) from None

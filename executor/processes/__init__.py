@@ -1,0 +1,1 @@
+"""Engines in other processes: Ray replicas, tensor parallel peers, encode and decode workers."""

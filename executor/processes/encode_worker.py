@@ -1,0 +1,212 @@
+"""The process that encodes prompts for another one that decodes (ExeGPT's WAA)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from selectors import EVENT_READ, DefaultSelector
+from typing import TYPE_CHECKING, Any
+
+from ..models.faults import RunStoppedError
+from .engine_spec import EngineSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..kv.store import Suspended
+    from .handover import Layout
+
+_PATIENCE = 5.0
+"""Seconds that a worker is given to end by itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """
+    A batch that was encoded.
+
+    Parameters
+    ----------
+    requests
+        Their positions in the workload.
+    suspended
+        What each goes on with: views of shared memory, good until the batch is given back.
+    begun, ended
+        When its encoding began, and when it was packed, on the system's monotonic clock, seconds.
+    cpu_seconds
+        Of the worker's process, on it.
+    block
+        Where in shared memory it lies.
+    """
+
+    requests: tuple[int, ...]
+    suspended: tuple[Suspended, ...]
+    begun: float
+    ended: float
+    cpu_seconds: float
+    block: int
+
+
+class EncodeWorker:
+    """
+    A process with a copy of the model that encodes the batches it is sent, in order.
+
+    Parameters
+    ----------
+    spec
+        What it loads, and on which device.
+    most_prompts
+        Of a batch.
+    most_tokens
+        Of a prompt.
+
+    Raises
+    ------
+    RunStoppedError
+        If it cannot load the model.
+    """
+
+    def __init__(self, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
+        context = get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve,
+            args=(theirs, spec, most_prompts, most_tokens),
+            daemon=True,
+            name="batchbound-encode",
+        )
+        self._process.start()
+        theirs.close()
+        # Kept for good: the connection's own `poll` makes one a call.
+        self._selector = DefaultSelector()
+        self._selector.register(self._connection, EVENT_READ)
+        self._under_way: deque[tuple[int, ...]] = deque()
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._given_back: list[int] = []
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._layout: Layout = self._receive()
+            undo.pop_all()
+
+    @property
+    def process_id(self) -> int:
+        """Of the worker."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def under_way(self) -> int:
+        """Batches sent and not received."""
+        return len(self._under_way)
+
+    def send(self, requests: Sequence[int], names: Sequence[str], prompts: Sequence[Sequence[int]]) -> None:
+        """
+        Have a batch encoded.
+
+        Parameters
+        ----------
+        requests
+            Positions in the workload.
+        names
+            Their names, for their random streams.
+        prompts
+            Token ids of each.
+
+        Raises
+        ------
+        RunStoppedError
+            If the worker is gone.
+        """
+        try:
+            self._connection.send((names, prompts, self._given_back))
+        except OSError as error:
+            raise self._gone() from error
+        self._given_back = []
+        self._under_way.append(tuple(requests))
+
+    def receive(self, *, wait: bool) -> list[Encoded]:
+        """
+        Return the batches that are ready; with ``wait`` at least one, if any is under way.
+
+        Raises
+        ------
+        RunStoppedError
+            If the worker is gone, or could not encode a batch.
+        """
+        from .handover import unpack
+
+        ready: list[Encoded] = []
+        while self._under_way and ((wait and not ready) or self._selector.select(0)):
+            number, block, tokens, states, begun, ended, cpu_seconds = self._receive()
+            if block is not None:
+                self._blocks[number] = block
+            suspended = tuple(unpack(self._layout, tokens, states, self._blocks[number]))
+            requests = self._under_way.popleft()
+            ready.append(Encoded(requests, suspended, begun, ended, cpu_seconds, number))
+        return ready
+
+    def give_back(self, batch: Encoded) -> None:
+        """Let the worker use a batch's memory again: nobody looks at it any more."""
+        self._given_back.append(batch.block)
+
+    def close(self) -> None:
+        """End the worker."""
+        try:
+            self._connection.send(None)
+        except OSError:
+            # It is gone already: nothing is left to be told.
+            self._under_way.clear()
+        self._selector.close()
+        self._connection.close()
+        self._process.join(_PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _receive(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._gone() from error
+        if isinstance(answer, str):
+            raise RunStoppedError(f"the encoding worker failed: {answer}")
+        return answer
+
+    def _gone(self) -> RunStoppedError:
+        self._process.join(_PATIENCE)
+        return RunStoppedError(f"the encoding worker is gone (exit status {self._process.exitcode})")
+
+
+def _serve(connection: Connection, spec: EngineSpec, most_prompts: int, most_tokens: int) -> None:
+    """Encode what comes until nothing does; the worker's whole life."""
+    from ..engines.tiers import choose_tier
+    from .handover import Blocks, Layout
+
+    try:
+        model = spec.load()
+        batch = choose_tier(model, spec.tier).batch(model, most_prompts, most_tokens, sampler=spec.sampler)
+        blocks = Blocks()
+        # The first call allocates, and chooses kernels.
+        batch.prefill([0], [[0] * most_tokens], request_ids=[""])
+        connection.send(Layout.of(batch.take(0)))
+        while (asked := connection.recv()) is not None:
+            names, prompts, given_back = asked
+            begun, cpu = time.perf_counter(), time.process_time()
+            blocks.free(given_back)
+            slots = range(len(prompts))
+            batch.prefill(slots, prompts, request_ids=names)
+            requests = [batch.take(slot) for slot in slots]
+            tokens, states = [each.tokens for each in requests], [each.state.tolist() for each in requests]
+            number, block = blocks.pack(requests)
+            spent = time.process_time() - cpu
+            connection.send((number, block, tokens, states, begun, time.perf_counter(), spent))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        # The process that decodes is gone, or no longer listens: nobody would take what is encoded.
+        connection.close()
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}")

@@ -1,0 +1,54 @@
+"""What a process of its own loads to serve a job's requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..models.sampling import Sampler, TokenRule
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """
+    What each replica loads.
+
+    Parameters
+    ----------
+    model, load_format, dtype, device, seed
+        As :func:`~batchbound.executor.models.source.load_model` takes them; ``seed`` is of sampling, too.
+    tier
+        Layout of keys and values.
+    eos_ids
+        Tokens that end an answer.
+    sampler
+        How tokens are chosen.
+    threads
+        CPU threads of torch in each replica, or None for torch's own.
+    """
+
+    model: str
+    load_format: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    tier: str = "auto"
+    eos_ids: tuple[int, ...] = ()
+    sampler: TokenRule = field(default_factory=Sampler)
+    threads: int | None = 1
+
+    def load(self) -> Any:
+        """Return the model, in a process that is this engine's alone: torch's threads are set for it."""
+        import torch
+
+        from ..models.source import load_model
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return load_model(
+            self.model,
+            load_format=self.load_format,  # type: ignore[arg-type]
+            dtype=self.dtype,
+            device=self.device,
+            seed=self.seed,
+        )

@@ -1,0 +1,331 @@
+"""A job on several replicas, each a Ray actor with an engine of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.fleet import Fleet, FleetSchedule
+from ...data.schedule import Schedule
+from ...data.trace import Stage, Trace
+from .engine_spec import EngineSpec
+from .ray_replica import ReplicaActor
+
+_LOG = logging.getLogger(__name__)
+
+
+LAST_WORD = 10.0
+"""Seconds that a replica has to say that it lives, once all is answered; a dead one is told at once."""
+
+
+class FleetLostError(RuntimeError):
+    """Every replica died; what was answered before has been handed over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetOutcome:
+    """
+    What a fleet did.
+
+    Parameters
+    ----------
+    traces
+        One per replica, also of one that died: all stages it reported, and the requests it finished.
+    lost
+        The replicas that died before all was answered or just then, and why.
+    moved
+        Requests that were served by another replica than they were dispatched to.
+    """
+
+    traces: tuple[Trace, ...]
+    lost: Mapping[int, str]
+    moved: int
+
+
+@dataclass(slots=True)
+class _Log:
+    """What a replica reported so far."""
+
+    stages: list[Stage] = field(default_factory=list)
+    stage_of: dict[int, int] = field(default_factory=dict)
+    slot_of: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, tuple[float, int]] = field(default_factory=dict)
+    engine: Mapping[str, object] = field(default_factory=dict)
+
+    def trace(self, fleet: Fleet, replica: int) -> Trace:
+        """Return the trace of what finished."""
+        rows = sorted(self.finished)
+        stage_of = np.array([self.stage_of[row] for row in rows], dtype=np.int64)
+        begun = np.array([self.stages[stage].start for stage in stage_of.tolist()])
+        first = np.array([self.stages[stage].end for stage in stage_of.tolist()])
+        return Trace(
+            ids=tuple(fleet.workload.ids[rows].tolist()),
+            slots=fleet.replicas[replica].slots,
+            stages=tuple(self.stages),
+            stage_of=stage_of,
+            slot_of=np.array([self.slot_of[row] for row in rows], dtype=np.int64),
+            queued=np.zeros(len(rows)),
+            prefilled=begun,
+            first_token=first,
+            finished=np.array([self.finished[row][0] for row in rows]),
+            tokens=np.array([self.finished[row][1] for row in rows], dtype=np.int64),
+            engine=self.engine,
+        )
+
+
+class RayFleet:
+    """
+    Replicas on a local Ray or a cluster, each an actor with its own engine, a GPU each where there are any.
+
+    Parameters
+    ----------
+    spec
+        What each loads.
+    replicas
+        How many.
+    address
+        Of a running cluster; None for a Ray of this machine that ends with the fleet.
+
+    Raises
+    ------
+    ImportError
+        If Ray is not installed.
+    """
+
+    def __init__(self, spec: EngineSpec, replicas: int, address: str | None = None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise ImportError("several replicas need Ray: pip install 'batchbound[ray]'") from None
+
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+            if address is None:
+                # Replicas take turns on fewer cores; waiting for a free one would wait for ever.
+                options["num_cpus"] = max(replicas, 1)
+                # Ray gives way to all else on the machine by default; here its actors are the work itself.
+                options["_system_config"] = {"worker_niceness": 0}
+            ray.init(address=address, configure_logging=False, **options)
+        gpus = 1 if ray.cluster_resources().get("GPU", 0) >= replicas else 0
+        actor = ray.remote(max_concurrency=4, max_restarts=0, num_cpus=1, num_gpus=gpus)(ReplicaActor)
+        self.actors: list[Any] = [actor.remote(spec) for _ in range(replicas)]
+
+    def close(self) -> None:
+        """End the actors, and Ray if it was started here."""
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor)
+        if self._ours:
+            ray.shutdown()
+
+    def serve(
+        self,
+        fleet: Fleet,
+        schedule: FleetSchedule,
+        prompts: Sequence[Sequence[int]],
+        most_tokens: IntArray,
+        on_answer: Callable[[int, list[int]], None],
+        *,
+        backoff: bool = True,
+        on_stage: Callable[[int, Stage], None] | None = None,
+    ) -> FleetOutcome:
+        """
+        Serve every request of a fleet as its schedule says, and return what each replica did.
+
+        Each replica replays its own schedule, and repairs it where lengths turn out different. One that runs
+        dry takes over what a dead one left, then half of what waits at the one with most left; that is
+        served longest first.
+
+        Parameters
+        ----------
+        fleet, schedule
+            The requests, the replicas' slots and limits, and what each is to do when.
+        prompts
+            Token ids of each prompt.
+        most_tokens
+            Tokens after which each answer ends, shape (requests,).
+        on_answer
+            Called once with each request and its tokens, as it finishes.
+        backoff
+            Whether a replica that runs dry takes from others that live, too.
+        on_stage
+            Called with the replica and the record of each stage.
+
+        Raises
+        ------
+        ValueError
+            If the schedule is not of as many replicas as there are.
+        FleetLostError
+            If every replica died.
+        """
+        if len(schedule.schedules) != len(self.actors):
+            raise ValueError(f"{len(schedule.schedules)} schedules for {len(self.actors)} replicas")
+        serving = _Serving(self.actors, fleet, schedule, prompts, most_tokens, on_answer, on_stage, backoff)
+        return serving.run()
+
+
+class _Serving:
+    """One job under way: who has what, and what has been reported."""
+
+    def __init__(
+        self,
+        actors: Sequence[Any],
+        fleet: Fleet,
+        schedule: FleetSchedule,
+        prompts: Sequence[Sequence[int]],
+        most_tokens: IntArray,
+        on_answer: Callable[[int, list[int]], None],
+        on_stage: Callable[[int, Stage], None] | None,
+        backoff: bool,
+    ) -> None:
+        self._actors, self._fleet, self._prompts = actors, fleet, prompts
+        self._most, self._on_answer, self._on_stage = most_tokens, on_answer, on_stage
+        self._rounds, self._backoff = fleet.rounds, backoff
+        self._dispatched = schedule.replica_of
+        self._planned: list[Schedule | None] = list(schedule.schedules)
+        self._held = [set(np.flatnonzero(self._dispatched == k).tolist()) for k in range(len(actors))]
+        self._orphans: set[int] = set()
+        self._logs = [_Log() for _ in actors]
+        self._streams: dict[Any, int] = {}
+        self._lost: dict[int, str] = {}
+        self._done: set[int] = set()
+        self._moved = 0
+
+    def run(self) -> FleetOutcome:
+        import ray
+
+        # One that loads faster would take over what the others have not begun.
+        ray.wait([actor.pid.remote() for actor in self._actors], num_returns=len(self._actors))
+        for k in range(len(self._actors)):
+            self._start(k)
+        while len(self._done) < len(self._fleet):
+            if not self._streams:
+                self._orphans.update(*self._held)
+                if len(self._lost) == len(self._actors):
+                    raise FleetLostError(f"all {len(self._actors)} replicas died: {self._lost}")
+                for k in range(len(self._actors)):
+                    self._start(k)
+            ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=1.0)
+            for stream in ready:
+                self._follow(stream)
+        self._ask_the_idle()
+        traces = tuple(log.trace(self._fleet, k) for k, log in enumerate(self._logs))
+        return FleetOutcome(traces, self._lost, self._moved)
+
+    def _ask_the_idle(self) -> None:
+        """Count as lost who died with nothing left to report: no stream tells of that."""
+        import ray
+
+        asked = {actor.pid.remote(): k for k, actor in enumerate(self._actors) if k not in self._lost}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LAST_WORD) if asked else ([], [])
+        for reply in answered:
+            try:
+                ray.get(reply)
+            except ray.exceptions.RayActorError as error:
+                self._count_as_lost(asked[reply], type(error).__name__)
+
+    def _follow(self, stream: Any) -> None:
+        """Take the next report of a replica: events, its end, or its death."""
+        import ray
+
+        k = self._streams[stream]
+        try:
+            for event in ray.get(next(stream)):
+                self._take(k, event)
+        except StopIteration:
+            del self._streams[stream]
+            if self._held[k]:
+                raise RuntimeError(
+                    f"replica {k} ended with {len(self._held[k])} requests unanswered"
+                ) from None
+            self._start(k)
+        except ray.exceptions.RayActorError as error:
+            del self._streams[stream]
+            self._lose(k, type(error).__name__)
+
+    def _take(self, k: int, event: tuple[Any, ...]) -> None:
+        log = self._logs[k]
+        if event[0] == "stage":
+            _, stage, requests, slots = event
+            for request, slot in zip(requests, slots, strict=True):
+                log.stage_of[request], log.slot_of[request] = len(log.stages), slot
+            log.stages.append(stage)
+            if self._on_stage is not None:
+                self._on_stage(k, stage)
+        elif event[0] == "answer":
+            _, request, tokens, end = event
+            self._held[k].discard(request)
+            if request not in self._done:
+                self._done.add(request)
+                log.finished[request] = (end, len(tokens))
+                self._moved += int(self._dispatched[request] != k)
+                self._on_answer(request, tokens)
+        else:
+            log.engine = event[1]
+
+    def _count_as_lost(self, k: int, why: str) -> None:
+        self._lost[k] = why
+        self._logs[k].engine = {**self._logs[k].engine, "lost": why}
+
+    def _lose(self, k: int, why: str) -> None:
+        self._count_as_lost(k, why)
+        self._orphans |= self._held[k]
+        self._held[k] = set()
+        _LOG.warning("replica %d died (%s); %d of its requests go elsewhere", k, why, len(self._orphans))
+        busy = set(self._streams.values())
+        for other in range(len(self._actors)):
+            if other not in busy and other not in self._lost:
+                self._start(other)
+
+    def _start(self, k: int) -> None:
+        """Give a replica that has nothing to do its share, what a dead one left, or half of another's."""
+        if k in self._lost:
+            return
+        planned, self._planned[k] = self._planned[k], None
+        if not self._held[k]:
+            if self._orphans:
+                alive = len(self._actors) - len(self._lost)
+                longest = sorted(self._orphans, key=lambda i: -int(self._rounds[i]))
+                self._held[k] = set(longest[:: max(1, alive)])
+                self._orphans -= self._held[k]
+            elif self._backoff:
+                self._held[k] = self._take_over(k)
+        requests = sorted(self._held[k])
+        if not requests:
+            return
+        share = np.array(requests, dtype=np.int64)
+        stream = (
+            self._actors[k]
+            .serve.options(num_returns="streaming")
+            .remote(
+                self._fleet.problem_of(k, share),
+                planned,
+                requests,
+                [list(self._prompts[i]) for i in requests],
+                self._most[share],
+            )
+        )
+        self._streams[stream] = k
+
+    def _take_over(self, thief: int) -> set[int]:
+        import ray
+
+        others = [k for k in set(self._streams.values()) if k != thief and k not in self._lost]
+        others.sort(key=lambda k: -sum(int(self._rounds[i]) for i in self._held[k]))
+        for victim in others:
+            try:
+                released = ray.get(self._actors[victim].release.remote())
+            except ray.exceptions.RayActorError:
+                continue  # Its stream reports the death, too.
+            taken = set(released) - self._done
+            self._held[victim] -= taken
+            if taken:
+                return taken
+        return set()

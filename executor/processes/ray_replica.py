@@ -1,0 +1,216 @@
+"""One replica of a fleet: the actor that holds an engine and serves shares of a job one after another."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ...data.trace import Stage
+from ...heuristics.fleet.simulation import longest_first_policy
+from ...heuristics.loop import execute
+from ...heuristics.policy import Policy, State, Step
+from ...heuristics.replay import Replay
+from .engine_spec import EngineSpec
+
+_LOG = logging.getLogger(__name__)
+_QUIET = 0.05
+"""Seconds of events that travel to the driver together."""
+
+
+class ReplicaActor:
+    """The actor: a loaded model that serves shares of a job one after another."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        import torch
+
+        from ..engines.tiers import choose_tier
+        from ..models.source import load_model
+
+        if spec.threads is not None:
+            torch.set_num_threads(spec.threads)
+        self._spec = spec
+        self._model = load_model(
+            spec.model,
+            load_format=spec.load_format,  # type: ignore[arg-type]
+            dtype=spec.dtype,
+            device=spec.device,
+            seed=spec.seed,
+        )
+        self._tier = choose_tier(self._model, spec.tier)
+        self._policy: Releasing | None = None
+        self._began: float | None = None
+
+    def pid(self) -> int:
+        """Return the process the replica runs in."""
+        import os
+
+        return os.getpid()
+
+    def release(self) -> list[int]:
+        """Give up half of the requests that wait, and return them."""
+        return [] if self._policy is None else self._policy.release()
+
+    def serve(
+        self,
+        problem: Problem,
+        planned: Schedule | None,
+        requests: list[int],
+        prompts: list[list[int]],
+        most: IntArray,
+    ) -> Any:
+        """
+        Yield lists of events: ``("engine", what it is)``, ``("stage", ...)`` and ``("answer", ...)``.
+
+        A stage comes with the requests it prefilled and their slots, an answer with its tokens and the
+        seconds, since this replica first served, at which it was finished.
+
+        Parameters
+        ----------
+        problem
+            Of the share.
+        planned
+            What to replay; None to serve the longest first.
+        requests
+            The job's number of each request of the share.
+        prompts
+            Token ids of each.
+        most
+            Tokens after which each answer ends, shape (requests,).
+
+        Raises
+        ------
+        Exception
+            What ended the engine, if something did.
+        """
+        events: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        policy = Releasing(problem, planned, requests)
+        self._policy = policy
+        work = threading.Thread(
+            target=self._serve, args=(problem, policy, prompts, most, events), daemon=True
+        )
+        work.start()
+        ended = False
+        while not ended:
+            batch = [events.get()]
+            until = time.monotonic() + _QUIET
+            while batch[-1] is not None and (left := until - time.monotonic()) > 0:
+                try:
+                    batch.append(events.get(timeout=left))
+                except queue.Empty:
+                    break
+            ended = batch[-1] is None
+            for event in batch:
+                if event is not None and event[0] == "error":
+                    raise event[1]
+            yield [event for event in batch if event is not None]
+        self._policy = None
+
+    def _serve(
+        self,
+        problem: Problem,
+        policy: Releasing,
+        prompts: list[list[int]],
+        most: IntArray,
+        events: queue.SimpleQueue[tuple[Any, ...] | None],
+    ) -> None:
+        from ..engines.huggingface import HuggingFaceEngine
+
+        try:
+            engine = HuggingFaceEngine(
+                problem,
+                self._model,
+                prompts,
+                most,
+                eos_ids=frozenset(self._spec.eos_ids),
+                sampler=self._spec.sampler,
+                tier=self._tier,
+            )
+            now = time.perf_counter()
+            self._began = now if self._began is None else self._began
+            offset = now - self._began
+            events.put(("engine", dict(engine.describe())))
+
+            end = 0.0
+
+            def staged(stage: Stage, _: int) -> None:
+                nonlocal end
+                taken, slots = policy.prefilled() if stage.kind == "prefill" else ([], [])
+                end = stage.end + offset
+                events.put(("stage", replace(stage, start=stage.start + offset, end=end), taken, slots))
+
+            def finished(request: int) -> None:
+                events.put(("answer", policy.requests[request], engine.answers[request], end))
+
+            try:
+                execute(problem, policy, engine, on_finish=finished, on_stage=staged)
+            except AllReleasedError:
+                _LOG.debug("the rest of the share was taken over by another replica")
+            events.put(None)
+        except BaseException as error:
+            events.put(("error", error))
+
+
+class AllReleasedError(Exception):
+    """Nothing runs, and all that waited is served elsewhere."""
+
+
+class Releasing:
+    """
+    A policy whose waiting requests may be given up from another thread.
+
+    Parameters
+    ----------
+    problem
+        Of the share.
+    planned
+        What to replay; None to serve the longest first.
+    requests
+        The job's number of each request of the share.
+    """
+
+    def __init__(self, problem: Problem, planned: Schedule | None, requests: Sequence[int]) -> None:
+        self._replay = None if planned is None else Replay(planned, problem)
+        self._policy: Policy = self._replay or longest_first_policy(problem)
+        self.requests = list(requests)
+        self._lock = threading.Lock()
+        self._gone = np.zeros(len(requests), dtype=np.bool_)
+        self._begun = np.zeros(len(requests), dtype=np.bool_)
+        self._rounds = problem.rounds
+        self._step = Step()
+
+    def __call__(self, state: State) -> Step:
+        """Return the next step of the policy over what has not been given up."""
+        with self._lock:
+            state.waiting[self._gone] = False
+            if not state.waiting.any() and not state.running.size:
+                raise AllReleasedError
+            step = self._policy(state)
+            self._begun[list(step.prefill)] = True
+            if len(step.prefill):
+                self._step = step
+            return step
+
+    def prefilled(self) -> tuple[list[int], list[int]]:
+        """Return the job's requests of the latest prefill stage, and their slots."""
+        return [self.requests[i] for i in self._step.prefill], list(self._step.slots)
+
+    def release(self) -> list[int]:
+        """Give up half of what has not begun, every other one by length, and return it."""
+        with self._lock:
+            waiting = np.flatnonzero(~self._begun & ~self._gone)
+            longest = waiting[np.argsort(-self._rounds[waiting], kind="stable")]
+            taken = longest[::2]
+            self._gone[taken] = True
+            if self._replay is not None:
+                self._replay.withdraw(taken)
+            return [self.requests[i] for i in taken.tolist()]

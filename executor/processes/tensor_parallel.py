@@ -1,0 +1,60 @@
+"""Sharing the layers of a model among processes, through transformers' own tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..models.families import UnsupportedModelError
+
+
+def share_layers(model: Any, degree: int) -> Any:
+    """
+    Return a loaded model whose every layer is shared by so many processes, of which this is one.
+
+    Each process loads the whole model on its device, calls this, and then runs the same calls with the same
+    inputs; all of them get the same logits. The processes are those that ``torchrun`` starts: they find each
+    other by the environment it sets, over NCCL on CUDA devices and gloo on the CPU. An engine decides by
+    rounds and lengths, not by the clock, so engines of all processes stay in step while every request is
+    there from the start.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model, whole, with the same weights in every process.
+    degree
+        Processes, all of those started.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If transformers has no plan for sharing the model's layers.
+    ValueError
+        If the heads do not divide among the processes.
+    """
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    check_shared(model.config, degree)
+    shared = DistributedConfig(tp_size=degree, tp_plan="auto")
+    kind = type(model)
+    settled, _, mesh = kind.prepare_distribute_model(shared)
+    return kind.maybe_distribute_model(model, settled, mesh).eval()
+
+
+def check_shared(config: Any, degree: int) -> None:
+    """
+    Raise an error if so many processes cannot share the layers of a model with this configuration.
+
+    Raises
+    ------
+    UnsupportedModelError, ValueError
+        As :func:`share_layers` does.
+    """
+    text = config.get_text_config()
+    if not getattr(text, "base_model_tp_plan", None):
+        raise UnsupportedModelError(
+            config.model_type, "transformers has no plan for sharing its layers", "run it on one device"
+        )
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, name, None) or text.num_attention_heads
+        if heads % degree:
+            raise ValueError(f"{name} is {heads}, which {degree} processes cannot share evenly")

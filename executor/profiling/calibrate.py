@@ -1,0 +1,231 @@
+"""Fitting a cost model to the stages that an engine ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...data.costs.calibration import CalibratedCost, FitError
+from ...data.costs.cost import CostModel, FloatArray
+from ...data.costs.layer_profile import LayerProfile
+from ...data.trace import Stage
+from ...models.exegpt.layer_cost import LayerCost
+
+_FLOOR_CANDIDATES = 64
+_REWEIGHTINGS = 8
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_PROFILE_ONLY = ("date", "lengths")
+"""What a profile's versions say besides the engine's description."""
+_LENGTHS = (16, 32, 64, 128, 256, 512)
+"""Tokens; with the batches, the stages that a cost model is drawn through."""
+_BEND_GAIN = 0.03
+"""The share of the error that a bend has to take away."""
+_OUTLIER = 2.0
+"""Residuals beyond this many typical ones count less in the fit."""
+
+
+def calibrate(
+    stages: Sequence[Stage],
+    *,
+    engine: Mapping[str, object],
+    date: str,
+    slots_grid: Sequence[int] = (),
+    prompt_grid: Sequence[int] = (),
+) -> CalibratedCost:
+    """
+    Return the cost model fitted to measured stages, with its error and what was measured.
+
+    Parameters
+    ----------
+    stages
+        Measured prefill stages and decode rounds.
+    engine
+        What was measured, as the engine describes itself.
+    date
+        When, as an ISO date.
+    slots_grid, prompt_grid
+        Slots and prompt lengths (tokens) that were measured, if it was a grid.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fit_cost`.
+    """
+    cost = fit_cost(stages)
+    error = fit_error(cost, stages)
+    return CalibratedCost(cost, error, dict(engine), date, tuple(slots_grid), tuple(prompt_grid))
+
+
+def fit_cost(stages: Sequence[Stage]) -> CostModel:
+    """
+    Return the cost model nearest to measured stages: robust least squares of relative errors, none negative.
+
+    The keys and values of a round count as the engine reads them, padding included. Relative errors, because
+    stages range over orders of magnitude; robust (Huber), because a machine is disturbed now and then. The
+    floor of a prefill stage is found by trying which of the smallest stages lie on it. Where prompts get
+    dearer with length, the line above the floor may meet zero tokens below zero seconds: the cost model then
+    has a line from nothing to where floor and line meet, and a bend there.
+
+    Parameters
+    ----------
+    stages
+        Measured; those that took no time are left out.
+
+    Raises
+    ------
+    ValueError
+        If the prefill stages have fewer than two sizes, or the decode rounds fewer than two counts of active
+        slots: a base and a slope cannot be told apart.
+    """
+    timed = [stage for stage in stages if stage.seconds > 0]
+    prefills = [stage for stage in timed if stage.kind == "prefill"]
+    decodes = [stage for stage in timed if stage.kind == "decode"]
+    _require_two_sizes({stage.tokens for stage in prefills}, "prefill stages", "numbers of tokens")
+    _require_two_sizes({stage.active for stage in decodes}, "decode rounds", "numbers of active slots")
+    prefill = _fit_prefill(
+        np.array([stage.tokens for stage in prefills], dtype=np.float64),
+        np.array([stage.seconds for stage in prefills]),
+    )
+    rounds = np.array([stage.rounds for stage in decodes], dtype=np.float64)
+    columns = np.column_stack(
+        (
+            np.ones(len(decodes)),
+            np.array([stage.active for stage in decodes]),
+            np.array([stage.padded_kv_tokens for stage in decodes]) / rounds,
+        )
+    )
+    decode = _fit(columns, np.array([stage.seconds for stage in decodes]) / rounds, rounds)
+    return CostModel(
+        decode_base=float(decode[0]),
+        decode_per_slot=float(decode[1]),
+        decode_per_kv_token=float(decode[2]),
+        **prefill,
+    )
+
+
+def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
+    """
+    Return the cost model nearest to what a layer profile composes over stages of all sizes, with its error.
+
+    Parameters
+    ----------
+    profile
+        Of a model on one device.
+    """
+    cost, layers = LayerCost(profile), profile.shape.layers
+    stages = []
+    for batch in _BATCHES:
+        for length in _LENGTHS:
+            tokens = batch * length
+            for kind, (per_layer, once) in (
+                ("prefill", cost.encode(batch, length)),
+                ("decode", cost.decode(batch, length)),
+            ):
+                rounds, seconds = int(kind == "decode"), layers * per_layer + once
+                size = tokens if kind == "prefill" else batch
+                stages.append(Stage(kind, 0.0, seconds, rounds, batch, size, tokens, tokens))
+    engine = {name: text for name, text in profile.versions.items() if name not in _PROFILE_ONLY}
+    date = profile.versions.get("date", "")
+    return calibrate(stages, engine=engine, date=date, slots_grid=_BATCHES, prompt_grid=_LENGTHS)
+
+
+def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:
+    """
+    Return how far a cost model is from measured stages.
+
+    Parameters
+    ----------
+    cost
+        The model; its keys-and-values term is charged for padding too, as the engine reads it.
+    stages
+        Measured; a stage of many rounds counts as many times.
+    """
+    prefill: list[float] = []
+    decode: list[float] = []
+    counts: list[int] = []
+    predicted = measured = 0.0
+    for stage in stages:
+        if stage.kind == "prefill":
+            seconds = cost.prefill_seconds(stage.tokens)
+        else:
+            held = cost.decode_per_kv_token * stage.padded_kv_tokens
+            seconds = stage.rounds * cost.decode_seconds(stage.active) + held
+        predicted += seconds
+        measured += stage.seconds
+        if stage.seconds > 0:
+            error = abs(seconds - stage.seconds) / stage.seconds
+            (prefill if stage.kind == "prefill" else decode).append(error)
+            counts += [stage.rounds] if stage.kind == "decode" else []
+    return FitError(
+        prefill_mape=float(np.mean(prefill)) if prefill else 0.0,
+        decode_mape=float(np.average(decode, weights=counts)) if decode else 0.0,
+        makespan=predicted / measured - 1 if measured else 0.0,
+        prefill_stages=len(prefill),
+        decode_rounds=sum(counts),
+    )
+
+
+def _require_two_sizes(sizes: set[int], what: str, of: str) -> None:
+    if len(sizes) < 2:
+        raise ValueError(
+            f"the measured {what} have {len(sizes)} different {of}; a fit needs at least two: measure more"
+        )
+
+
+def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
+    """Return the coefficients of ``max(floor, base + per_token * tokens)``, its base possibly below zero."""
+    sizes = np.unique(tokens)
+    best, least = {"prefill_base": 0.0, "prefill_per_token": 0.0}, np.inf
+    # At least two sizes must lie above the floor to draw a line through.
+    candidates = np.unique(np.linspace(0, len(sizes) - 2, _FLOOR_CANDIDATES).astype(np.int64))
+    for on_floor in candidates.tolist():
+        below = tokens < sizes[on_floor]
+        floor = float(np.median(seconds[below])) if on_floor else 0.0
+        columns = np.column_stack((np.ones_like(tokens), tokens))[~below]
+        for bent in (False, True) if on_floor else (False,):
+            line = _fit(columns, seconds[~below], free=int(bent))
+            fitted = np.maximum(floor, line[0] + line[1] * tokens)
+            loss = float(np.abs(fitted / seconds - 1).sum())
+            # A floor is one more coefficient, and what is beyond a bend is left out of bounds: each has to
+            # earn its place.
+            if loss < least * (1 - (_BEND_GAIN if line[0] < 0 else 1e-3)) - 1e-9:
+                best, least = _prefill_coefficients(float(line[0]), float(line[1]), floor), loss
+    return best
+
+
+def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[str, float]:
+    if base >= 0:
+        return {"prefill_base": base, "prefill_per_token": per_token, "prefill_floor": floor}
+    bend = (floor - base) / per_token
+    return {
+        "prefill_base": 0.0,
+        "prefill_per_token": floor / bend,
+        "prefill_floor": floor,
+        "prefill_bend": bend,
+        "prefill_per_token_beyond": per_token - floor / bend,
+    }
+
+
+def _fit(
+    columns: FloatArray, seconds: FloatArray, weights: FloatArray | None = None, free: int = 0
+) -> FloatArray:
+    """Return the coefficients of least relative Huber loss, none negative but the first ``free``."""
+    from scipy.optimize import lsq_linear
+
+    lowest = np.where(np.arange(columns.shape[1]) < free, -np.inf, 0.0)
+    relative = columns / seconds[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1.0
+    relative = relative / scale
+    counted = np.ones_like(seconds) if weights is None else weights / weights.mean()
+    trust = np.ones_like(seconds)
+    for _ in range(_REWEIGHTINGS):
+        root = np.sqrt(counted * trust)
+        coefficients = lsq_linear(relative * root[:, None], root, (lowest, np.inf), "bvls").x
+        off = np.abs(relative @ coefficients - 1.0)
+        typical = 1.4826 * float(np.median(off))
+        if typical <= 1e-12:
+            break
+        trust = np.minimum(1.0, _OUTLIER * typical / np.maximum(off, 1e-300))
+    return np.asarray(coefficients / scale, dtype=np.float64)

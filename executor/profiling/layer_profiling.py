@@ -1,0 +1,351 @@
+"""Profiling a model layer by layer as the engine runs it (ExeGPT's XProfiler, section 3)."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ...data.costs.cost import CostModel
+from ...data.costs.layer_profile import LayerProfile
+from ...data.problem import Problem
+from ...data.workload import Workload
+from ...heuristics.exegpt.dynamic_batch import DynamicBatch
+from ...heuristics.exegpt.round_robin import RoundRobinAllocation
+from ...heuristics.loop import execute
+from ...models.exegpt.run_profile import WARMING_ROUNDS
+from ..engines.device_memory import memory_of
+from ..engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
+from ..models.prompts import Prompts
+from ..processes.workload_aware import DecodeEngine
+from ..runs.journal import Journal
+from ..runs.machine_speed import MachineSpeed, undisturbed, waited_for_core
+from .layer_composition import REFERENCE, WAITED, at, composed, shape_of
+from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_points, spread
+from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
+
+if TYPE_CHECKING:
+    from ..engines.tiers import Tier
+    from ..processes.encode_worker import EncodeWorker
+    from ..processes.engine_spec import EngineSpec
+    from .layer_shares import LayerShares
+
+_NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
+_REQUESTS_PER_SLOT = 6
+"""Of the job that measures what passes between stages."""
+_NEVER = frozenset({-1})
+"""An end that no answer has: the engine looks for it, and decodes to the full length."""
+_EARLY = ((1, 0),) * (WARMING_ROUNDS + WARM_ROUNDS)
+_SINGLE = ((1, 1),) * BESIDE
+_AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
+"""Decode calls after an encoding, and after a long one: rounds of each, and requests done in its last one."""
+
+EngineFor = Callable[[Problem], HuggingFaceEngine]
+_Engine = TypeVar("_Engine", bound=HuggingFaceEngine)
+
+
+def profile_layers(
+    model: Any,
+    tier: Tier,
+    grid: Grid,
+    measured: Journal,
+    *,
+    pinned: bool = False,
+    worker: EngineSpec | None = None,
+    keep: Callable[[Sequence[int]], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    on_point: Callable[[int, int], None] | None = None,
+) -> LayerProfile:
+    """
+    Return what the layers of a model take on the engine, measured point by point.
+
+    Every point goes through the engine's own prefill and decode calls, on a batch that was in use before,
+    with lengths spread as in a running batch: prompts where they are encoded, tokens held where they decode.
+    So what the engine adds to the model (padding, masks, storing,
+    choosing tokens) is measured with it. How much of it layers and attention take are measured apart, with
+    hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
+    rows, new masks), and each request that leaves, is the difference between rounds in which one or several
+    are done and others. Rounds that follow an encoding take longer, as it has driven keys and values out of
+    the caches: they are measured apart. What the loop around the stages costs, keeping an answer, and what
+    decode calls take longer where both come between them, is measured on jobs of random lengths.
+
+    With a worker, what two of them cost each other is measured, too: rounds while it encodes, beside rounds
+    while it rests, and jobs in which what it encodes joins.
+
+    Parameters
+    ----------
+    model
+        Loaded.
+    tier
+        Its layout of keys and values.
+    grid
+        What to measure; points beyond the model's positions are left out.
+    measured
+        Keeps each measurement: those it has already are not made again.
+    pinned
+        Measure as for runs at pinned lengths, which read tokens back only when a request is done.
+    worker
+        What a process that encodes loads, for WAA: the same model, where it would run. None for RRA alone.
+    keep
+        What a run does with the tokens of each finished answer; None if it costs nothing.
+    clock
+        Seconds from any origin.
+    on_point
+        Called after each measurement with the number done and the number in all.
+
+    Raises
+    ------
+    RunStoppedError
+        If the worker cannot load the model.
+    ValueError
+        If the model's layers cannot be told from its modules.
+    """
+    from ..models.source import position_limit
+    from .layer_shares import LayerShares
+
+    limit = position_limit(model.config) or 2**31
+    points = [point for point in grid.points if grid.within(point, limit)]
+    if len({batch for batch, _ in points}) < 2 or len({length for _, length in points}) < 2:
+        raise ValueError(f"the model's {limit} positions leave fewer than two batches and lengths to measure")
+    joining = [
+        (prompts, length)
+        for prompts, length in grid.joining
+        if worker is not None and grid.within((prompts, length), limit)
+        if max(decoding(length, points[-1][0], MOST_ROUNDS)) + MOST_ROUNDS < limit
+    ]
+    described: dict[str, object] = {}
+
+    def engine_of(kind: Callable[..., _Engine], problem: Problem) -> _Engine:
+        prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
+        engine = kind(
+            problem,
+            model,
+            prompts.tokens,
+            most_tokens=problem.workload.output_tokens,
+            eos_ids=NO_EOS if pinned else _NEVER,
+            tier=tier,
+            clock=clock,
+        )
+        described.update(engine.describe())
+        return engine
+
+    def decode_engine(encoding: EncodeWorker, problem: Problem) -> DecodeEngine:
+        return engine_of(partial(DecodeEngine, encoding), problem)
+
+    engine_for: EngineFor = partial(engine_of, HuggingFaceEngine)
+    shares, speed = LayerShares(model, clock), MachineSpeed(model, clock)
+    # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
+    _point(engine_for, *points[-1], 2)
+    with ExitStack() as open_:
+        pair = None
+        if worker is not None and joining:
+            several, longest = joining[-1]
+            pair = open_.enter_context(
+                WorkerPair(worker, decode_engine, several, max(spread(longest, several)), clock)
+            )
+
+        def waited() -> float:
+            return waited_for_core() + (0.0 if pair is None else pair.waited)
+
+        tasks: dict[str, Callable[[], dict[str, float]]] = {}
+        for number in range(grid.repeats):
+            for point in points:
+                tasks[at(*point, "calls", number)] = partial(_point, engine_for, *point, grid.rounds)
+                tasks[at(*point, "layers", number)] = partial(
+                    _shares, engine_for, *point, grid.rounds, shares
+                )
+            for point in job_points(points):
+                tasks[at(*point, "job", number)] = partial(_job, engine_for, point, grid, number, keep, clock)
+            if pair is None:
+                continue
+            for point in points:
+                tasks[at(*point, "beside encoding", number)] = partial(
+                    _crowd, engine_for, pair, point, grid.rounds, speed
+                )
+            for prompts, length in joining:
+                job = partial(pair.join, prompts, length, points[-1][0])
+                tasks[at(prompts, length, "joining", number)] = job
+        # Pass by pass, each in an order of its own: a machine's speed changes within seconds, and what is
+        # measured in a row sees it at one speed.
+        names = np.array(list(tasks)).reshape(grid.repeats, -1)
+        for name in np.random.default_rng(0).permuted(names, axis=1).ravel().tolist():
+            # One without was not measured as these are.
+            if REFERENCE not in measured.finished.get(name, {}):
+                before = speed()
+                taken, held = undisturbed(tasks[name], waited, clock)
+                measured.append(name, {**taken, REFERENCE: (before + speed()) / 2, WAITED: held})
+            if on_point is not None:
+                on_point(min(len(tasks), len(measured.finished)), len(tasks))
+    found = {name: measured.finished[name] for name in tasks}
+    profile = composed(shape_of(model), points, joining, grid, found)
+    engine = {name: str(value) for name, value in described.items()}
+    memory, kv_tokens = memory_of(model, tier)
+    return replace(
+        profile,
+        device=engine["device"],
+        device_bytes=memory,
+        versions={
+            **engine,
+            "lengths": "pinned" if pinned else "free",
+            "date": datetime.date.today().isoformat(),
+        },
+        kv_tokens=kv_tokens,
+    )
+
+
+def _used_engine(
+    engine_for: EngineFor, batch: int, length: int, rounds: int, leaving: Sequence[int] = ()
+) -> HuggingFaceEngine:
+    """
+    Return an engine whose buffers a first batch has used and left.
+
+    The requests to measure come after those of that batch: a batch to encode, done after a round; a batch to
+    decode, of which none is done within ``rounds`` rounds but those that ``leaving`` names; and
+    :data:`BESIDE` requests beside it. ``leaving`` has the rounds after which requests are done: first of
+    those beside, then of the batch.
+    """
+    lengths = spread(length, batch)
+    stay = np.full(batch + BESIDE, rounds + 1)
+    stay[: len(leaving)] = leaving[: len(stay)]
+    outputs = 1 + np.roll(stay, -BESIDE)
+    workload = Workload.from_lengths(
+        lengths * 2 + decoding(length, batch) + [length] * BESIDE, [2] * 2 * batch + outputs.tolist()
+    )
+    engine = engine_for(Problem(workload, _NO_COST, batch + BESIDE, prefill_emits_first_token=True))
+    engine.prefill(range(batch), range(batch))
+    engine.decode(1, float("inf"))
+    return engine
+
+
+def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[str, float]:
+    """
+    Return the seconds of an encoding, of a decode round, and of what a call of some rounds takes besides.
+
+    After some rounds, which take longer as they follow the encoding, a call of many is timed, and calls of
+    one round before and after it, when as many more and as many fewer requests run. In the last round of each
+    one request is done, as it is in a run.
+    """
+    calls = (*_EARLY, *_SINGLE, (rounds, 1), *_AFTER)
+    ends = np.cumsum([call for call, _ in calls])
+    leaving = np.repeat(ends, [done for _, done in calls])
+    engine = _used_engine(engine_for, batch, length, int(ends[-1]), leaving.tolist())
+    encode, _ = engine.prefill(range(batch, 2 * batch), range(batch))
+    engine.decode(1, float("inf"))
+    engine.prefill(range(2 * batch, 3 * batch), range(batch))
+    engine.prefill(range(3 * batch, 3 * batch + BESIDE), range(batch, batch + BESIDE))
+    # Small batches are done before all calls are.
+    left = batch + BESIDE - np.cumsum([0, *(done for _, done in calls[:-1])])
+    seconds = [
+        engine.decode(most, float("inf"))[0].seconds
+        for (most, _), running in zip(calls, left.tolist(), strict=True)
+        if running > 0
+    ]
+    early, seconds = seconds[: len(_EARLY)], seconds[len(_EARLY) :]
+    # Nobody left before the first of these calls.
+    before, many, after = seconds[1:BESIDE], seconds[BESIDE], seconds[BESIDE + 1 :][:3]
+    near = min(len(after), batch - 1)
+    single = fmean(before[-near:] + after[:near] if near else before[-1:])
+    # Where noise hides what a call costs, all of it counts as its rounds'.
+    each = (many - single) / (rounds - 1) if single < many else many / rounds
+    found = {"encode": encode.seconds, "decode": each, "change": max(0.0, single - each)}
+    found |= {"start": early[0], "warming": sum(early[1:WARMING_ROUNDS]), "warm": sum(early[WARMING_ROUNDS:])}
+    if batch >= leaving.size - BESIDE:
+        several, again = seconds[-2 * BESIDE + 1 : -BESIDE], seconds[-BESIDE + 1 :]
+        # The batch shrinks all the while: calls before and after are compared with those between.
+        alone = (median(after) + median(again)) / 2
+        found["leave"] = (median(several) - alone) / (BESIDE - 1)
+    return found
+
+
+def _shares(
+    engine_for: EngineFor, batch: int, length: int, rounds: int, shares: LayerShares
+) -> dict[str, float]:
+    """Return which part of an encoding, and of a decode round, layers take, and attention in them."""
+    engine = _used_engine(engine_for, batch, length, rounds)
+    found: dict[str, float] = {}
+    with shares:
+        for kind in ("encode", "decode"):
+            if kind == "encode":
+                stage, _ = engine.prefill(range(batch, 2 * batch), range(batch))
+            else:
+                engine.decode(1, float("inf"))
+                engine.prefill(range(2 * batch, 3 * batch), range(batch))
+                shares.take()
+                stage, _ = engine.decode(rounds, float("inf"))
+            layers, attention = shares.take()
+            found |= {
+                f"{kind}_layers": layers / stage.seconds,
+                f"{kind}_attention": attention / stage.seconds,
+            }
+    return found
+
+
+def _crowd(
+    engine_for: EngineFor, pair: WorkerPair, point: tuple[int, int], rounds: int, speed: MachineSpeed
+) -> dict[str, float]:
+    (batch, length), rounds = point, max(rounds, FEWEST_ROUNDS)
+    engine = _used_engine(engine_for, batch, length, rounds + 2 * WARMING_ROUNDS)
+    engine.prefill(range(2 * batch, 3 * batch), range(batch))
+    return pair.crowd(engine, length, rounds, speed)
+
+
+def _job(
+    engine_for: EngineFor,
+    point: tuple[int, int],
+    grid: Grid,
+    seed: int,
+    keep: Callable[[Sequence[int]], None] | None,
+    clock: Callable[[], float],
+) -> dict[str, float]:
+    """
+    Return what passes between two stages of a job, in the loop and its policy, and what keeping takes.
+
+    With it goes what the decode calls of its steady state take, and what they do: calls, rounds, requests
+    that run and tokens each of them holds on average, requests done, and encodings among them.
+    """
+    batch, length = point
+    rng = np.random.default_rng(seed)
+    count = _REQUESTS_PER_SLOT * batch
+    workload = Workload.from_lengths(
+        rng.integers(max(1, length // 2), length * 3 // 2 + 1, count),
+        rng.integers(2, grid.most_rounds + 1, count),
+    )
+    problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
+    policy = RoundRobinAllocation(grid.rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
+    engine, kept = engine_for(problem), list[float]()
+
+    def finished(request: int) -> None:
+        begun = clock()
+        if keep is not None:
+            keep(engine.answers[request])
+        kept.append(clock() - begun)
+
+    trace = execute(problem, policy, engine, on_finish=finished)
+    stages = trace.stages
+    between = [after.start - before.end for before, after in pairwise(stages)]
+    # Means: a policy does much in few of its calls. The last answers are kept after the last stage.
+    last = kept[len(kept) - int((trace.finished == trace.makespan).sum()) :]
+    encodings = [number for number, stage in enumerate(stages) if stage.kind == "prefill"]
+    steady = stages[encodings[2] : encodings[-1]]
+    calls = [stage for stage in steady if stage.kind == "decode"]
+    rounds = sum(call.rounds for call in calls)
+    done = (trace.finished > steady[0].start) & (trace.finished <= steady[-1].end)
+    return {
+        "loop": (sum(between) - sum(kept) + sum(last)) / len(between),
+        "keep": fmean(kept),
+        "decode": sum(call.seconds for call in calls),
+        "calls": len(calls),
+        "rounds": rounds,
+        "active": sum(call.tokens for call in calls) / rounds,
+        "context": sum(call.kv_tokens for call in calls) / sum(call.tokens for call in calls),
+        "done": int(done.sum()),
+        "encodings": len(steady) - len(calls),
+    }

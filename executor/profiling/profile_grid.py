@@ -1,0 +1,116 @@
+"""The points at which a model is profiled layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from ...models.exegpt.run_profile import WARMING_ROUNDS
+
+_DEVIATION = 0.45
+"""Of lengths in a batch, as a share of their mean: about that of ExeGPT's tasks."""
+_MOST_JOINING = 8
+BESIDE = 4
+"""Requests that run beside a point's batch, and leave one by one before rounds are timed together."""
+WARM_ROUNDS = 3
+"""After those that follow an encoding: they are compared with these."""
+ROUNDS_BEFORE = WARMING_ROUNDS + WARM_ROUNDS + BESIDE
+"""Decode rounds of a point before those timed together."""
+_FEWEST_IN_JOB = 4
+_MORE_ROUNDS = 2 * WARMING_ROUNDS + 12
+"""Than those timed that a point may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """
+    What to measure.
+
+    Parameters
+    ----------
+    batches
+        Prompts encoded, and requests decoding, at a time.
+    lengths
+        Mean tokens of a prompt, and tokens held where decoding begins.
+    rounds
+        Decode rounds timed at a point.
+    repeats
+        Passes over all that is measured, of which medians count.
+    """
+
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    rounds: int = 16
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if min(len(set(self.batches)), len(set(self.lengths))) < 2:
+            raise ValueError("a grid needs two batches and two lengths at least")
+        if min(*self.batches, *self.lengths, self.rounds - 1, self.repeats) < 1:
+            raise ValueError("a grid's numbers must be at least 1, and its rounds at least 2")
+
+    @property
+    def points(self) -> list[tuple[int, int]]:
+        """Batch and length of each point, the largest last."""
+        return [
+            (batch, length) for batch in sorted(set(self.batches)) for length in sorted(set(self.lengths))
+        ]
+
+    @property
+    def joining(self) -> list[tuple[int, int]]:
+        """Prompts that join a decode batch at a time, of each length: one, and several."""
+        several = min(_MOST_JOINING, max(self.batches))
+        return [(prompts, length) for prompts in (1, several) for length in sorted(set(self.lengths))]
+
+    @property
+    def most_rounds(self) -> int:
+        """Decode rounds that a point may run."""
+        return self.rounds + _MORE_ROUNDS
+
+    def within(self, point: tuple[int, int], limit: int) -> bool:
+        """Tell whether a model with so many positions can run a point."""
+        batch, length = point
+        longest = max(*spread(length, batch), *decoding(length, batch))
+        return longest + self.most_rounds <= limit
+
+    def measurements(self, *, paired: bool) -> int:
+        """Return how many there are, with (``paired``) or without a worker that encodes."""
+        pairs = len(self.points) + len(self.joining)
+        return self.repeats * (2 * len(self.points) + len(job_points(self.points)) + paired * pairs)
+
+
+def spread(length: int, batch: int) -> list[int]:
+    """Return prompt lengths as of a running batch: a normal distribution's quantiles, in random order."""
+    if batch == 1:
+        return [length]
+    # In order, rows of like lengths would be neighbours, and an engine that groups rows pads less.
+    order = np.random.default_rng(batch).permutation(batch)
+    at = [_DEVIATION * NormalDist().inv_cdf((k + 0.5) / batch) for k in order.tolist()]
+    return [max(1, round(length * max(0.1, 1 + each))) for each in at]
+
+
+def decoding(length: int, batch: int, rounds: int = ROUNDS_BEFORE) -> list[int]:
+    """
+    Return prompt lengths with which a batch that has decoded for so many rounds is spread as a running one.
+
+    Parameters
+    ----------
+    length
+        Mean tokens of a prompt; more where the rounds alone are too much for the shortest.
+    batch
+        Requests.
+    rounds
+        Decode rounds of each; requests of a running batch differ in them, too.
+    """
+    return [max(1, tokens - rounds) for tokens in spread(length + rounds, batch)]
+
+
+def job_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the points of a grid at which whole jobs are timed: each batch but the smallest, one length."""
+    lengths, batches = (sorted({point[axis] for point in points}) for axis in (1, 0))
+    return [
+        (batch, lengths[len(lengths) // 2]) for batch in batches if batch >= min(_FEWEST_IN_JOB, batches[-1])
+    ]

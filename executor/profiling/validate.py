@@ -1,0 +1,200 @@
+"""How far the simulation is from a measured run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from ...data.costs.cost import CostModel, FloatArray, IntArray
+from ...data.readers.measured_run import MeasuredRun
+from ...data.trace import Trace
+from ...heuristics.serving.chunked_prefill import ChunkedPrefill
+from ...heuristics.serving.kv_blocks import BlockPool
+from ...models.exegpt.layer_cost import LayerCost
+from ..serving.mixed_iterations import simulate_iterations
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """
+    One figure, measured and simulated.
+
+    Parameters
+    ----------
+    measured, simulated
+        In the unit the metric's name says.
+    """
+
+    measured: float
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        """Simulated over measured, minus one; nan where nothing was measured."""
+        return self.simulated / self.measured - 1 if self.measured else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """
+    A simulation beside the run it replays.
+
+    Parameters
+    ----------
+    metrics
+        By name: ``makespan_s``; ``tokens_per_s``, answer tokens over the makespan; ``ttft_*_s``, from a
+        request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other token.
+    order_correlation
+        Spearman's, of the times at which the requests finished.
+    requests
+        That were served.
+    """
+
+    metrics: dict[str, Metric]
+    order_correlation: float
+    requests: int
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figures as plain JSON values."""
+        metrics = {name: asdict(metric) | {"error": metric.error} for name, metric in self.metrics.items()}
+        return {"requests": self.requests, "order_correlation": self.order_correlation, "metrics": metrics}
+
+
+class ComposedIterations:
+    """
+    Seconds of an engine's iterations, composed from a layer profile alone.
+
+    Parameters
+    ----------
+    cost
+        Of the model on the engine's device.
+    graph_tokens
+        Numbers of tokens the engine rounds up to, ascending.
+    """
+
+    def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
+        self._cost, self._graphs = cost, list(graph_tokens)
+
+    def __call__(self, contexts: Sequence[int], chunks: Sequence[tuple[int, int]], drawn: int) -> float:
+        """Return the seconds of one iteration, as :class:`.IterationCost` says."""
+        tokens = len(contexts) + sum(new for new, _ in chunks)
+        at = bisect_left(self._graphs, tokens)
+        padded = self._graphs[at] if at < len(self._graphs) else tokens
+        context = sum(contexts) / len(contexts) if contexts else 0.0
+        return self._cost.iteration(len(contexts), context, chunks, sampled=drawn, padded_tokens=padded)
+
+
+def replay_run(run: MeasuredRun, cost: LayerCost) -> Trace:
+    """
+    Return the simulation of a measured run: same arrivals, same lengths, same limits.
+
+    Parameters
+    ----------
+    run
+        The run; only its requests and settings are used, none of its times.
+    cost
+        Of its model on its device.
+    """
+    return simulate_iterations(
+        run.workload,
+        ChunkedPrefill(run.batched_tokens, run.sequences),
+        ComposedIterations(cost, run.graph_tokens),
+        BlockPool(run.kv_capacity, run.block_tokens, reuse=run.reuse),
+        ahead=run.ahead,
+    )
+
+
+def validate_run(run: MeasuredRun, cost: LayerCost) -> Validation:
+    """Return how far the simulation of a measured run is from it (see :func:`replay_run`)."""
+    simulated = replay_run(run, cost)
+    measured = (run.first_token, run.finished)
+    return _compare(
+        run.workload.arrival,
+        run.workload.output_tokens,
+        measured,
+        (simulated.first_token, simulated.finished),
+    )
+
+
+def validate_trace(trace: Trace, cost: CostModel) -> Validation:
+    """
+    Return how far a trace of our own is from the same stages at a cost model's times.
+
+    Parameters
+    ----------
+    trace
+        Measured.
+    cost
+        The model to judge. Time in which nothing ran, waiting for an arrival, is kept as it was.
+    """
+    simulated = retime(trace, cost)
+    return _compare(
+        trace.queued,
+        trace.tokens,
+        (trace.first_token, trace.finished),
+        (simulated.first_token, simulated.finished),
+    )
+
+
+def retime(trace: Trace, cost: CostModel) -> Trace:
+    """Return a trace whose stages take what a cost model says, in the same order with the same pauses."""
+    stages, measured, modelled = [], [0.0], [0.0]
+    clock = end = 0.0
+    for stage in trace.stages:
+        # Between two stages of a batch job the engine only decides; a pause is a wait for an arrival.
+        waited = bool(((trace.queued > end) & (trace.queued <= stage.start)).any())
+        clock += stage.start - end if waited else 0.0
+        if stage.kind == "prefill":
+            seconds = cost.prefill_seconds(stage.tokens)
+        else:
+            read = cost.decode_per_kv_token * stage.padded_kv_tokens
+            seconds = stage.rounds * cost.decode_seconds(stage.active) + read
+        measured += [stage.start, stage.end]
+        modelled += [clock, clock + seconds]
+        stages.append(replace(stage, start=clock, end=clock + seconds))
+        clock, end = clock + seconds, stage.end
+
+    def moved(times: FloatArray) -> FloatArray:
+        return np.interp(times, measured, modelled)
+
+    return replace(
+        trace,
+        stages=tuple(stages),
+        prefilled=moved(trace.prefilled),
+        first_token=moved(trace.first_token),
+        finished=moved(trace.finished),
+    )
+
+
+def _compare(
+    queued: FloatArray,
+    tokens: IntArray,
+    measured: tuple[FloatArray, FloatArray],
+    simulated: tuple[FloatArray, FloatArray],
+) -> Validation:
+    from scipy.stats import rankdata
+
+    both = [_figures(queued, tokens, *times) for times in (measured, simulated)]
+    ranks = [rankdata(times[1]) for times in (measured, simulated)]
+    spread = float(ranks[0].std() * ranks[1].std())
+    covariance = float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean())
+    return Validation(
+        metrics={name: Metric(both[0][name], both[1][name]) for name in both[0]},
+        order_correlation=covariance / spread if spread else 1.0,
+        requests=len(queued),
+    )
+
+
+def _figures(queued: FloatArray, tokens: IntArray, first: FloatArray, last: FloatArray) -> dict[str, float]:
+    makespan = float(last.max())
+    figures = {"makespan_s": makespan, "tokens_per_s": float(tokens.sum()) / makespan}
+    more = tokens > 1
+    series = {"ttft": first - queued, "tpot": (last - first)[more] / (tokens[more] - 1)}
+    for name, values in series.items():
+        if len(values):
+            figures[f"{name}_mean_s"] = float(values.mean())
+            figures[f"{name}_p50_s"], figures[f"{name}_p99_s"] = np.quantile(values, (0.5, 0.99)).tolist()
+    return figures

@@ -1,0 +1,219 @@
+"""Two workers of a model to be timed: one that encodes, and engines that decode beside it (ExeGPT's WAA)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Self
+
+from ...data.costs.cost import CostModel
+from ...data.problem import Problem
+from ...data.workload import Workload
+from ...heuristics.exegpt.dynamic_batch import DynamicBatch
+from ...heuristics.exegpt.workload_aware import WorkloadAwareAllocation
+from ...heuristics.loop import execute
+from ...heuristics.policy import State, Step
+from ...models.exegpt.run_profile import WARMING_ROUNDS
+from ..engines.huggingface import HuggingFaceEngine
+from ..processes.encode_worker import EncodeWorker
+from ..processes.engine_spec import EngineSpec
+from ..processes.workload_aware import DecodeEngine
+from ..runs.machine_speed import waited_for_core
+from .profile_grid import decoding, spread
+
+_NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
+_LEAD = 2
+"""Batches encoded ahead."""
+FEWEST_ROUNDS = 5
+"""In which rounds with and without another worker can be compared."""
+_BATCHES = 24
+"""That join in a job that is timed."""
+_STAY = 4
+"""Decode rounds of those requests."""
+MOST_ROUNDS = 2 * _BATCHES
+"""Decode rounds of the others, which are there from the start."""
+
+
+class WorkerPair:
+    """
+    The worker that encodes, started when it is first needed, and what is timed with it.
+
+    Parameters
+    ----------
+    spec
+        What it loads: the model that is profiled.
+    decode_engine
+        Returns an engine that takes up what a worker encodes.
+    most_prompts, most_tokens
+        Prompts encoded together, and tokens of one, at most.
+    clock
+        Seconds from any origin; the worker is timed on its process's CPU where this is
+        :func:`time.process_time`.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        decode_engine: Callable[[EncodeWorker, Problem], DecodeEngine],
+        most_prompts: int,
+        most_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._spec, self._decode_engine, self._clock = spec, decode_engine, clock
+        self._most_prompts, self._most_tokens = most_prompts, most_tokens
+        self._worker: EncodeWorker | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which the worker was ready to run and others held its core."""
+        return 0.0 if self._worker is None else waited_for_core(self._worker.process_id)
+
+    def join(self, prompts: int, length: int, running: int) -> dict[str, float]:
+        """
+        Return what passes where encoded prompts join a running batch, on a job of both workers.
+
+        Parameters
+        ----------
+        prompts
+            Of each batch.
+        length
+            Mean tokens of a prompt.
+        running
+            Requests decoding, most of them from the start on.
+
+        Returns
+        -------
+        dict
+            ``between``: seconds between decode stages, for each batch that joins; all that sending prompts
+            and taking them up costs is in there. ``stages``: decode stages, for each batch that joins.
+            ``decode``: seconds of a decode stage that follows a joining and is one round, with ``active``
+            requests that hold ``context`` tokens each.
+            ``beside``: seconds that the other worker takes for a batch.
+        """
+        stay = max(1, min(_STAY, running // prompts))
+        there = running - prompts * stay
+        joining = spread(length, prompts) * _BATCHES
+        workload = Workload.from_lengths(
+            decoding(length, there, MOST_ROUNDS // 2) + joining if there else joining,
+            [1 + MOST_ROUNDS] * there + [1 + stay] * len(joining),
+        )
+        slots = running + prompts * (_LEAD + 1)
+        problem = Problem(workload, _NO_COST, slots, prefill_emits_first_token=True)
+        engine = self._decode_engine(self._started(), problem)
+        allocation = WorkloadAwareAllocation(engine, DynamicBatch(prompts, length, None, math.inf), _LEAD)
+
+        def policy(state: State) -> Step:
+            if there and not state.rounds_done and state.waiting[0]:
+                return Step(prefill=range(there), slots=range(there), rounds=0)
+            return allocation(state)
+
+        decodes = [stage for stage in execute(problem, policy, engine).stages if stage.kind == "decode"]
+        between = sum(after.start - before.end for before, after in pairwise(decodes))
+        # Where nothing runs yet, the first batch joins before the first decode stage, and is waited for.
+        first = 0 if there else 1
+        seconds = [self._of_clock(*each) for each in engine.encode_seconds]
+        # From where joining and leaving are in balance.
+        steady = [stage for stage in decodes[_STAY + 1 : _BATCHES] if stage.rounds == 1]
+        active = fmean(stage.active for stage in steady)
+        return {
+            "between": (between - sum(engine.waits[first:])) / (_BATCHES - first),
+            "stages": (len(decodes) - 1) / (_BATCHES - first),
+            "beside": median(seconds),
+            "decode": fmean(stage.seconds for stage in steady),
+            "active": active,
+            "context": fmean(stage.kv_tokens for stage in steady) / active,
+        }
+
+    def crowd(
+        self, engine: HuggingFaceEngine, length: int, rounds: int, speed: Callable[[], float]
+    ) -> dict[str, float]:
+        """
+        Return what an engine's decode round takes while the other worker rests, and while it encodes.
+
+        The seconds of the round are ``alone`` and ``beside``, those of the reference that ``speed`` returns
+        ``reference_alone`` and ``reference_beside``.
+
+        Parameters
+        ----------
+        engine
+            With a batch that no request leaves within ``rounds + 2 * WARMING_ROUNDS`` rounds.
+        length
+            Mean tokens of the prompts to encode.
+        rounds
+            To run at most, :data:`FEWEST_ROUNDS` at least.
+        speed
+            How fast the machine is (:class:`~.machine_speed.MachineSpeed`).
+        """
+        worker = self._started()
+        prompts = [[0] * tokens for tokens in spread(length, self._most_prompts)]
+        names = [""] * len(prompts)
+
+        def encode(batches: int) -> None:
+            for _ in range(batches):
+                worker.send(range(len(prompts)), names, prompts)
+
+        def take(*, wait: bool) -> None:
+            for batch in worker.receive(wait=wait):
+                worker.give_back(batch)
+
+        def decode() -> float:
+            return engine.decode(1, float("inf"))[0].seconds
+
+        encode(1)
+        begun = time.perf_counter()
+        take(wait=True)
+        once = time.perf_counter() - begun
+        found: dict[str, list[float]] = {"alone": [], "beside": []}
+        many = max(1, rounds // 2 - 2)
+        # In turns, round for round the same requests hold as many tokens: the first and the last rest, once
+        # what they hold is back in the caches.
+        engine.decode(WARMING_ROUNDS, float("inf"))
+        begun = time.perf_counter()
+        found["alone"] += [decode() for _ in range(many - many // 2)]
+        each = (time.perf_counter() - begun) / len(found["alone"])
+        begun = time.perf_counter()
+        reference = speed()
+        needed = 2 + math.ceil(2 * (time.perf_counter() - begun) / once)
+        ahead = 2 + math.ceil(2 * each / once)
+        encode(ahead)
+        decode()
+        for _ in range(many):
+            encode(max(0, ahead - worker.under_way))
+            seconds = decode()
+            take(wait=False)
+            # It may have run out of prompts meanwhile.
+            if worker.under_way:
+                found["beside"].append(seconds)
+        encode(max(0, needed - worker.under_way))
+        reference_beside = speed()
+        take(wait=False)
+        reference_beside = reference_beside if worker.under_way else reference
+        while worker.under_way:
+            take(wait=True)
+        engine.decode(WARMING_ROUNDS, float("inf"))
+        found["alone"] += [decode() for _ in range(many // 2)]
+        alone = median(found["alone"])
+        return {
+            "alone": alone,
+            "beside": median(found["beside"] or [alone]),
+            "reference_alone": reference,
+            "reference_beside": reference_beside,
+        }
+
+    def _of_clock(self, seconds: float, cpu_seconds: float) -> float:
+        return cpu_seconds if self._clock is time.process_time else seconds
+
+    def _started(self) -> EncodeWorker:
+        if self._worker is None:
+            self._worker = EncodeWorker(self._spec, self._most_prompts, self._most_tokens)
+        return self._worker

@@ -1,0 +1,1 @@
+"""What a run was worth: reports, tables, charts, traces for viewers."""

@@ -1,0 +1,123 @@
+"""Where the slots' time went: work, and bubbles by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.report import BETWEEN, BUBBLES, BUSY, DECODE, NO_ARRIVAL, PREFILL, STALL, TAIL, WAITING
+from ...data.trace import Trace
+
+
+def slot_seconds(trace: Trace) -> dict[str, float]:
+    """
+    Return the slot-seconds of a run by cause; they add up to slots x makespan.
+
+    A slot that holds a request decodes, is itself prefilled, is stalled by a stage that prefills others, or
+    has nothing to do between two stages (the program's own time). A slot that holds none waits for a prefill
+    while a request waits, has nothing to do while none has arrived, and is the tail once no request is left
+    to start. See ``docs/metrics.md``.
+
+    Parameters
+    ----------
+    trace
+        The run. If requests were evicted, those count as waiting from the start until their last prefill.
+    """
+    seconds = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
+    if not trace.makespan:
+        return seconds
+    start, end = _edges(trace)
+    length = end - start
+    active = np.array([stage.active for stage in trace.stages])
+    prefill = np.array([stage.kind == "prefill" for stage in trace.stages])
+    occupied = occupied_slots(trace)
+    seconds[DECODE] = float((active * length)[~prefill].sum())
+    seconds[PREFILL] = float((active * length)[prefill].sum())
+    seconds[STALL] = float(((occupied - active) * length)[prefill].sum())
+    gap = start - np.concatenate(([0.0], end[:-1]))
+    before = np.where(prefill, occupied - active, active)
+    seconds[BETWEEN] = float((before * gap).sum())
+    causes = idle_causes(trace)
+    for free, first, last in (
+        (trace.slots - occupied, start, end),
+        (trace.slots - before, start - gap, start),
+    ):
+        for cause in (WAITING, NO_ARRIVAL, TAIL):
+            clock = causes.seconds_before(cause)
+            seconds[cause] += float((free * (clock(last) - clock(first))).sum())
+    return seconds
+
+
+def occupied_slots(trace: Trace) -> IntArray:
+    """
+    Return the slots that hold a request during each stage, shape (stages,).
+
+    Counted backwards from the decode rounds, which know their active slots: so it holds with evictions, too.
+    """
+    _, end = _edges(trace)
+    finished = trace.finished[np.isfinite(trace.finished)]
+    leaving = np.bincount(np.searchsorted(end, finished), minlength=len(end))
+    occupied = np.zeros(len(end), dtype=np.int64)
+    before_next = 0
+    for index in range(len(end) - 1, -1, -1):
+        stage = trace.stages[index]
+        if stage.kind == "prefill":
+            occupied[index] = min(trace.slots, max(stage.active, before_next + int(leaving[index])))
+            before_next = int(occupied[index]) - stage.active
+        else:
+            occupied[index] = before_next = stage.active
+    return occupied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleCauses:
+    """
+    Why a slot that is free is free, over the time of a run.
+
+    Parameters
+    ----------
+    times
+        Seconds at which the cause changes, from 0 to the makespan, shape (spans + 1,).
+    causes
+        The cause in each span.
+    """
+
+    times: FloatArray
+    causes: tuple[str, ...]
+
+    def seconds_before(self, cause: str) -> Callable[[FloatArray], FloatArray]:
+        """Return the function that gives the seconds before a time during which ``cause`` held."""
+        holds = np.array([each == cause for each in self.causes], dtype=np.float64)
+        total = np.concatenate(([0.0], np.cumsum(np.diff(self.times) * holds)))
+        return lambda time: np.interp(time, self.times, total)
+
+
+def idle_causes(trace: Trace) -> IdleCauses:
+    """
+    Return why a free slot is free: requests wait, the next is yet to arrive, or none is left to start.
+
+    Parameters
+    ----------
+    trace
+        The run, of at least one stage.
+    """
+    start, end = _edges(trace)
+    served = trace.stage_of >= 0
+    left = start[trace.stage_of[served]]
+    # A clock's reading of the arrival may lie after the stage it allowed; nobody waits for less than no time.
+    queued = np.minimum(trace.queued[served], left)
+    times = np.unique(np.concatenate(([0.0, end[-1]], queued, left)))
+    arrived = np.searchsorted(np.sort(queued), times[:-1], side="right")
+    begun = np.searchsorted(np.sort(left), times[:-1], side="right")
+    causes = np.where(arrived > begun, WAITING, np.where(begun < len(left), NO_ARRIVAL, TAIL))
+    changes = np.flatnonzero(np.concatenate(([True], causes[1:] != causes[:-1])))
+    return IdleCauses(np.append(times[changes], times[-1]), tuple(causes[changes].tolist()))
+
+
+def _edges(trace: Trace) -> tuple[FloatArray, FloatArray]:
+    start = np.array([stage.start for stage in trace.stages])
+    end = np.array([stage.end for stage in trace.stages])
+    return start, end

@@ -1,0 +1,164 @@
+"""The report of a run: what it took, what was planned, what is proven, and where the time went."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.bound import Bound
+from ...data.costs.calibration import FitError
+from ...data.costs.cost import CostModel, FloatArray, IntArray
+from ...data.problem import Problem
+from ...data.report import LengthError, Percentiles, Report
+from ...data.trace import Trace
+from .bubbles import slot_seconds
+
+
+def report(
+    problem: Problem,
+    trace: Trace,
+    bound: Bound | None,
+    planned_makespan: float | None,
+    fit: FitError | None = None,
+    *,
+    run_bound: Bound | None = None,
+    seconds: float | None = None,
+) -> Report:
+    """
+    Return the report of a run.
+
+    Parameters
+    ----------
+    problem
+        The problem that was planned, with its cost model and the lengths the plan counted on.
+    trace
+        The run. A request of the problem that it did not serve counts as resumed: answered by an earlier run.
+    bound
+        A proven bound of the problem, or None. One that is not valid in general is left out.
+    planned_makespan
+        Model seconds the plan predicted, or None.
+    fit
+        The error of the problem's cost model, if it is a fitted one.
+    run_bound
+        A proven bound of the requests served, at the answer lengths that came out. If all were served and
+        came out as planned it is a bound of the problem, too, and the larger of the two counts.
+    seconds
+        What planning or running took the program, to be handed on.
+
+    Raises
+    ------
+    ValueError
+        If the trace serves a request that the problem does not have.
+    """
+    rows = _rows(problem, trace)
+    served = np.isfinite(trace.finished)
+    requests = int(served.sum())
+    planned = problem.workload.output_tokens[rows][served]
+    actual = trace.tokens[served]
+    off = planned - actual
+    makespan = trace.makespan
+    wrong = int(np.count_nonzero(off))
+    proven = _valid(bound)
+    as_planned = requests == len(problem) and not wrong
+    bounds_of_run = [each for each in (_valid(run_bound), proven if as_planned else None) if each is not None]
+    padding, padding_seconds = _padding(problem.cost, trace)
+    later = served & (trace.tokens > 1)
+    return Report(
+        clock="model" if trace.engine.get("name") == "simulator" else "measured",
+        makespan=makespan,
+        model_makespan=model_seconds(problem.cost, trace),
+        planned_makespan=planned_makespan,
+        bound=None if proven is None else proven.seconds,
+        bound_source=None if proven is None else proven.source,
+        run_bound=max((each.seconds for each in bounds_of_run), default=None),
+        requests=requests,
+        resumed=len(problem) - requests,
+        slots=trace.slots,
+        prefill_stages=trace.prefill_stages,
+        decode_rounds=trace.decode_rounds,
+        evictions=trace.evictions,
+        prompt_tokens=int(problem.prompt_tokens[rows][served].sum()),
+        output_tokens=int(actual.sum()),
+        utilization=_utilization(problem.cost, trace, model_seconds(problem.cost, trace)),
+        slot_seconds=slot_seconds(trace),
+        finish=_percentiles((trace.finished - trace.queued)[served]),
+        first_token=_percentiles((trace.first_token - trace.queued)[served]),
+        per_token=_percentiles((trace.finished - trace.first_token)[later] / (trace.tokens[later] - 1)),
+        lengths=LengthError(
+            mean_absolute=float(np.abs(off).mean()) if requests else 0.0,
+            bias=float(off.mean()) if requests else 0.0,
+            wrong=wrong,
+        ),
+        padding=padding,
+        padding_seconds=padding_seconds,
+        fit=fit,
+        engine=dict(trace.engine),
+        seconds=seconds,
+    )
+
+
+def model_seconds(cost: CostModel, trace: Trace) -> float:
+    """
+    Return the seconds a cost model gives what a run did.
+
+    Every stage costs what the model says of its tokens, active slots and the keys and values it read, padding
+    included; a stage that prefills a request waits until that has arrived.
+    """
+    ready = np.zeros(len(trace.stages))
+    served = trace.stage_of >= 0
+    np.maximum.at(ready, trace.stage_of[served], trace.queued[served])
+    time = 0.0
+    for index, stage in enumerate(trace.stages):
+        time = max(time, float(ready[index]))
+        if stage.kind == "prefill":
+            time += cost.prefill_seconds(stage.tokens)
+        else:
+            time += stage.rounds * cost.decode_seconds(stage.active)
+            time += cost.decode_per_kv_token * stage.padded_kv_tokens
+    return time
+
+
+def _valid(bound: Bound | None) -> Bound | None:
+    return bound if bound is not None and bound.valid else None
+
+
+def _rows(problem: Problem, trace: Trace) -> IntArray:
+    row_of = {name: row for row, name in enumerate(problem.workload.ids.tolist())}
+    strangers = [name for name in trace.ids if name not in row_of]
+    if strangers:
+        raise ValueError(
+            f"the trace serves {strangers[0]!r}, which is not a request of the problem; it is of another plan"
+        )
+    return np.array([row_of[name] for name in trace.ids], dtype=np.int64)
+
+
+def _utilization(cost: CostModel, trace: Trace, makespan: float) -> float:
+    r"""
+    Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full rounds' seconds over the makespan.
+
+    As the hybrid paper counts it (section V), where a full round takes t(J) = 71 ms at J = 200 slots. Such
+    a round holds J times the keys and values that an active slot held on average. The makespan is in model
+    seconds as well: a share of measured seconds would be more or less than all by the model's error.
+    """
+    decodes = [stage for stage in trace.stages if stage.kind == "decode"]
+    slot_rounds = sum(stage.rounds * stage.active for stage in decodes)
+    if not slot_rounds:
+        return 0.0
+    held = sum(stage.kv_tokens for stage in decodes) / slot_rounds
+    full_round = cost.decode_seconds(trace.slots, round(held * trace.slots))
+    return slot_rounds / trace.slots * full_round / makespan if makespan else 0.0
+
+
+def _padding(cost: CostModel, trace: Trace) -> tuple[float, float]:
+    """Return the share of the keys and values read that was padding, and the model seconds of reading it."""
+    decodes = [stage for stage in trace.stages if stage.kind == "decode"]
+    read = sum(stage.padded_kv_tokens for stage in decodes)
+    padding = read - sum(stage.kv_tokens for stage in decodes)
+    return padding / read if read else 0.0, cost.decode_per_kv_token * padding
+
+
+def _percentiles(seconds: FloatArray) -> Percentiles | None:
+    known = seconds[np.isfinite(seconds)]
+    if not known.size:
+        return None
+    p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
+    return Percentiles(p50, p90, p99)

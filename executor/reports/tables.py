@@ -1,0 +1,280 @@
+"""A report as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...data.expectation import Expectation
+from ...data.reached import Reached
+from ...data.report import (
+    BETWEEN,
+    BUBBLES,
+    BUSY,
+    DECODE,
+    NO_ARRIVAL,
+    PREFILL,
+    STALL,
+    TAIL,
+    WAITING,
+    Percentiles,
+    Report,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .fleet_report import FleetReport
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    One line of the table.
+
+    Parameters
+    ----------
+    group
+        The heading it stands under.
+    name, value
+        What is said, and its figure with its unit.
+    note
+        What the figure is measured against, in a few words.
+    """
+
+    group: str
+    name: str
+    value: str
+    note: str = ""
+
+
+def report_rows(report: Report) -> list[Row]:
+    """Return the lines of a report, group by group."""
+    return [
+        *_makespan_rows(report),
+        *_reached_rows(report.reached),
+        *_slot_rows(report),
+        *_throughput_rows(report),
+        *_latency_rows(report),
+    ]
+
+
+def report_text(report: Report) -> str:
+    """Return a report as plain text, a heading per group."""
+    rows = report_rows(report)
+    names, values = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
+    lines = []
+    group = ""
+    for row in rows:
+        if row.group != group:
+            lines += ([""] if group else []) + [row.group]
+            group = row.group
+        lines.append(f"  {row.name:<{names}}  {row.value:>{values}}  {row.note}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def report_table(report: Report) -> Table:
+    """Return a report as a table of rich, a section per group."""
+    return rows_table(report_rows(report))
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """Return lines as a table of rich, a section per group."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    group = ""
+    for row in rows:
+        heading = "" if row.group == group else row.group
+        group = row.group
+        table.add_row(*(Text(part) for part in (heading, row.name, row.value, row.note)))
+    return table
+
+
+def _makespan_rows(report: Report) -> list[Row]:
+    group = "Makespan"
+    rows = []
+    measured = report.clock == "measured"
+    if report.planned_makespan is not None:
+        note = "model seconds"
+        if report.plan_error is not None and measured:
+            note = f"model seconds; {_signed(report.plan_error)} against the run"
+        rows.append(Row(group, "planned", duration(report.planned_makespan), note))
+    if report.expected is not None:
+        rows.append(_expected_row(report.expected, group))
+    rows.append(Row(group, "run", duration(report.makespan), "measured" if measured else "simulated"))
+    if measured:
+        note = f"what the cost model gives its stages: {_signed(report.model_error)}"
+        rows.append(Row(group, "run, in model seconds", duration(report.model_makespan), note))
+    rows += bound_rows(report, group)
+    rows.append(_run_gap_row(report, group))
+    if report.fit is not None:
+        note = f"of {report.fit.prefill_stages} prefill stages and {report.fit.decode_rounds} decode rounds"
+        rows.append(
+            Row(
+                group,
+                "error of the fit",
+                f"{percent(report.fit.prefill_mape)} / {percent(report.fit.decode_mape)}",
+                f"mean, {note}",
+            )
+        )
+    return rows
+
+
+def _reached_rows(reached: Reached | None) -> list[Row]:
+    if reached is None:
+        return []
+    group, slowdown = "Steady state", reached.slowdown
+    planned = f"planned {_number(reached.planned_throughput)}: {_signed(reached.error)}"
+    rows = [Row(group, "requests/s", _number(reached.throughput), planned)]
+    if slowdown is not None and reached.error_at_speed is not None:
+        held = f"; others held its core for {percent(reached.waited, 0)}" if reached.waited > 0.01 else ""
+        note = f"planned {_number(reached.planned_throughput / slowdown)}: {_signed(reached.error_at_speed)}"
+        rows += [
+            Row(group, "machine slower by", f"{slowdown:.2f} x", f"than while it was profiled{held}"),
+            Row(group, "at that speed", _number(reached.throughput), note),
+        ]
+    note = f"planned {duration(reached.planned_latency)}"
+    if reached.latency_bound is not None:
+        met = "met" if reached.bound_met else "missed"
+        note += f"; the bound of {duration(reached.latency_bound)} is {met}"
+    rows.append(Row(group, "latency p99", duration(reached.latency), note))
+    return rows
+
+
+def bound_rows(report: Report | FleetReport, group: str) -> list[Row]:
+    """Return the lines of what is proven, and of the plan's gap, under a heading."""
+    if report.bound is None:
+        rows = [Row(group, "bound", "-", "nothing is proven")]
+    else:
+        rows = [Row(group, "bound", duration(report.bound), f"proven: {report.bound_source}")]
+    if report.run_bound is not None and report.run_bound != report.bound:
+        note = "proven, for the requests served and the lengths that came out"
+        rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
+    if report.plan_gap is not None:
+        gap = percent(report.plan_gap, 2)
+        rows.append(Row(group, "gap of the plan", gap, "planned against bound, exact"))
+    return rows
+
+
+def _expected_row(expected: Expectation, group: str) -> Row:
+    low, high = duration(expected.low), duration(expected.high)
+    note = (
+        f"{low} to {high} with {percent(expected.coverage, 0)}, over lengths that may come out;"
+        f" follows {expected.what()}"
+    )
+    return Row(group, "expected", duration(expected.mean), note)
+
+
+def _run_gap_row(report: Report, group: str) -> Row:
+    name = "gap of the run"
+    if report.run_gap is not None:
+        note = "model seconds, padding included" if report.clock == "measured" else "run against bound"
+        if report.clock == "measured":
+            note += f"; the model is {_signed(report.model_error)} here"
+        return Row(group, name, percent(report.run_gap, 2), note)
+    if report.bound is None:
+        return Row(group, name, "-", "no bound")
+    if report.resumed:
+        return Row(group, name, "-", f"{report.resumed} requests were answered by an earlier run")
+    return Row(group, name, "-", f"{report.lengths.wrong} answers had another length than planned")
+
+
+def _slot_rows(report: Report) -> list[Row]:
+    group = f"Time of {report.slots} slots"
+    rows = [
+        Row(
+            group,
+            "utilization",
+            percent(report.utilization),
+            "full decode rounds' seconds / makespan",
+        )
+    ]
+    notes = {
+        DECODE: "",
+        PREFILL: "of its own request",
+        STALL: "paused while others are prefilled",
+        WAITING: "free while a request waits",
+        TAIL: "free, none left to start",
+        NO_ARRIVAL: "free, the next is to come",
+        BETWEEN: "occupied while no stage runs",
+    }
+    for cause in (*BUSY, *BUBBLES):
+        if cause in BUSY or report.slot_seconds[cause]:
+            note = f"{_number(report.slot_seconds[cause])} slot-s " + notes[cause]
+            rows.append(Row(group, cause, percent(report.share(cause)), note))
+    return rows
+
+
+def _throughput_rows(report: Report) -> list[Row]:
+    group = "Work"
+    rows = [
+        Row(
+            group,
+            "requests",
+            f"{report.requests:,}",
+            f"{report.resumed:,} more answered before" * bool(report.resumed),
+        ),
+        Row(group, "prefill stages", f"{report.prefill_stages:,}", f"{report.prompt_tokens:,} prompt tokens"),
+        Row(group, "decode rounds", f"{report.decode_rounds:,}", f"{report.output_tokens:,} answer tokens"),
+        Row(
+            group,
+            "tokens/s",
+            _number(report.output_tokens_per_second),
+            f"of answers; {_number(report.total_tokens_per_second)} with prompts",
+        ),
+    ]
+    if report.padding:
+        note = f"of the keys and values read: {duration(report.padding_seconds)}, model seconds"
+        rows.append(Row(group, "padding", percent(report.padding), note))
+    if report.evictions:
+        rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests put back and prefilled again"))
+    if report.lengths.wrong:
+        note = (
+            f"on average, {report.lengths.bias:+.1f} planned minus actual; {report.lengths.wrong:,} requests"
+        )
+        rows.append(Row(group, "lengths off by", f"{report.lengths.mean_absolute:.1f} tokens", note))
+    return rows
+
+
+def _latency_rows(report: Report) -> list[Row]:
+    group = "Latency p50/p90/p99"
+    named = (
+        ("finish", report.finish, "arrival to last token"),
+        ("TTFT", report.first_token, "arrival to first token"),
+        ("TPOT", report.per_token, "per token after the first"),
+    )
+    return [Row(group, name, _three(value), note) for name, value, note in named if value is not None]
+
+
+def _three(value: Percentiles) -> str:
+    largest = max(value.p50, value.p90, value.p99)
+    scale, unit = (1.0, "s") if largest >= 1 else (1e3, "ms")
+    parts = (_number(part * scale) for part in (value.p50, value.p90, value.p99))
+    return " / ".join(parts) + f" {unit}"
+
+
+def duration(value: float) -> str:
+    """Return seconds as a person reads them, in s or ms."""
+    return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """Return a fraction as a percentage with so many decimals."""
+    return f"{100 * value:.{digits}f} %"
+
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.1f} %"

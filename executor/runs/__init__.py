@@ -1,0 +1,1 @@
+"""A job from its plan to its completions: journal, resume, watchdog."""

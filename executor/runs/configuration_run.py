@@ -1,0 +1,143 @@
+"""ExeGPT's XRunner: an execution configuration carried out on a model, or on two copies of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.configuration import PlannedConfiguration
+from ...data.trace import Stage, Trace
+from ...heuristics.exegpt.adaptive_configuration import AdaptiveConfiguration, Replanning
+from ...heuristics.exegpt.configured import dynamic_batch, rra_policy
+from ...heuristics.exegpt.round_robin import RoundRobinAllocation
+from ...heuristics.exegpt.workload_aware import WorkloadAwareAllocation
+from ...heuristics.loop import execute
+from ..engines.huggingface import NO_EOS, HuggingFaceEngine
+from ..models.faults import device_failures
+from ..processes.encode_worker import EncodeWorker
+from ..processes.tensor_parallel import share_layers
+from ..processes.tensor_peers import TensorPeers
+from ..processes.workload_aware import DecodeEngine
+from .job import Job, Outcome
+from .journal import Journal
+from .machine_speed import MachineSpeed, SpeedLog, waited_for_core
+
+if TYPE_CHECKING:
+    from ..processes.engine_spec import EngineSpec
+
+MOST_GROWTH = 2
+"""Of the encoding batch within a run."""
+
+
+def run_configuration(
+    job: Job,
+    configuration: PlannedConfiguration,
+    journal: Journal,
+    *,
+    worker: EngineSpec | None = None,
+    replanning: Replanning | None = None,
+    tensor_parallel: int = 1,
+    on_stage: Callable[[Stage, int], None] | None = None,
+) -> Outcome:
+    """
+    Serve every request of a job whose answer is not in the journal yet, as a configuration says.
+
+    Parameters
+    ----------
+    job
+        The requests with their model; its plan's schedule is not looked at.
+    configuration
+        The strategy and its numbers.
+    journal
+        Takes each answer as it finishes.
+    worker
+        What other processes load: the job's model and sampling, under WAA maybe on another device.
+    replanning
+        Finds another configuration when answers drift from the lengths planned for; its encoding batch is
+        at most :data:`MOST_GROWTH` times the first one's. Without it the configuration stays.
+    tensor_parallel
+        Processes that share each of the model's layers, under RRA: this one, whose model holds its share from
+        then on, and others.
+    on_stage
+        Called after each stage with its record and the number of requests finished in this run.
+
+    Returns
+    -------
+    Outcome
+        What was done, with readings of the machine's speed unless layers are shared. Under WAA a prefill
+        stage of the trace is the taking up of a batch, and ``prefilled`` is when its encoding began.
+
+    Raises
+    ------
+    RunStoppedError
+        If the engine cannot go on, or another process is gone.
+    ValueError
+        If the strategy is WAA or layers are shared, and no worker is given; if layers are to be shared under
+        WAA or with re-planning, where processes would not stay in step.
+    """
+    whole = job.plan.problem
+    names = whole.workload.ids.tolist()
+    left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+    if not left.size:
+        return Outcome(None, len(names))
+    problem = replace(whole, workload=whole.workload.select(left))
+    prompts = [job.prompts.tokens[i] for i in left]
+    options: dict[str, Any] = {
+        "most_tokens": job.most_tokens[left],
+        "eos_ids": NO_EOS if job.pinned else frozenset(job.tokenizer.eos_ids),
+        "sampler": job.sampler,
+        "tier": job.tier,
+        "kv_tokens": job.kv_tokens,
+    }
+
+    def serve(engine: HuggingFaceEngine, policy: RoundRobinAllocation | WorkloadAwareAllocation) -> Trace:
+        adapting = None if replanning is None else AdaptiveConfiguration(policy, configuration, replanning)
+
+        def keep(request: int) -> None:
+            index = int(left[request])
+            journal.append(names[index], job.answer(index, engine.answers[request]))
+
+        log = SpeedLog(MachineSpeed(job.model, time.perf_counter), lambda: engine.time, waited_for_core)
+
+        def passed(stage: Stage, done: int) -> None:
+            # Processes that share layers would all have to take part.
+            if alone:
+                log.in_passing()
+            if on_stage is not None:
+                on_stage(stage, done)
+
+        with device_failures():
+            trace = execute(problem, adapting or policy, engine, on_finish=keep, on_stage=passed)
+        return replace(
+            trace, readings=log.readings(engine.encoding if isinstance(engine, DecodeEngine) else ())
+        )
+
+    resumed = len(names) - len(left)
+    alone = tensor_parallel == 1
+    if worker is None and (configuration.handed_over or not alone):
+        raise ValueError(f"{configuration.strategy} needs a worker for what other processes load")
+    if not alone and (configuration.handed_over or replanning is not None):
+        raise ValueError("layers are shared under RRA alone, without re-planning")
+    if not configuration.handed_over:
+        with ExitStack() as peers:
+            model = job.model
+            if worker is not None and not alone:
+                own = {name: value for name, value in options.items() if name != "sampler"}
+                peers.enter_context(
+                    TensorPeers(worker, tensor_parallel, problem, configuration, prompts, own)
+                )
+                model = share_layers(model, tensor_parallel)
+            single = HuggingFaceEngine(problem, model, prompts, **options)
+            return Outcome(serve(single, rra_policy(configuration)), resumed)
+    assert worker is not None
+    batch = dynamic_batch(configuration)
+    most = batch.most if replanning is None else MOST_GROWTH * batch.most
+    with closing(EncodeWorker(worker, most, int(problem.prompt_tokens.max()))) as encoder:
+        engine = DecodeEngine(encoder, problem, job.model, prompts, **options)
+        trace = serve(engine, WorkloadAwareAllocation(engine, batch, configuration.lead))
+    return Outcome(replace(trace, prefilled=engine.encode_began), resumed)

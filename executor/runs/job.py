@@ -1,0 +1,267 @@
+"""One run of a plan on a model: from prompts to answers on disk, with nothing lost on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.files.disk import InputError, atomic_write
+from ...data.plan import Plan
+from ...data.readers.completions import answer_line, dump_line
+from ...data.readers.length_source import LengthSource, longest_planned
+from ...data.readers.openai_batch import PromptRecord
+from ...data.trace import Stage, Trace
+from ...heuristics.follow import following
+from ...heuristics.loop import execute
+from ...heuristics.registry import policy_named
+from ...heuristics.simulate import remaining_schedule
+from ..engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
+from ..engines.tiers import Tier
+from ..models.faults import device_failures
+from ..models.prompts import Prompts
+from ..models.source import position_limit
+from ..models.tokenizers import Tokenizer
+from .journal import Journal
+
+if TYPE_CHECKING:
+    from ..models.sampling import TokenRule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """
+    What a run of a plan came to.
+
+    Parameters
+    ----------
+    trace
+        Of the requests served by this run; None if none was left to serve.
+    resumed
+        Requests whose answers an earlier, interrupted run had finished.
+    """
+
+    trace: Trace | None
+    resumed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """
+    A plan with everything needed to run it.
+
+    Parameters
+    ----------
+    plan
+        What to run.
+    prompts
+        Of the plan's requests, in its order.
+    model, tokenizer
+        What answers them.
+    sampler
+        How tokens are chosen.
+    pinned
+        Decode every answer to the plan's length, whatever its tokens are; else an answer ends at an
+        end-of-sequence token or at its request's ``max_tokens``.
+    tier
+        The layout of keys and values; chosen when the job runs if left out.
+    kv_tokens
+        The most tokens of keys and values to allocate on the device; None for as many as the slots need.
+    policy
+        A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
+        instead of the plan's schedule.
+
+    Raises
+    ------
+    InputError
+        If the plan and the prompts do not belong together, or an answer may outgrow the model.
+    """
+
+    plan: Plan
+    prompts: Prompts
+    model: Any
+    tokenizer: Tokenizer
+    sampler: TokenRule
+    pinned: bool
+    tier: Tier | None = None
+    kv_tokens: int | None = None
+    policy: str | None = None
+
+    def __post_init__(self) -> None:
+        problem = self.plan.problem
+        if not problem.prefill_emits_first_token:
+            raise InputError(
+                "the plan counts a decode round for the first token, which an engine's prefill emits",
+                where="field 'limits.prefill_emits_first_token'",
+                hint="Plan again with --first-token prefill.",
+            )
+        names = [record.custom_id for record in self.prompts.records]
+        if names != problem.workload.ids.tolist():
+            raise InputError("the prompts are not those of the plan", hint="Plan again.")
+        counted = self.prompts.lengths
+        wrong = np.flatnonzero(counted != problem.prompt_tokens)
+        if wrong.size:
+            i = int(wrong[0])
+            raise InputError(
+                f"the prompt of {names[i]!r} has {counted[i]} tokens,"
+                f" the plan counts {problem.prompt_tokens[i]}",
+                hint="Plan again with --model or --tokenizer as this run has them.",
+            )
+        self._check_model()
+
+    @property
+    def most_tokens(self) -> IntArray:
+        """Tokens after which each answer ends, shape (requests,)."""
+        planned = self.plan.problem.workload.output_tokens
+        if self.pinned:
+            return planned
+        source = LengthSource("cap", longest=longest_planned(self.plan.lengths))
+        caps = source.capped([record.max_tokens for record in self.prompts.records])
+        room = self._positions() - self.prompts.lengths
+        most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
+        return np.array(most, dtype=np.int64)
+
+    def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
+        """
+        Serve every request whose answer is not in the journal yet.
+
+        Parameters
+        ----------
+        journal
+            Takes each answer as it finishes.
+        on_stage
+            Called after each stage with its record and the number of requests finished in this run.
+
+        Returns
+        -------
+        Outcome
+            What was done.
+
+        Raises
+        ------
+        RunStoppedError
+            If the run cannot go on; the journal holds what is finished.
+        """
+        names = self.plan.problem.workload.ids.tolist()
+        left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+        if not left.size:
+            return Outcome(None, len(names))
+        if self.policy is None:
+            problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
+            policy = following(self.plan.expected, schedule, problem)
+        else:
+            workload = self.plan.problem.workload.select(left)
+            problem = replace(self.plan.problem, workload=workload)
+            policy = policy_named(self.policy, problem)
+        engine = HuggingFaceEngine(
+            problem,
+            self.model,
+            [self.prompts.tokens[i] for i in left],
+            self.most_tokens[left],
+            eos_ids=NO_EOS if self.pinned else frozenset(self.tokenizer.eos_ids),
+            sampler=self.sampler,
+            tier=self.tier,
+            kv_tokens=self.kv_tokens,
+        )
+
+        def keep(request: int) -> None:
+            index = int(left[request])
+            journal.append(names[index], self.answer(index, engine.answers[request]))
+
+        with device_failures():
+            trace = execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
+        return Outcome(trace, len(names) - len(left))
+
+    def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
+        """Write every answer in the plan's order, whole or not at all, and let go of the journal."""
+        with atomic_write(path) as stream:
+            for name in self.plan.problem.workload.ids.tolist():
+                stream.write(dump_line(journal.finished[name]))
+        journal.remove()
+
+    def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
+        """
+        Return the output line of a finished request.
+
+        Parameters
+        ----------
+        index
+            The request's position in the plan.
+        tokens
+            Its answer, an end-of-sequence token included if that ended it.
+        """
+        record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
+        return answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, pinned=self.pinned)
+
+    def _positions(self) -> int:
+        limit = position_limit(self.model.config)
+        return 2**31 - 1 if limit is None else limit
+
+    def _check_model(self) -> None:
+        workload = self.plan.problem.workload
+        vocabulary = vocabulary_of(self.model)
+        largest = [max(tokens) for tokens in self.prompts.tokens]
+        if max(largest) >= vocabulary:
+            i = int(np.argmax(largest))
+            raise InputError(
+                f"the prompt of {str(workload.ids[i])!r} holds token {largest[i]},"
+                f" the model knows {vocabulary}",
+                hint="Give the model its own tokenizer with --tokenizer, and plan again.",
+            )
+        needed = self.prompts.lengths + self.most_tokens
+        over = np.flatnonzero(needed > self._positions())
+        if over.size:
+            i = int(over[0])
+            record = self.prompts.records[i]
+            raise InputError(
+                f"request {str(workload.ids[i])!r} may take {needed[i]} tokens, the model has"
+                f" {self._positions()} positions",
+                where=f"line {record.line}, field 'body.{record.max_tokens_field}'" if record.line else "",
+                hint=f"Lower its {record.max_tokens_field}, shorten its prompt,"
+                " or plan again with --longest-answer.",
+            )
+
+
+def answer_of(
+    record: PromptRecord,
+    prompt_tokens: int,
+    tokens: Sequence[int],
+    model: Any,
+    tokenizer: Tokenizer,
+    *,
+    pinned: bool,
+) -> dict[str, object]:
+    """
+    Return the output line of a finished request.
+
+    Parameters
+    ----------
+    record, prompt_tokens
+        The request, and the tokens of its prompt.
+    tokens
+        Its answer, an end-of-sequence token included if that ended it.
+    model, tokenizer
+        What answered it.
+    pinned
+        Whether its length was given.
+    """
+    ended = not pinned and tokens[-1] in tokenizer.eos_ids
+    return answer_line(
+        record,
+        tokenizer.decode(tokens[:-1] if ended else tokens),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(tokens),
+        finish_reason="stop" if ended else "length",
+        model=str(model.config.name_or_path or model.config.model_type),
+    )
+
+
+def journal_path(output: str | os.PathLike[str]) -> Path:
+    """Return where the journal of a run that writes ``output`` stands."""
+    path = Path(output)
+    return path.with_name(path.name + ".journal")

@@ -1,0 +1,1 @@
+"""Serving systems iteration by iteration, simulated and on a model."""

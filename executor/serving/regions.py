@@ -1,0 +1,111 @@
+"""Where on the device each request's keys and values lie: a region each, in which it may host others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ...heuristics.serving.kv_ledger import KvLedger
+
+Span = tuple[int, int]
+"""First place and place past the last, of places numbered from 0 over the device's whole memory."""
+
+
+class PlacedLedger(KvLedger):
+    """
+    A ledger that also says where the tokens promised lie.
+
+    Blocks of one request lie together, so that a row has a start and a length. A region grows where it is if
+    the blocks behind it are free, else it moves to the smallest gap that holds it; where there is none, all
+    regions move together. A guest's places are its host's. With ``paged`` blocks lie anywhere and never move
+    (block-allocation as vLLM has it).
+
+    Parameters
+    ----------
+    capacity, requests, block_tokens
+        As :class:`~..heuristics.kv_allocation.KvLedger` says.
+    paged
+        Whether blocks need not lie together.
+    """
+
+    def __init__(self, capacity: int, requests: int, block_tokens: int = 32, *, paged: bool = False) -> None:
+        super().__init__(capacity, requests, block_tokens)
+        self.paged = paged
+        self.compactions = 0
+        self._at: dict[int, Sequence[int]] = {}
+
+    @property
+    def places(self) -> int:
+        """Places of the whole memory, tokens."""
+        return self.blocks * self.block_tokens
+
+    def grow(self, request: int, tokens: int) -> bool:
+        """Promise blocks as the ledger does, and lay them."""
+        if not super().grow(request, tokens):
+            return False
+        if len(self._at.get(request, ())) < self.own[request]:
+            self._at[request] = self._pages(request) if self.paged else self._region(request)
+        return True
+
+    def release(self, request: int) -> None:
+        """Take everything a request has, as the ledger does."""
+        super().release(request)
+        for gone in self._at.keys() - self.own.keys():
+            del self._at[gone]
+
+    def spans(self, request: int, first: int, last: int) -> tuple[Span, ...]:
+        """
+        Return where a request's tokens ``first`` to ``last`` (not included) lie, in their order.
+
+        Parameters
+        ----------
+        request
+            One that may hold ``last`` tokens.
+        first, last
+            Tokens of its sequence.
+        """
+        own, tokens = self._at.get(request, ()), self.block_tokens
+        mine = len(own) * tokens
+        found: list[Span] = []
+        for at in range(first // tokens, -(-min(last, mine) // tokens)):
+            begin = max(first - at * tokens, 0)
+            _extend(found, own[at] * tokens + begin, own[at] * tokens + min(last - at * tokens, tokens))
+        for loan in self.loans.get(request, ()):
+            inner = (max(first - mine, 0), min(last - mine, loan.tokens))
+            if inner[0] < inner[1]:
+                for begin, end in self.spans(loan.host, loan.start + inner[0], loan.start + inner[1]):
+                    _extend(found, begin, end)
+            mine += loan.tokens
+        return tuple(found)
+
+    def _pages(self, request: int) -> list[int]:
+        own = list(self._at.get(request, ()))
+        taken = {block for blocks in self._at.values() for block in blocks}
+        free = (block for block in range(self.blocks) if block not in taken)
+        return own + [next(free) for _ in range(self.own[request] - len(own))]
+
+    def _region(self, request: int) -> range:
+        now, size = self._at.get(request, range(0)), self.own[request]
+        others = {other: blocks for other, blocks in self._at.items() if other != request}
+        bounds = sorted((blocks[0], blocks[-1] + 1) for blocks in others.values())
+        edges = [(0, 0), *bounds, (self.blocks, self.blocks)]
+        gaps = [(begin, end) for (_, begin), (end, _) in pairwise(edges) if end - begin >= size]
+        if now and any(begin <= now[0] and now[0] + size <= end for begin, end in gaps):
+            return range(now[0], now[0] + size)
+        if gaps:
+            begin, _ = min(gaps, key=lambda gap: (gap[1] - gap[0], gap[0]))
+            return range(begin, begin + size)
+        self.compactions += 1
+        at = 0
+        for other, blocks in sorted(others.items(), key=lambda item: item[1][0]):
+            self._at[other] = range(at, at + len(blocks))
+            at += len(blocks)
+        return range(at, at + size)
+
+
+def _extend(spans: list[Span], begin: int, end: int) -> None:
+    """Append a span, or lengthen the last one if it goes on there."""
+    if spans and spans[-1][1] == begin:
+        spans[-1] = (spans[-1][0], end)
+    elif end > begin:
+        spans.append((begin, end))

@@ -1,0 +1,44 @@
+"""A served job as a schedule of prefill stages and decode rounds, for the planner to start from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from .simulation import ServingRun
+
+
+def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:
+    """
+    Return the schedule in which every answer starts at the round it started at, its prompt just before.
+
+    Parameters
+    ----------
+    run
+        Of the problem's requests, all there at the start.
+    problem
+        Its prefill stages emit the first token.
+
+    Returns
+    -------
+    Schedule or None
+        None if an answer was interrupted, more ran at a time than there are slots, or a prompt that came in
+        chunks would not have fitted as a whole: no schedule says so.
+    """
+    if not problem.prefill_emits_first_token:
+        raise ValueError(
+            "an iteration that completes a prompt emits its first token; the problem says it does not"
+        )
+    if run.preempted.any() or run.decodes.max(initial=0) > problem.slots:
+        return None
+    # Rounds are the iterations in which anyone generates; a prompt's own iteration is none of its rounds.
+    done = np.cumsum(run.decodes > 0)
+    last = np.searchsorted(run.start, run.finished, side="left") - 1
+    # The last of the answer's rounds is the iteration it ended in.
+    begin = done[last] - problem.rounds
+    starts, bin_of = np.unique(begin, return_inverse=True)
+    rounds = np.diff(np.append(starts, done[-1]))
+    rounds[-1] = max(int(rounds[-1]), int(problem.rounds[bin_of == len(starts) - 1].max()))
+    schedule = Schedule.from_bins(problem, bin_of.astype(np.int64), rounds.astype(np.int64))
+    return schedule if schedule.check(problem) is None else None

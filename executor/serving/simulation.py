@@ -1,0 +1,374 @@
+"""Serving requests as they arrive, iteration by iteration, on a simulated device or a real one."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.costs.iteration_cost import MixedCost
+from ...data.workload import Workload
+from ...heuristics.serving.device import DeviceBatch, ServingDevice, SimulatedDevice
+from ...heuristics.serving.kv_ledger import KvLedger
+from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
+
+WAITING, EXECUTING, QUEUED, PAUSED = range(4)
+"""What a request spends its time in: before its prompt starts; its prompt or its answer under way; between
+prompt and answer; after it was stopped."""
+
+
+class ServingError(RuntimeError):
+    """A policy asked for something the state does not allow, or for nothing at all while requests wait."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServingRun:
+    """
+    What a device did.
+
+    Parameters
+    ----------
+    workload
+        The requests, with their true lengths.
+    first_token, finished
+        Seconds after the start, shape (requests,); NaN where the run was stopped before.
+    spent
+        Seconds each request was waiting, executing, queued between prompt and answer, and paused, as far as
+        the run went, shape (requests, 4).
+    tokens
+        Generated, shape (requests,).
+    preempted
+        How often each request was stopped after it began, shape (requests,).
+    start, seconds
+        Of each iteration, shape (iterations,).
+    decodes, prompt_tokens, held, promised, completed
+        Of each iteration: requests that generated, prompt tokens computed, tokens of keys and values held and
+        promised at its end, answers completed.
+    decided
+        CPU seconds of the policy before each iteration, measured.
+    capacity
+        Tokens of keys and values in all.
+    failures
+        Promises of keys and values that were refused.
+    lent_tokens
+        Tokens lent, over all loans.
+    until
+        When the run was stopped, seconds; infinite if everyone was served.
+    """
+
+    workload: Workload
+    first_token: FloatArray
+    finished: FloatArray
+    spent: FloatArray
+    tokens: IntArray
+    preempted: IntArray
+    start: FloatArray
+    seconds: FloatArray
+    decodes: IntArray
+    prompt_tokens: IntArray
+    held: IntArray
+    promised: IntArray
+    completed: IntArray
+    decided: FloatArray
+    capacity: int
+    failures: int
+    lent_tokens: int
+    until: float = math.inf
+
+
+def simulate_serving(
+    workload: Workload,
+    policy: ServingPolicy,
+    cost: MixedCost,
+    kv_capacity: int,
+    *,
+    block_tokens: int = 32,
+    predicted: IntArray | None = None,
+    prefilled: bool = False,
+    until: float = math.inf,
+) -> ServingRun:
+    """
+    Return what a device does whose every iteration a policy puts together; a referee checks each.
+
+    Parameters
+    ----------
+    workload
+        The requests, with their true lengths, arrivals and deadlines.
+    policy
+        Fresh.
+    cost
+        Of an iteration.
+    kv_capacity
+        Tokens of keys and values the device holds.
+    block_tokens
+        Tokens of a block.
+    predicted
+        Answer lengths the policy sees, shape (requests,); the true ones by default.
+    prefilled
+        Whether the requests come with their prompts computed elsewhere: the keys and values need only be
+        received, and the first token is there already.
+    until
+        Seconds after which nothing more is begun.
+
+    Raises
+    ------
+    ServingError
+        If a request alone needs more than the device holds, or the policy starts what cannot start or leaves
+        a request unserved.
+    KvLedgerError
+        If a request holds keys and values nobody gave it.
+    """
+    ledger = KvLedger(kv_capacity, len(workload), block_tokens)
+    return _Job(workload, policy, SimulatedDevice(cost), ledger, predicted, prefilled, until).run()
+
+
+def serve(
+    workload: Workload,
+    policy: ServingPolicy,
+    device: ServingDevice,
+    ledger: KvLedger,
+    *,
+    predicted: IntArray | None = None,
+) -> ServingRun:
+    """
+    Return what a device did whose every iteration a policy put together; a referee checks each beforehand.
+
+    Seconds are the device's; where nobody is there to be served, the clock leaps to the next arrival.
+
+    Parameters
+    ----------
+    workload, policy, predicted
+        As :func:`simulate_serving` says.
+    device
+        Carries the iterations out.
+    ledger
+        Its keys and values, all free.
+
+    Raises
+    ------
+    ServingError, KvLedgerError
+        As :func:`simulate_serving` says.
+    """
+    return _Job(workload, policy, device, ledger, predicted, prefilled=False, until=math.inf).run()
+
+
+class _Job:
+    def __init__(
+        self,
+        workload: Workload,
+        policy: ServingPolicy,
+        device: ServingDevice,
+        ledger: KvLedger,
+        predicted: IntArray | None,
+        prefilled: bool,
+        until: float,
+    ) -> None:
+        count = len(workload)
+        self.workload, self.policy, self.device, self.ledger = workload, policy, device, ledger
+        self.output, self.until = workload.output_tokens, until
+        needed = workload.input_tokens + workload.output_tokens - 1
+        room = ledger.blocks * ledger.block_tokens
+        if (needed > room).any():
+            request = int(np.argmax(needed))
+            name = str(workload.ids[request])
+            raise ServingError(
+                f"request {name!r} ends with {needed[request]} tokens of keys and values on a device"
+                f" of {room}. Leave it out or raise the capacity."
+            )
+        given = self.output if predicted is None else predicted
+        zeros = np.zeros(count, dtype=np.int64)
+        self.state = ServingState(
+            prompt=workload.input_tokens,
+            predicted=given,
+            arrival=workload.arrival,
+            deadline=workload.deadline,
+            ledger=ledger,
+            generated=zeros.copy(),
+            held=zeros.copy(),
+        )
+        self.order = np.argsort(workload.arrival, kind="stable").tolist()
+        self.arrivals = workload.arrival[self.order].tolist()
+        self.arrived = self.done = 0
+        self.running: dict[int, None] = {}
+        self.stale = False
+        # What is on the host: tokens of each request that was swapped out.
+        self.away: dict[int, int] = {}
+        self.status = np.full(count, WAITING, dtype=np.int64)
+        self.since = workload.arrival.copy()
+        self.spent = np.zeros((count, 4))
+        self.first_token = np.full(count, np.nan)
+        self.finished = np.full(count, np.nan)
+        self.preempted = zeros.copy()
+        self.records: list[tuple[float, float, int, int, int, int, int, float]] = []
+        if prefilled:
+            self._receive(workload)
+
+    def _receive(self, workload: Workload) -> None:
+        self.state.generated[:] = 1
+        self.away = dict(enumerate(workload.input_tokens.tolist()))
+        self.first_token[:] = workload.arrival
+
+    def run(self) -> ServingRun:
+        count, state, clock = len(self.workload), self.state, 0.0
+        while self.done < count and clock < self.until:
+            while self.arrived < count and self.arrivals[self.arrived] <= clock:
+                state.arrived.append(self.order[self.arrived])
+                self.arrived += 1
+            state.time = clock
+            self._refresh()
+            begun = time.process_time()
+            step = self.policy(state)
+            decided = time.process_time() - begun
+            state.arrived, state.prefilled, state.finished = [], [], []
+            swapped = self._apply(step, clock)
+            if not self.running and not step.prefill and not swapped:
+                if self.arrived == count:
+                    raise ServingError(f"nothing runs while {count - self.done} requests are unserved")
+                clock = max(clock, self.arrivals[self.arrived])
+                continue
+            clock = self._iterate(step, clock, swapped, decided)
+        return self._result()
+
+    def _apply(self, step: ServingStep, now: float) -> int:
+        """Carry out what is no computing, and return the tokens swapped."""
+        state, ledger, swapped = self.state, self.ledger, 0
+        for request in (*step.stop, *step.swap_out, *step.drop):
+            if request in self.running:
+                del self.running[request]
+                self.stale = True
+            if self.status[request] != PAUSED:
+                self.preempted[request] += 1
+                self._turn(request, PAUSED, now)
+        for request in step.swap_out:
+            self._gone(request)
+            self.away[request] = int(state.held[request])
+            swapped += self.away[request]
+            state.held[request] = 0
+        for request in step.drop:
+            self._gone(request)
+            state.held[request] = 0
+        for request in step.swap_in:
+            tokens = self.away.pop(request, None)
+            if tokens is None or tokens > ledger.room[request]:
+                raise ServingError(f"request {request} cannot come back from the host")
+            state.held[request] = tokens
+            swapped += tokens
+        for request in step.start:
+            if state.lacks(request) != 1 or request in self.running or state.generated[request] == 0:
+                raise ServingError(f"request {request} cannot generate yet")
+            self.running[request] = None
+            self.stale = True
+            self._turn(request, EXECUTING, now)
+        self._refresh()
+        return swapped
+
+    def _refresh(self) -> None:
+        if self.stale:
+            self.state.running = np.fromiter(self.running, dtype=np.int64, count=len(self.running))
+            self.stale = False
+
+    def _gone(self, request: int) -> None:
+        if self.ledger.room[request] != 0:
+            raise ServingError(f"request {request} leaves the device but keeps its blocks")
+
+    def _turn(self, request: int, status: int, now: float) -> None:
+        self.spent[request, self.status[request]] += now - self.since[request]
+        self.since[request] = now
+        self.status[request] = status
+
+    def _iterate(self, step: ServingStep, now: float, swapped: int, decided: float) -> float:
+        state = self.state
+        running = state.running if step.decode else state.running[:0]
+        drawing = []
+        for request, new in step.prefill:
+            lacks = state.lacks(request)
+            if not 1 <= new <= lacks or request in self.running:
+                raise ServingError(f"{new} prompt tokens of request {request}, which lacks {lacks}")
+            if self.status[request] != EXECUTING:
+                self._turn(request, EXECUTING, now)
+            state.held[request] += new
+            if new == lacks:
+                drawing.append(request)
+        state.held[running] += 1
+        self._judge(state.running, [request for request, _ in step.prefill])
+        seconds = self.device.run(
+            DeviceBatch(running, step.prefill, state.held, step.swap_out, step.swap_in, swapped)
+        )
+        end = now + seconds
+        prompt_tokens = sum(new for _, new in step.prefill)
+        held = self._held()
+        promised = (self.ledger.blocks - self.ledger.free) * self.ledger.block_tokens
+        state.generated[running] += 1
+        over = running[state.generated[running] >= self.output[running]].tolist()
+        for request in drawing:
+            state.generated[request] += 1
+            if np.isnan(self.first_token[request]):
+                self.first_token[request] = end
+            if state.generated[request] >= self.output[request]:
+                over.append(request)
+            else:
+                self._turn(request, QUEUED if state.generated[request] == 1 else PAUSED, end)
+                state.prefilled.append(request)
+        for request in over:
+            self._finish(request, end)
+        self.records.append((now, seconds, len(running), prompt_tokens, held, promised, len(over), decided))
+        return end
+
+    def _judge(self, running: IntArray, prefilling: list[int]) -> None:
+        self.ledger.check(np.concatenate((running, np.array(prefilling, dtype=np.int64))), self.state.held)
+
+    def _held(self) -> int:
+        # A guest as a whole has no blocks of its own; who is both is counted once.
+        there = self.ledger.own.keys() | self.ledger.loans.keys()
+        return int(self.state.held[np.fromiter(there, dtype=np.int64, count=len(there))].sum())
+
+    def _finish(self, request: int, end: float) -> None:
+        if request in self.running:
+            del self.running[request]
+            self.stale = True
+        self._turn(request, EXECUTING, end)
+        self.finished[request] = end
+        self.ledger.release(request)
+        self.state.held[request] = 0
+        self.state.finished.append(request)
+        self.done += 1
+
+    def _result(self) -> ServingRun:
+        ledger = self.ledger
+        columns = list(zip(*self.records, strict=True))
+        start, seconds, decided = (np.array(columns[at]) for at in (0, 1, 7))
+        decodes, prompts, held, promised, completed = (
+            np.array(columns[at], dtype=np.int64) for at in (2, 3, 4, 5, 6)
+        )
+        stopped = self.done < len(self.workload)
+        for request in np.flatnonzero(
+            np.isnan(self.finished) & (self.workload.arrival < self.until)
+        ).tolist():
+            # The last iteration may end after that.
+            self._turn(request, int(self.status[request]), max(self.until, float(self.since[request])))
+        whole = np.array_equal(self.state.generated, self.output) and ledger.free == ledger.blocks
+        if not (whole or stopped):
+            raise ServingError("requests lack tokens, or blocks were not given back")
+        return ServingRun(
+            workload=self.workload,
+            first_token=self.first_token,
+            finished=self.finished,
+            spent=self.spent,
+            tokens=self.state.generated,
+            preempted=self.preempted,
+            start=start,
+            seconds=seconds,
+            decodes=decodes,
+            prompt_tokens=prompts,
+            held=held,
+            promised=promised,
+            completed=completed,
+            decided=decided,
+            capacity=ledger.blocks * ledger.block_tokens,
+            failures=ledger.failures,
+            lent_tokens=ledger.lent_tokens,
+            until=self.until if stopped else math.inf,
+        )

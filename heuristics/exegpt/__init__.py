@@ -1,0 +1,1 @@
+"""Policies that carry out an execution configuration of ExeGPT."""

@@ -1,0 +1,23 @@
+"""The policies that carry a planned execution configuration out."""
+
+from __future__ import annotations
+
+from ...data.configuration import PlannedConfiguration
+from .dynamic_batch import THRESHOLD, DynamicBatch
+from .round_robin import RoundRobinAllocation
+
+
+def dynamic_batch(configuration: PlannedConfiguration) -> DynamicBatch:
+    """Return the rule that keeps a configuration's encoding and decode batches near the plan."""
+    return DynamicBatch(
+        configuration.encode_batch,
+        configuration.input_tokens,
+        configuration.decode_batch or None,
+        # Batches change by whole prompts: a threshold below one would swing between too few and too many.
+        max(THRESHOLD, 1 / configuration.encode_batch),
+    )
+
+
+def rra_policy(configuration: PlannedConfiguration) -> RoundRobinAllocation:
+    """Return a fresh policy that carries a configuration out on one device."""
+    return RoundRobinAllocation(configuration.decode_rounds, dynamic_batch(configuration))

@@ -1,0 +1,1 @@
+"""Fleets: replicas that share a job, simulated together."""

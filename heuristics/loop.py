@@ -1,0 +1,249 @@
+"""The one loop that carries a policy's steps out on an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from ..data.trace import Stage, Trace
+from .engine import Engine
+from .policy import FREE, Policy, State, Step
+
+
+class PolicyError(RuntimeError):
+    """A policy asked for what cannot be done: a taken slot, a request that is not waiting, nothing at all."""
+
+
+def execute(
+    problem: Problem,
+    policy: Policy,
+    engine: Engine,
+    *,
+    on_finish: Callable[[int], None] | None = None,
+    on_stage: Callable[[Stage, int], None] | None = None,
+) -> Trace:
+    """
+    Return the trace of a whole job: every request of the problem, served as the policy decides.
+
+    Parameters
+    ----------
+    problem
+        The requests with the lengths the policy may count on, and the limits.
+    policy
+        Decides each step; fresh, as it may keep state of its own.
+    engine
+        Carries the steps out; fresh, too.
+    on_finish
+        Called with each request as it finishes.
+    on_stage
+        Called after each stage with its record and the number of requests finished so far.
+
+    Raises
+    ------
+    PolicyError
+        If the policy breaks a rule of the state, or does nothing while nothing is under way.
+    """
+    serving = iterate(problem, policy, engine, on_stage=on_stage)
+    while True:
+        try:
+            request = next(serving)
+        except StopIteration as done:
+            trace: Trace = done.value
+            return trace
+        if on_finish is not None:
+            on_finish(request)
+
+
+def iterate(
+    problem: Problem,
+    policy: Policy,
+    engine: Engine,
+    *,
+    on_stage: Callable[[Stage, int], None] | None = None,
+) -> Generator[int, None, Trace]:
+    """
+    Yield each request as it finishes; the job goes on as the caller asks for the next.
+
+    Parameters
+    ----------
+    problem, policy, engine, on_stage
+        As :func:`execute` takes them.
+
+    Returns
+    -------
+    Trace
+        Of the whole job, as the generator's value once it is exhausted.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`execute` does.
+    """
+    return (yield from _Execution(problem, policy, engine, on_stage).run())
+
+
+def schedule_of(trace: Trace) -> Schedule:
+    """
+    Return the schedule a run followed: each of its prefill stages begins a bin.
+
+    Raises
+    ------
+    ValueError
+        If a request was evicted: it has more than one prefill stage, and no schedule says so.
+    """
+    if trace.evictions:
+        raise ValueError(f"{trace.evictions} evictions: the run has no schedule of one prefill per request")
+    bin_of_stage = np.cumsum([stage.kind == "prefill" for stage in trace.stages]) - 1
+    rounds = np.bincount(
+        np.maximum(bin_of_stage, 0),
+        weights=[stage.rounds for stage in trace.stages],
+        minlength=trace.prefill_stages,
+    )
+    return Schedule(bin_of_stage[trace.stage_of], trace.slot_of, rounds.astype(np.int64))
+
+
+class _Execution:
+    """One run: the state, what is recorded of it, and the steps that change both."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        policy: Policy,
+        engine: Engine,
+        on_stage: Callable[[Stage, int], None] | None,
+    ) -> None:
+        count = len(problem)
+        self.problem, self.policy, self.engine = problem, policy, engine
+        self.on_stage = on_stage
+        self.arrival = problem.workload.arrival
+        self.held_at_start = problem.kv_at_start
+        self.arrivals = np.argsort(self.arrival, kind="stable")
+        self.arrived = 0
+        self.state = State(
+            problem=problem,
+            time=0.0,
+            rounds_done=0,
+            slot_request=np.full(problem.slots, FREE, dtype=np.int64),
+            waiting=np.zeros(count, dtype=np.bool_),
+            decoded=np.zeros(count, dtype=np.int64),
+            unarrived=count,
+        )
+        self.stages: list[Stage] = []
+        self.stage_of = np.full(count, -1, dtype=np.int64)
+        self.slot_of = np.full(count, -1, dtype=np.int64)
+        self.prefilled, self.first_token, self.finished = (np.full(count, np.nan) for _ in range(3))
+        self.done = 0
+        self.evictions = 0
+
+    def run(self) -> Generator[int, None, Trace]:
+        while self.done < len(self.problem):
+            self._admit()
+            step = self.policy(self.state)
+            self.state.finished = []
+            self._evict(step.evict)
+            if len(step.prefill):
+                yield from self._prefill(step)
+            if step.rounds > 0 and (self.state.slot_request != FREE).any():
+                yield from self._decode(step.rounds)
+            elif not len(step.prefill) and not len(step.evict):
+                self._wait()
+        tokens = self.state.decoded + int(self.problem.prefill_emits_first_token)
+        return Trace(
+            ids=tuple(self.problem.workload.ids.tolist()),
+            slots=self.problem.slots,
+            stages=tuple(self.stages),
+            stage_of=self.stage_of,
+            slot_of=self.slot_of,
+            queued=self.arrival.copy(),
+            prefilled=self.prefilled,
+            first_token=self.first_token,
+            finished=self.finished,
+            tokens=tokens,
+            evictions=self.evictions,
+            engine=self.engine.describe(),
+        )
+
+    def _next_arrival(self) -> float:
+        if self.arrived == len(self.arrivals):
+            return float("inf")
+        return float(self.arrival[self.arrivals[self.arrived]])
+
+    def _admit(self) -> None:
+        self.state.time = self.engine.time
+        while self._next_arrival() <= self.state.time:
+            self.state.waiting[self.arrivals[self.arrived]] = True
+            self.arrived += 1
+        self.state.unarrived = len(self.arrivals) - self.arrived
+
+    def _evict(self, requests: Sequence[int]) -> None:
+        if not len(requests):
+            return
+        slots = self.state.slot_request
+        for request in requests:
+            at = np.flatnonzero(slots == request)
+            if not at.size:
+                raise PolicyError(f"request {request} is evicted but not running")
+            slots[at[0]] = FREE
+            self.state.waiting[request] = True
+            self.state.kv_held -= self._held(request)
+        self.evictions += len(requests)
+        self.engine.evict(requests)
+
+    def _prefill(self, step: Step) -> list[int]:
+        state = self.state
+        if len(step.prefill) != len(step.slots):
+            raise PolicyError(f"{len(step.prefill)} requests are prefilled into {len(step.slots)} slots")
+        for request, slot in zip(step.prefill, step.slots, strict=True):
+            if not state.waiting[request]:
+                raise PolicyError(f"request {request} is prefilled but not waiting")
+            if not 0 <= slot < self.problem.slots:
+                raise PolicyError(f"slot {slot} is given to request {request}, of {self.problem.slots} slots")
+            if state.slot_request[slot] != FREE:
+                raise PolicyError(f"slot {slot} is given to request {request} but not free")
+            state.waiting[request] = False
+            state.slot_request[slot] = request
+            state.kv_held += self._held(request)
+        stage, finished = self.engine.prefill(step.prefill, step.slots)
+        chosen = np.asarray(step.prefill, dtype=np.int64)
+        self.stage_of[chosen] = len(self.stages)
+        self.slot_of[chosen] = step.slots
+        fresh = chosen[np.isnan(self.prefilled[chosen])]
+        self.prefilled[fresh] = stage.start
+        if self.problem.prefill_emits_first_token:
+            self.first_token[fresh] = stage.end
+        return self._record(stage, finished)
+
+    def _decode(self, rounds: int) -> list[int]:
+        running = self.state.running
+        stage, finished = self.engine.decode(rounds, self._next_arrival())
+        self.state.decoded[running] += stage.rounds
+        self.state.rounds_done += stage.rounds
+        self.state.kv_held += stage.rounds * len(running)
+        new = running[np.isnan(self.first_token[running])]
+        self.first_token[new] = stage.start + stage.seconds / stage.rounds
+        return self._record(stage, finished)
+
+    def _wait(self) -> None:
+        arrival = self._next_arrival()
+        if arrival == float("inf"):
+            raise PolicyError(f"the policy does nothing while {len(self.problem) - self.done} requests wait")
+        self.engine.wait(arrival)
+
+    def _record(self, stage: Stage, finished: list[int]) -> list[int]:
+        self.stages.append(stage)
+        for request in finished:
+            slot = self.slot_of[request]
+            self.state.slot_request[slot] = FREE
+            self.state.kv_held -= self._held(request)
+            self.finished[request] = stage.end
+            self.done += 1
+        self.state.finished.extend(finished)
+        if self.on_stage is not None:
+            self.on_stage(stage, self.done)
+        return finished
+
+    def _held(self, request: int) -> int:
+        return int(self.held_at_start[request] + self.state.decoded[request])

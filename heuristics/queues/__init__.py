@@ -1,0 +1,1 @@
+"""Policies made of a queue, a prefill rule and an admission."""

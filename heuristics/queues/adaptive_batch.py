@@ -1,0 +1,93 @@
+"""A batch as large as memory allows: fewer requests past a threshold, more again when there is room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ..policy import UNTIL_CHANGE, State, Step
+from .admission import Admission
+from .ordered import Ordered
+from .prefill_rules import SkiRental
+from .queue_policy import QueuePolicy
+
+THRESHOLD = 0.95
+"""Share of the capacity from which the batch gets smaller."""
+
+RESUME = 0.85
+"""Share of the capacity below which it may grow again."""
+
+
+def smallest_first(problem: Problem) -> IntArray:
+    """Return the requests by the tokens they come to hold: so the most fit at a time, shape (requests,)."""
+    return np.argsort(problem.kv_peak, kind="stable")
+
+
+class AdaptiveBatch:
+    """
+    MICO's adaptive batch size (section 3.5.2).
+
+    As many requests run as their predicted keys and values leave room for, smallest first. Where predictions
+    were too short and memory fills up to a threshold, running requests go to the host's memory, those with
+    most still to come first; an engine keeps their keys and values there. They go on, before any other, once
+    enough is free again.
+
+    Parameters
+    ----------
+    problem
+        The problem, with the lengths as predicted; without a KV capacity the slots alone limit the batch.
+    threshold, resume
+        Shares of the capacity at which the batch shrinks, and below which it may grow again.
+
+    Raises
+    ------
+    ValueError
+        If the shares are not in this order between 0 and 1.
+    """
+
+    def __init__(self, problem: Problem, *, threshold: float = THRESHOLD, resume: float = RESUME) -> None:
+        if not 0 < resume <= threshold <= 1:
+            raise ValueError(f"resume {resume} and threshold {threshold} are not in order between 0 and 1")
+        self._most, self._enough = None, 0
+        if problem.kv_capacity is not None:
+            # What runs alone may have all of it.
+            self._most = max(int(threshold * problem.kv_capacity), int(problem.kv_peak.max()))
+            self._enough = min(int(resume * problem.kv_capacity), self._most)
+            problem = replace(problem, kv_capacity=self._most)
+        self._rounds = problem.rounds
+        self._held_at_start = problem.kv_at_start
+        self._queue = Ordered(smallest_first(problem))
+        self._dispatch = QueuePolicy(self._queue, SkiRental(), Admission(problem))
+        self._shrunk = False
+
+    def __call__(self, state: State) -> Step:
+        """Return what to do next."""
+        if self._most is None:
+            return self._dispatch(state)
+        running = state.running
+        if state.kv_held > self._most and len(running) > 1:
+            parked = self._parked(state)
+            self._queue.put_back(parked)
+            self._shrunk = True
+            return Step(rounds=0, evict=parked)
+        until = UNTIL_CHANGE if len(running) < 2 else (self._most - state.kv_held) // len(running) + 1
+        if self._shrunk and len(running) and state.kv_held > self._enough:
+            return Step(rounds=until)
+        self._shrunk = False
+        step = self._dispatch(state)
+        if step.prefill or step.evict:
+            return step
+        return Step(rounds=min(step.rounds, until))
+
+    def _parked(self, state: State) -> list[int]:
+        """Return who goes for the rest to fit, most still to come first; one always stays."""
+        running = state.running
+        left = np.maximum(1, self._rounds[running] - state.decoded[running])
+        order = running[np.argsort(-left, kind="stable")]
+        held = np.cumsum(self._held_at_start[order] + state.decoded[order])
+        count = 1 + int(np.searchsorted(held, state.kv_held - self._enough, side="left"))
+        parked: list[int] = order[: min(count, len(order) - 1)].tolist()
+        return parked

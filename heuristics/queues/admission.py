@@ -1,0 +1,145 @@
+"""How many requests a prefill stage may take, and who leaves when keys and values outgrow their room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ..policy import FREE, UNTIL_CHANGE, State
+
+FULL_STAGE = 0.95
+"""Share of the token cap from which a prefill stage counts as full: waiting would save no stage."""
+
+Reserve = Literal["future", "present"]
+"""What a request must find room for: all it will ever hold by its planned length, or its next round."""
+
+
+class Admission:
+    """
+    The limits of a problem as seen by a policy: token cap of a stage and capacity for keys and values.
+
+    Parameters
+    ----------
+    problem
+        The problem, with the lengths as planned.
+    reserve
+        ``"future"`` admits a request only if everything that runs still fits when it has grown to its
+        planned length, so that nothing is evicted while lengths are as planned. ``"present"`` looks at the
+        next round only, as vLLM does, and relies on eviction.
+    watermark
+        Share of the capacity that ``"present"`` keeps free when it admits; vLLM's is one per cent.
+    """
+
+    def __init__(self, problem: Problem, reserve: Reserve = "future", watermark: float = 0.01) -> None:
+        self._problem = problem
+        self._cap = problem.prefill_token_cap
+        self._capacity = problem.kv_capacity
+        self._held_at_start = problem.kv_at_start
+        self._reserve: Reserve = reserve
+        self._room_at_entry = 0 if self._capacity is None else int(self._capacity * (1 - watermark))
+        self._entered = np.zeros(len(problem), dtype=np.int64)
+        self._entries = 0
+
+    def fitting(self, state: State, requests: Sequence[int]) -> tuple[int, bool]:
+        """
+        Return how many of the requests, from the first on, one prefill stage may take.
+
+        A lone request always fits when nothing runs: nothing could ever make more room for it.
+
+        Parameters
+        ----------
+        state
+            The job as it stands.
+        requests
+            Waiting requests in the order they would be taken.
+
+        Returns
+        -------
+        count
+            How many fit.
+        full
+            Whether the token cap is what ends the stage, so that waiting could not make it larger.
+        """
+        count, full = len(requests), False
+        if not count or (self._cap is None and self._capacity is None):
+            return count, full
+        chosen = np.asarray(requests, dtype=np.int64)
+        if self._cap is not None:
+            tokens = np.cumsum(self._problem.prompt_tokens[chosen] + state.decoded[chosen])
+            count = max(1, int(np.searchsorted(tokens, self._cap, side="right")))
+            full = bool(count < len(chosen) or tokens[-1] >= FULL_STAGE * self._cap)
+        if self._capacity is not None:
+            held = self._fitting_kv(state, chosen[:count])
+            full = full and held == count
+            count = held
+        if not count and not state.running.size:
+            count = 1
+        return count, full
+
+    def _fitting_kv(self, state: State, chosen: IntArray) -> int:
+        assert self._capacity is not None
+        held = self._held_at_start[chosen] + state.decoded[chosen]
+        now = state.kv_held + np.cumsum(held)
+        if self._reserve == "present":
+            return int(np.searchsorted(now, self._room_at_entry, side="right"))
+        count = int(np.searchsorted(now, self._capacity, side="right"))
+        running = state.running
+        held = np.concatenate((self._held_at_start[running] + state.decoded[running], held))
+        left = self._rounds_left(state, np.concatenate((running, chosen)))
+        if int((held + np.maximum(left, 1) - 1).sum()) <= self._capacity:
+            return count
+        low, high = 0, count
+        probe = min(1, high)
+        while low < high:
+            size = len(running) + probe
+            if _peak(held[:size], left[:size]) <= self._capacity:
+                low = probe
+            else:
+                high = probe - 1
+            probe = (low + high + 1) // 2
+        return low
+
+    def _rounds_left(self, state: State, requests: IntArray) -> IntArray:
+        left: IntArray = self._problem.rounds[requests] - state.decoded[requests]
+        # An answer that outgrew its planned length goes on for at least a round.
+        left[(left <= 0) & (state.decoded[requests] > 0)] = 1
+        return left
+
+    def enter(self, requests: Sequence[int]) -> None:
+        """Note that these requests are prefilled now, in this order."""
+        for request in requests:
+            self._entries += 1
+            self._entered[request] = self._entries
+
+    def overflowing(self, state: State) -> list[int]:
+        """Return whom to evict, newest first, for the next round to fit; never the last that runs."""
+        if self._capacity is None or state.kv_held <= self._capacity:
+            return []
+        running = state.running
+        newest_first = running[np.argsort(-self._entered[running])]
+        held = self._held_at_start[newest_first] + state.decoded[newest_first]
+        over = state.kv_held - self._capacity
+        count = 1 + int(np.searchsorted(np.cumsum(held), over, side="left"))
+        evicted: list[int] = newest_first[: min(count, len(running) - 1)].tolist()
+        return evicted
+
+    def rounds_that_fit(self, state: State) -> int:
+        """Return after how many decode rounds keys and values outgrow the capacity if none finishes."""
+        if self._capacity is None:
+            return UNTIL_CHANGE
+        active = int((state.slot_request != FREE).sum())
+        if active <= 1:
+            return UNTIL_CHANGE
+        return max(1, (self._capacity - state.kv_held) // active + 1)
+
+
+def _peak(held: IntArray, left: IntArray) -> int:
+    """Return the most tokens held at once by requests that hold and have left this much; left 0 is gone."""
+    last_first = np.argsort(-left)
+    left, held = left[last_first], held[last_first]
+    rounds_in = np.arange(1, len(left) + 1) * (left - 1)
+    return int((np.cumsum(held) + rounds_in)[left > 0].max(initial=0))

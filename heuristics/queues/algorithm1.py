@@ -1,0 +1,69 @@
+"""The hybrid offline-online paper's Algorithm 1: own queue first, then help the busiest slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ..policy import State
+from .assignment import Assigned
+
+
+class SortingPreemptive(Assigned):
+    r"""
+    Every slot serves its own list, longest first; one without takes from the slot with most left to do.
+
+    The paper's sorting and online preemptive method (Algorithm 1). Requests are sorted by
+    :math:`N^p_i + N^d_i`, and ``remain_token`` of a slot is that sum over what still waits in its list.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    assignment
+        The slot of each request, shape (requests,): the paper's :math:`x_{ij}`.
+    """
+
+    def __init__(self, problem: Problem, assignment: npt.ArrayLike) -> None:
+        tokens = problem.prompt_tokens + problem.workload.output_tokens
+        super().__init__(problem, assignment, np.argsort(-tokens, kind="stable"))
+        self._tokens: list[int] = tokens.tolist()
+        self._remaining = np.zeros(problem.slots, dtype=np.int64)
+        np.add.at(self._remaining, np.asarray(assignment, dtype=np.int64), tokens)
+
+    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
+        """Return each free slot's next request: of its own list, else the longest of the busiest slot."""
+        requests: list[int] = []
+        slots: list[int] = []
+        taken: set[int] = set()
+        remaining = self._remaining.copy()
+        for slot in free.tolist():
+            request = self._first_waiting(slot, state, taken)
+            while request is None:
+                busiest = int(remaining.argmax())
+                if remaining[busiest] <= 0:
+                    return requests, slots
+                request = self._first_waiting(busiest, state, taken)
+                if request is None:
+                    remaining[busiest] = 0
+            remaining[self._owner[request]] -= self._tokens[request]
+            taken.add(request)
+            requests.append(request)
+            slots.append(slot)
+        return requests, slots
+
+    def take(self, requests: Sequence[int]) -> None:
+        """Take these requests off their lists."""
+        super().take(requests)
+        for request in requests:
+            self._remaining[self._owner[request]] -= self._tokens[request]
+
+    def put_back(self, requests: Sequence[int]) -> None:
+        """Put these requests back on their lists."""
+        super().put_back(requests)
+        for request in requests:
+            self._remaining[self._owner[request]] += self._tokens[request]

@@ -1,0 +1,88 @@
+"""Offline assignment: each slot works through its own list of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ..policy import State
+
+
+def round_robin(problem: Problem) -> IntArray:
+    """Return the slot of each request when they are dealt out in turn, shape (requests,)."""
+    return np.arange(len(problem), dtype=np.int64) % problem.slots
+
+
+class Assigned:
+    """
+    Every slot has its own queue, filled once from an assignment.
+
+    The hybrid paper's offline part: :math:`x_{ij}` of the bin packing (26)-(30), in any order.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    assignment
+        The slot of each request, shape (requests,).
+    order
+        All requests in the order each slot serves its own, shape (requests,); by position if left out.
+
+    Raises
+    ------
+    ValueError
+        If a request is assigned to no slot of the problem.
+    """
+
+    def __init__(
+        self, problem: Problem, assignment: npt.ArrayLike, order: npt.ArrayLike | None = None
+    ) -> None:
+        owner = np.asarray(assignment, dtype=np.int64)
+        if owner.shape != (len(problem),):
+            raise ValueError(f"the assignment has shape {owner.shape} for {len(problem)} requests")
+        wrong = np.flatnonzero((owner < 0) | (owner >= problem.slots))
+        if wrong.size:
+            i = int(wrong[0])
+            raise ValueError(f"request {i} is assigned to slot {owner[i]} of {problem.slots}")
+        sequence = np.arange(len(owner)) if order is None else np.asarray(order, dtype=np.int64)
+        self._rank = np.empty(len(owner), dtype=np.int64)
+        self._rank[sequence] = np.arange(len(owner))
+        self._owner: list[int] = owner.tolist()
+        self._lists: list[list[int]] = [[] for _ in range(problem.slots)]
+        for request in sequence.tolist():
+            self._lists[self._owner[request]].append(request)
+
+    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
+        """Return the first waiting request of each free slot's own list."""
+        requests: list[int] = []
+        slots: list[int] = []
+        for slot in free.tolist():
+            request = self._first_waiting(slot, state)
+            if request is not None:
+                requests.append(request)
+                slots.append(slot)
+        return requests, slots
+
+    def _first_waiting(
+        self, slot: int, state: State, but: frozenset[int] | set[int] = frozenset()
+    ) -> int | None:
+        for request in self._lists[slot]:
+            if state.waiting[request] and request not in but:
+                return request
+        return None
+
+    def take(self, requests: Sequence[int]) -> None:
+        """Take these requests off their lists."""
+        for request in requests:
+            self._lists[self._owner[request]].remove(request)
+
+    def put_back(self, requests: Sequence[int]) -> None:
+        """Put these requests back on their lists, in their old place."""
+        for request in requests:
+            queue = self._lists[self._owner[request]]
+            queue.append(request)
+            queue.sort(key=self._rank.__getitem__)

@@ -1,0 +1,65 @@
+"""One queue for all slots, in a given order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ..policy import State
+
+
+def arrival_order(problem: Problem) -> IntArray:
+    """Return the requests by arrival, then position, shape (requests,): first come, first served."""
+    return np.argsort(problem.workload.arrival, kind="stable")
+
+
+def longest_first(problem: Problem) -> IntArray:
+    """Return the requests by decreasing decode rounds, shape (requests,): the order of LPT."""
+    return np.argsort(-problem.rounds, kind="stable")
+
+
+class Ordered:
+    """
+    Free slots take the first waiting requests of one order.
+
+    Parameters
+    ----------
+    order
+        All requests, shape (requests,).
+    """
+
+    def __init__(self, order: IntArray) -> None:
+        self._order = np.asarray(order, dtype=np.int64)
+        self._rank = np.empty_like(self._order)
+        self._rank[self._order] = np.arange(len(self._order))
+        self._taken = np.zeros(len(self._order), dtype=np.bool_)
+        self._head = 0
+
+    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
+        """Return the first waiting requests, one per free slot."""
+        wanted = len(free)
+        window = self._order[self._head : self._head + 2 * wanted + 32]
+        found = self._waiting(state, window)[:wanted]
+        if len(found) < wanted and self._head + len(window) < len(self._order):
+            found = self._waiting(state, self._order[self._head :])[:wanted]
+        requests: list[int] = found.tolist()
+        slots: list[int] = free[: len(requests)].tolist()
+        return requests, slots
+
+    def _waiting(self, state: State, window: IntArray) -> IntArray:
+        waiting: IntArray = window[state.waiting[window] & ~self._taken[window]]
+        return waiting
+
+    def take(self, requests: Sequence[int]) -> None:
+        """Note that these requests are prefilled."""
+        self._taken[requests] = True
+        while self._head < len(self._order) and self._taken[self._order[self._head]]:
+            self._head += 1
+
+    def put_back(self, requests: Sequence[int]) -> None:
+        """Note that these requests wait again, in their old place."""
+        self._taken[requests] = False
+        self._head = min(self._head, int(self._rank[requests].min()))

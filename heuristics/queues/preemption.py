@@ -1,0 +1,57 @@
+"""Preemption by priority: an urgent request takes the slot of a less urgent one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ..policy import State, Step
+from .admission import Admission
+from .ordered import Ordered
+from .prefill_rules import PrefillFirst
+from .queue_policy import QueuePolicy
+
+
+def priority_order(problem: Problem) -> IntArray:
+    """Return the requests by decreasing priority, then arrival, then position, shape (requests,)."""
+    workload = problem.workload
+    return np.lexsort((workload.arrival, -workload.priority))
+
+
+class PriorityPreemption:
+    """
+    Serves the most urgent first, and puts running requests back when more urgent ones wait.
+
+    A waiting request takes the slot of one of strictly lower priority only, so that equals never take turns.
+    An engine keeps the keys and values of who goes back, who then goes on where it stopped (BATON,
+    "Preemptive scheduling"). Where keys and values are what is short, admission evicts as for any policy.
+
+    Parameters
+    ----------
+    problem
+        The problem, whose workload says how urgent each request is.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._priority = problem.workload.priority
+        self._queue = Ordered(priority_order(problem))
+        self._dispatch = QueuePolicy(self._queue, PrefillFirst(), Admission(problem))
+
+    def __call__(self, state: State) -> Step:
+        """Return what to do next."""
+        evicted = self._preempted(state)
+        if evicted:
+            self._queue.put_back(evicted)
+            return Step(rounds=0, evict=evicted)
+        return self._dispatch(state)
+
+    def _preempted(self, state: State) -> list[int]:
+        waiting = -np.sort(-self._priority[state.waiting])[len(state.free_slots) :]
+        running = state.running
+        # Of equals the one that has decoded least goes: it holds the least that has to be moved.
+        running = running[np.lexsort((state.decoded[running], self._priority[running]))]
+        pairs = min(len(waiting), len(running))
+        count = int(np.count_nonzero(waiting[:pairs] > self._priority[running[:pairs]]))
+        preempted: list[int] = running[:count].tolist()
+        return preempted

@@ -1,0 +1,136 @@
+"""When to start a prefill stage: now, or after how many more decode rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from ..policy import UNTIL_CHANGE, State
+
+
+@dataclass(frozen=True, slots=True)
+class Opportunity:
+    """
+    The prefill stage that could start now.
+
+    Parameters
+    ----------
+    requests
+        Waiting requests it would prefill; at least one.
+    idle
+        Slot-rounds that slots with a request to take have idled since the last prefill stage.
+    full
+        Whether the stage is as large as the token cap allows.
+    """
+
+    requests: Sequence[int]
+    idle: int
+    full: bool = False
+
+
+class PrefillRule(Protocol):
+    """Decides between prefill and decode; asked while something runs and a request has a slot to take."""
+
+    def __call__(self, state: State, opportunity: Opportunity) -> int:
+        """Return the decode rounds to run before the stage starts: 0 to start it now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFirst:
+    """Never waits: vLLM's rule, and the baseline of the hybrid offline-online paper."""
+
+    def __call__(self, state: State, opportunity: Opportunity) -> int:
+        """Return 0."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class SkiRental:
+    """
+    Waits until the idle slot-rounds have cost a share of what opening a stage costs.
+
+    An idle slot-round is priced at its share ``decode_base / slots`` of a round. The prompts' tokens have
+    to be prefilled anyway, so their cost does not count: renting or buying, as in ski rental, where either
+    choice is paid for at most twice. A full stage never waits, nor one of the last requests: none could join.
+
+    Parameters
+    ----------
+    patience
+        Stage openings' worth of idle slot-rounds to wait for (theta).
+    """
+
+    patience: float = 0.5
+
+    def __call__(self, state: State, opportunity: Opportunity) -> int:
+        """Return the rounds until the idle slot-rounds reach their price."""
+        cost, slots = state.problem.cost, state.problem.slots
+        if opportunity.full or len(opportunity.requests) == state.unarrived + int(state.waiting.sum()):
+            return 0
+        if cost.decode_base == 0:
+            return UNTIL_CHANGE
+        bearable = self.patience * max(cost.prefill_base, cost.prefill_floor) * slots / cost.decode_base
+        return max(0, math.ceil((bearable - opportunity.idle) / len(opportunity.requests)))
+
+
+@dataclass(frozen=True, slots=True)
+class Lagrangian:
+    r"""
+    Waits until the waited decode time exceeds the stage's cost: the hybrid paper's rule (41)-(43).
+
+    The paper compares :math:`C_p = \sum_l T^p_l`, all of the stage with its tokens, to "the waited decode
+    time" :math:`C_d = T^d \sum N^d_i w_{ijk}` and goes on decoding while :math:`C_p \ge C_d`. Which tokens
+    the sum covers is not said; here they are the slot-rounds idled since the last stage.
+
+    Parameters
+    ----------
+    reading
+        What :math:`T^d` is: ``"round"``, a slot's share of a round with every slot active, as in (8); or
+        ``"token"``, the time per token of Table III, which leaves out the base of a round.
+    """
+
+    reading: Literal["round", "token"] = "round"
+
+    def __call__(self, state: State, opportunity: Opportunity) -> int:
+        """Return the rounds until the waited decode time exceeds the stage's cost."""
+        problem = state.problem
+        chosen = np.asarray(opportunity.requests, dtype=np.int64)
+        stage = problem.cost.prefill_seconds(
+            int((problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
+        )
+        price = problem.cost.decode_per_slot
+        if self.reading == "round":
+            price += problem.cost.decode_base / problem.slots
+        if price == 0:
+            return UNTIL_CHANGE
+        waited = math.floor((stage / price - opportunity.idle) / len(chosen)) + 1
+        return max(0, waited)
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """
+    Waits until enough requests have a free slot to take.
+
+    Parameters
+    ----------
+    share
+        Enough, as a share of the slots; of fewer waiting requests than that, all of them.
+    count
+        Enough, as a number of requests; whichever of the two is reached first.
+    """
+
+    share: float = 1.0
+    count: int | None = None
+
+    def __call__(self, state: State, opportunity: Opportunity) -> int:
+        """Return 0 once there are enough, else wait for the next change."""
+        enough = math.ceil(self.share * state.problem.slots)
+        enough = min(enough, state.unarrived + int(state.waiting.sum()))
+        if self.count is not None:
+            enough = min(enough, self.count)
+        return 0 if opportunity.full or len(opportunity.requests) >= enough else UNTIL_CHANGE

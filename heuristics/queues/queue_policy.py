@@ -1,0 +1,88 @@
+"""A policy put together from a queue discipline, a prefill rule and an admission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...data.costs.cost import IntArray
+from ..policy import State, Step
+from .admission import Admission
+from .prefill_rules import Opportunity, PrefillRule
+
+
+class Queue(Protocol):
+    """Decides which waiting request a free slot takes."""
+
+    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
+        """
+        Return the requests the free slots would take now, in order, and the slot of each; takes nothing.
+
+        Parameters
+        ----------
+        state
+            The job as it stands.
+        free
+            The free slots, ascending; at least one.
+        """
+        ...
+
+    def take(self, requests: Sequence[int]) -> None:
+        """Note that these proposed requests are prefilled."""
+        ...
+
+    def put_back(self, requests: Sequence[int]) -> None:
+        """Note that these requests were evicted and wait again."""
+        ...
+
+
+class QueuePolicy:
+    """
+    Serves a queue on free slots whenever a prefill rule says so, within the limits.
+
+    Parameters
+    ----------
+    queue
+        Which waiting request a free slot takes.
+    rule
+        When to start a prefill stage. It is not asked when nothing runs.
+    admission
+        How many requests fit.
+    """
+
+    def __init__(self, queue: Queue, rule: PrefillRule, admission: Admission) -> None:
+        self._queue = queue
+        self._rule = rule
+        self._admission = admission
+        self._idle = 0
+        self._idling = 0
+        self._asked = 0
+
+    def __call__(self, state: State) -> Step:
+        """Return what to do next."""
+        evicted = self._admission.overflowing(state)
+        if evicted:
+            self._queue.put_back(evicted)
+            return Step(rounds=0, evict=evicted)
+        self._idle += self._idling * (state.rounds_done - self._asked)
+        self._asked, self._idling = state.rounds_done, 0
+        rounds = self._admission.rounds_that_fit(state)
+        free = state.free_slots
+        if not free.size:
+            return Step(rounds=rounds)
+        requests, slots = self._queue.propose(state, free)
+        count, full = self._admission.fitting(state, requests)
+        if not count:
+            return Step(rounds=rounds)
+        requests, slots = requests[:count], slots[:count]
+        wait = 0
+        if len(free) < state.problem.slots:
+            wait = self._rule(state, Opportunity(requests, self._idle, full))
+        if wait > 0:
+            self._idling = count
+            return Step(rounds=min(wait, rounds))
+        self._idle = 0
+        self._queue.take(requests)
+        self._admission.enter(requests)
+        # Another stage may follow at once (a token cap, answers of one token), so decoding is not promised.
+        return Step(prefill=requests, slots=slots, rounds=0)

@@ -1,0 +1,96 @@
+"""Serving the end of a job so that all slots are done together, by what outlived its prediction."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.lengths.remaining import RemainingLengths
+from ...data.problem import Problem
+from ..policy import Policy, State, Step
+from .admission import Admission
+from .prefill_rules import Opportunity, SkiRental
+
+
+class TailPreemption:
+    """
+    Follows a policy until few requests wait, then serves those with most left to come.
+
+    A request that starts last may turn out the longest: no order of requests helps, as predictions cannot
+    tell it from the others. But what *has* decoded long has little left, since no answer is longer than the
+    longest. So, before the queue is empty, running requests with little left are parked in favour of those
+    that may still have much; at the end, everything left is short.
+
+    Parameters
+    ----------
+    policy
+        What is followed before.
+    problem
+        The problem, with the lengths as predicted.
+    remaining
+        What is left of each request, by what it has decoded.
+    share
+        The end begins when no more than so many times the slots wait.
+    margin
+        Decode rounds by which a waiting request must have more left than a running one, to take its slot.
+    patience
+        Of the ski-rental rule, for slots that are free.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        problem: Problem,
+        remaining: RemainingLengths,
+        *,
+        share: float,
+        margin: int,
+        patience: float,
+    ) -> None:
+        self._policy = policy
+        self._remaining = remaining
+        self._few = share * problem.slots
+        self._margin = margin
+        self._rule = SkiRental(patience)
+        self._admission = Admission(problem)
+        self._ending = False
+        self._idle = self._idling = self._asked = 0
+
+    def __call__(self, state: State) -> Step:
+        """Return what to do next."""
+        self._ending = self._ending or int(np.count_nonzero(state.waiting)) <= self._few
+        return self._end(state) if self._ending else self._policy(state)
+
+    def _end(self, state: State) -> Step:
+        evicted = self._admission.overflowing(state)
+        if evicted:
+            return Step(rounds=0, evict=evicted)
+        self._idle += self._idling * (state.rounds_done - self._asked)
+        self._asked, self._idling = state.rounds_done, 0
+        rounds = min(self._admission.rounds_that_fit(state), max(1, self._margin // 2))
+        waiting, running, free = np.flatnonzero(state.waiting), state.running, state.free_slots
+        if not waiting.size:
+            return Step(rounds=self._admission.rounds_that_fit(state))
+        left = self._remaining.tokens(waiting, state.decoded[waiting])
+        most = np.argsort(-left, kind="stable")
+        waiting, left = waiting[most], left[most]
+        running_left = self._remaining.tokens(running, state.decoded[running])
+        least = np.argsort(running_left, kind="stable")
+        rivals = left[len(free) : len(free) + len(least)]
+        swapped = int(np.count_nonzero(rivals > running_left[least[: len(rivals)]] + self._margin))
+        parked = running[least[:swapped]]
+        if swapped:
+            # Room for who takes the slots is only known once they are free.
+            return Step(rounds=0, evict=parked.tolist())
+        requests: list[int] = waiting[: len(free)].tolist()
+        count, full = self._admission.fitting(state, requests)
+        if not count:
+            return Step(rounds=rounds)
+        requests = requests[:count]
+        if running.size:
+            wait = self._rule(state, Opportunity(requests, self._idle, full))
+            if wait > 0:
+                self._idling = count
+                return Step(rounds=min(wait, rounds))
+        self._idle = 0
+        self._admission.enter(requests)
+        return Step(prefill=requests, slots=free[:count].tolist(), rounds=0)

@@ -1,0 +1,1 @@
+"""EconoServe's scheduler, and the pipelined one of this project beside it."""

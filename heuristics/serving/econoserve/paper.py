@@ -1,0 +1,309 @@
+"""EconoServe: prompts fill the iteration, answers fill the memory, and its second halves are lent."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..policy import ServingState, ServingStep
+from .groups import SyncedGroups
+from .queue import TaskQueue
+from .reserve import PromptReserve
+from .settings import EconoServeSettings
+
+
+@dataclass(slots=True)
+class _Changes:
+    start: list[int] = field(default_factory=list)
+    stop: list[int] = field(default_factory=list)
+    swap_out: list[int] = field(default_factory=list)
+    swap_in: list[int] = field(default_factory=list)
+
+
+class EconoServe:
+    """
+    EconoServe's decision for one iteration (its Algorithm 1).
+
+    Where the paper leaves the rule open, or (unless ``literal``) otherwise than it says: a prompt beyond the
+    reserved memory is begun only if no answer waits and its own answer will fit; an answer longer than
+    predicted asks for a block at a time, and when there is none it pauses in place, predicted to need
+    ``padding`` of its length more (the paper's L_new, predicted minus generated, would be zero), at least a
+    block; when everything left has paused so, the one that holds most is moved to the host.
+
+    Parameters
+    ----------
+    settings
+        Parts and sizes. If memory is lent, it is to answers alone.
+    """
+
+    def __init__(self, settings: EconoServeSettings | None = None) -> None:
+        self.settings = settings = EconoServeSettings() if settings is None else settings
+        self._prompts = TaskQueue(ordered=settings.ordered)
+        self._answers = TaskQueue(ordered=settings.ordered)
+        self._host: deque[int] = deque()
+        self._away: dict[int, int] = {}
+        self._partial: int | None = None
+        self._target: dict[int, int] = {}
+        self._reserve = PromptReserve(settings.reserved)
+        self._groups = SyncedGroups()
+        self._look = True
+
+    def __call__(self, state: ServingState) -> ServingStep:
+        """Return the next iteration."""
+        changes = _Changes()
+        for request in state.arrived:
+            self._prompts.push(request, int(state.prompt[request]), float(state.deadline[request]), 0)
+        for request in state.finished:
+            self._finish(request)
+        for request in state.prefilled:
+            self._queue_answer(state, request, self._predict(state, request), again=False)
+        self._make_room(state, changes)
+        while self._host and self._call_back(state, changes, self._available(state)):
+            pass
+        if self._look or not self.settings.synced:
+            self._select(state, changes)
+        decodes = len(state.running) + len(changes.start) - len(changes.stop) - len(changes.swap_out)
+        prefill = self._fill(state, self.settings.forward_size - decodes)
+        if decodes <= 0 and not prefill and (len(self._answers) or self._host):
+            self._unlock(state, changes)
+        return ServingStep(
+            prefill=prefill,
+            start=changes.start,
+            stop=changes.stop,
+            swap_out=changes.swap_out,
+            swap_in=changes.swap_in,
+        )
+
+    def _predict(self, state: ServingState, request: int) -> int:
+        padded = math.ceil(int(state.predicted[request]) * (1 + self.settings.padding))
+        return max(1, padded - int(state.generated[request]))
+
+    def _more(self, state: ServingState, request: int) -> int:
+        """Return how much longer an answer is taken to be that is longer than predicted."""
+        padding = math.ceil(int(state.predicted[request]) * self.settings.padding)
+        extension = int(state.generated[request] * self.settings.extension)
+        return max(padding, extension, state.ledger.block_tokens)
+
+    def _queue_answer(self, state: ServingState, request: int, length: int, *, again: bool) -> None:
+        most = state.ledger.blocks * state.ledger.block_tokens - int(state.held[request])
+        length = max(1, min(length, most))
+        self._target[request] = int(state.generated[request]) + length
+        deadline = float(state.deadline[request])
+        self._answers.push(request, length, deadline, int(state.held[request]), again=again)
+        # The queue was exhausted when it was last looked at, or what paused may be grouped anew.
+        self._look |= len(self._answers) == 1 or again
+
+    def _finish(self, request: int) -> None:
+        self._target.pop(request, None)
+        self._reserve.leave(request)
+        self._look |= self._groups.leave(request)
+
+    def _make_room(self, state: ServingState, changes: _Changes) -> None:
+        """See to it that everyone running may write its next token, or stops."""
+        ledger, running = state.ledger, state.running
+        if not running.size:
+            return
+        short = running[state.held[running] + 1 > ledger.room[running]].tolist()
+        for request in short:
+            if request in changes.swap_out or state.held[request] < ledger.room[request]:
+                continue
+            guests = ledger.first_guests(request)
+            for guest in guests:
+                if guest in ledger.loans:
+                    self._move_out(state, guest, changes)
+            if guests:
+                continue
+            if request in ledger.loans:
+                self._move_out(state, request, changes)
+            elif self.settings.takes_reserve and self._extend(state, request):
+                continue
+            elif self.settings.offloads:
+                self._send(state, request, changes)
+            else:
+                self._look |= self._groups.leave(request)
+                changes.stop.append(request)
+                self._queue_answer(state, request, self._more(state, request), again=True)
+
+    def _extend(self, state: ServingState, request: int) -> bool:
+        """Give a longer answer one more block, and return whether there was one."""
+        if self.settings.literal or self.settings.offloads:
+            if not self._reserve.holds(state.ledger, 1):
+                return False
+            self._reserve.enter(request, 1)
+        return state.ledger.grow(request, int(state.held[request]) + 1)
+
+    def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
+        """Move a guest that overstays, and its guests, to blocks of their own, or to the host."""
+        ledger = state.ledger
+        for inner in ledger.guests_of(guest):
+            self._move_out(state, inner, changes)
+        held = int(state.held[guest])
+        left = max(self._target[guest] - int(state.generated[guest]), 1)
+        stays = not (self.settings.literal or (self.settings.takes_reserve and self.settings.offloads))
+        if not (stays and (ledger.settle(guest, held + left) or ledger.settle(guest, held + 1))):
+            self._send(state, guest, changes)
+
+    def _send(self, state: ServingState, request: int, changes: _Changes) -> None:
+        self._look |= self._groups.leave(request)
+        self._reserve.leave(request)
+        state.ledger.release(request)
+        changes.swap_out.append(request)
+        self._host.append(request)
+        self._away[request] = int(state.held[request])
+
+    def _call_back(self, state: ServingState, changes: _Changes, available: int) -> bool:
+        """Let the first request on the host go on if there is room for it, and return whether there was."""
+        request, ledger = self._host[0], state.ledger
+        if request in changes.swap_out:
+            return False
+        more = self._more(state, request)
+        needed = min(self._away[request] + more, ledger.blocks * ledger.block_tokens)
+        if ledger.lacking(request, needed) > available:
+            return False
+        ledger.grow(request, needed)
+        self._host.popleft()
+        del self._away[request]
+        changes.swap_in.append(request)
+        changes.start.append(request)
+        self._target[request] = int(state.generated[request]) + more
+        return True
+
+    def _available(self, state: ServingState, leaving: int | None = None) -> int:
+        return self._reserve.free_beyond(state.ledger, leaving)
+
+    def _select(self, state: ServingState, changes: _Changes) -> None:
+        """Start answers until the memory is given away (line 2), and their guests (line 3)."""
+        tokens = state.ledger.block_tokens
+        hosts: list[int] = []
+        full = False
+        while len(self._answers) and not full:
+            first, group = self._answers.fitting(self._available(state) * tokens), self._groups.new()
+            if first is None or not self._start(state, first, changes, hosts, group):
+                break
+            length = self._target[first] - int(state.generated[first])
+            while self.settings.synced and (same := self._answers.equal(length)) is not None:
+                if not self._start(state, same, changes, hosts, group):
+                    full = True
+                    break
+        self._look = False
+        if self.settings.pipelined:
+            self._lend_halves(state, hosts, changes)
+
+    def _start(
+        self, state: ServingState, request: int, changes: _Changes, hosts: list[int], group: int
+    ) -> bool:
+        ledger = state.ledger
+        needed = int(state.prompt[request]) + self._target[request]
+        needed = min(needed, ledger.blocks * ledger.block_tokens)
+        if ledger.lacking(request, needed) > self._available(state, request):
+            return False
+        ledger.grow(request, needed)
+        self._begin(request, changes, group)
+        hosts.append(request)
+        return True
+
+    def _begin(self, request: int, changes: _Changes, group: int) -> None:
+        self._answers.remove(request)
+        self._reserve.leave(request)
+        self._groups.join(request, group)
+        if request in changes.stop:
+            changes.stop.remove(request)
+        else:
+            changes.start.append(request)
+
+    def _lend_halves(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
+        """
+        Give the second half of what is unused to an answer half as long, and so on in both halves.
+
+        Guests are no longer than l/2 - b, l/4 - b, ..., b being the buffer's share of l, the outermost host's
+        predicted length (section 3.2).
+        """
+        group = self._groups.new()
+        regions = deque[tuple[int, int, int, float]]()
+        for host in hosts:
+            length = self._target[host] - int(state.generated[host])
+            end = int(state.prompt[host]) + self._target[host]
+            regions.append((host, int(state.held[host]), end, self.settings.buffer * length))
+        while regions and len(self._answers):
+            host, begin, end, buffer = regions.popleft()
+            end = min(end, begin + self._target[host] - int(state.generated[host]))
+            half = (end - begin) // 2
+            guest = self._answers.closest(int(half - buffer))
+            if guest is None:
+                continue
+            start = end - half
+            self._begin(guest, changes, group)
+            state.ledger.lend(host, guest, start, half)
+            inside = int(state.held[guest])
+            regions.append((host, begin, start, buffer))
+            regions.append((guest, inside, int(state.prompt[guest]) + self._target[guest], buffer))
+
+    def _fill(self, state: ServingState, budget: int) -> list[tuple[int, int]]:
+        """Choose prompts up to the target forward size (line 5); the last one may be a chunk."""
+        prefill: list[tuple[int, int]] = []
+        if self._partial is not None:
+            begun, self._partial = self._partial, None
+            budget = self._chunk(state, begun, budget, prefill)
+        while budget > 0 and len(self._prompts) and self._partial is None:
+            request = self._prompts.fitting(budget)
+            if request is None:
+                request = self._prompts.head()
+            if request is None or not self._admit(state, request):
+                break
+            self._prompts.remove(request)
+            budget = self._chunk(state, request, budget, prefill)
+        return prefill
+
+    def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
+        new = state.chunk(request, budget)
+        if new < state.lacks(request):
+            self._partial = request
+        prefill.append((request, new))
+        return budget - new
+
+    def _admit(self, state: ServingState, request: int) -> bool:
+        """Give a prompt room in the reserve, or beyond it, and return whether there was any."""
+        ledger, prompt = state.ledger, int(state.prompt[request])
+        blocks = ledger.blocks_for(prompt)
+        inside = self._reserve.holds(ledger, blocks)
+        if blocks > ledger.free or not (inside or self._beyond(state, request, blocks)):
+            return False
+        ledger.grow(request, prompt)
+        if inside or not self.settings.literal:
+            self._reserve.enter(request, blocks)
+        return True
+
+    def _beyond(self, state: ServingState, request: int, blocks: int) -> bool:
+        """Return whether a prompt may begin outside of the reserve."""
+        ledger = state.ledger
+        if ledger.free == ledger.blocks:
+            return True
+        if self.settings.literal:
+            return blocks <= self._available(state)
+        answer = self._predict(state, request)
+        whole = min(ledger.blocks_for(int(state.prompt[request]) + answer), ledger.blocks)
+        return self.settings.beyond_reserve and not len(self._answers) and whole <= ledger.free
+
+    def _unlock(self, state: ServingState, changes: _Changes) -> None:
+        """Start something although the reserve is touched, at worst by moving others to the host."""
+        ledger = state.ledger
+        while (request := self._answers.head()) is not None:
+            needed = min(
+                int(state.prompt[request]) + self._target[request], ledger.blocks * ledger.block_tokens
+            )
+            if ledger.lacking(request, needed) <= ledger.free:
+                ledger.grow(request, needed)
+                self._begin(request, changes, self._groups.new())
+                return
+            others = [other for other in self._answers.tasks() if other != request]
+            if not others:
+                break
+            victim = max(others, key=lambda other: (int(state.held[other]), other))
+            self._answers.remove(victim)
+            if victim in changes.stop:
+                changes.stop.remove(victim)
+            self._send(state, victim, changes)
+        if self._host:
+            self._call_back(state, changes, ledger.free)
+        self._look = True

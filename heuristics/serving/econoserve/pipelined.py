@@ -1,0 +1,244 @@
+"""EconoServe lending to whole requests: one begins if it will be gone before its memory is needed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....data.costs.cost import IntArray
+from ..kv_forecast import KvForecast
+from ..policy import ServingState, ServingStep
+from .queue import TaskQueue
+from .settings import EconoServeSettings
+
+_TRIED = 8
+"""Lengths looked at for one that fits, at most: a decision must not cost the whole queue."""
+_LISTED = 8
+"""Requests looked at one by one, before all others are compared with what is free."""
+
+
+class PipelinedRequests:
+    """
+    EconoServe's decision for one iteration, with everything promised and unused lent.
+
+    A request is promised what it is predicted to need, but for the time at which it will: whoever is
+    predicted to be gone by then may begin in that memory, prompt and answer (:class:`KvForecast`). Blocks are
+    taken one at a time. The first in EconoServe's order begins if it fits; if not, of requests with a
+    deadline one of those that need least, which are gone soonest, and of others the one that needs most,
+    which fills best. An answer longer than predicted goes on, in the reserve's blocks as well; where there
+    are none left for someone, whoever began last is moved to the host.
+
+    Parameters
+    ----------
+    settings
+        Sizes. All parts are on but for the groups: an answer begins when its prompt is done.
+
+    Raises
+    ------
+    ValueError
+        If an answer longer than predicted is to stop at once, prompts are to begin in the reserve alone, or
+        memory is to be given as the paper prints it.
+    """
+
+    def __init__(self, settings: EconoServeSettings) -> None:
+        if not settings.takes_reserve or not settings.beyond_reserve or settings.literal:
+            raise ValueError(
+                "who hosts whole requests lets answers take the reserve, and prompts what is free: shortage"
+                " must be 'reserve' or 'reserve, then offload', beyond_reserve true and literal false"
+            )
+        self._settings = settings
+        # What is left of an answer, times this, is how long it may be there.
+        self._host_stays = self._guest_stays = 1 + settings.buffer
+        # By prompt and predicted answer together.
+        self._prompts = TaskQueue(ordered=settings.ordered)
+        # On the host, with the tokens each held.
+        self._host: dict[int, int] = {}
+        self._partial: int | None = None
+        self._end: IntArray = np.zeros(0, dtype=np.int64)
+        self._begun: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        # Who began in memory that was promised to others.
+        self._guest: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        # Without a deadline, as last listed and since; of these, in this iteration, who may fit.
+        self._waiting: IntArray = np.zeros(0, dtype=np.int64)
+        self._came: list[int] = []
+        self._candidates: IntArray | None = None
+        self._look = False
+
+    def __call__(self, state: ServingState) -> ServingStep:
+        """Return the next iteration."""
+        if not len(self._end):
+            self._end = np.zeros(len(state.prompt), dtype=np.int64)
+            self._begun = np.zeros(len(state.prompt), dtype=np.bool_)
+            self._guest = np.zeros(len(state.prompt), dtype=np.bool_)
+        for request in state.arrived:
+            answer = max(1, math.ceil(int(state.predicted[request]) * (1 + self._settings.padding)))
+            self._end[request] = answer
+            length = int(state.prompt[request]) + answer
+            self._prompts.push(request, length, float(state.deadline[request]), 0)
+            if not math.isfinite(state.deadline[request]):
+                self._came.append(request)
+        self._look |= bool(state.arrived or state.finished)
+        going, sent = self._make_room(state)
+        back = [] if sent else self._call_back(state, going)
+        going = np.append(going, np.array(back, dtype=np.int64))
+        prefill = self._fill(state, going)
+        started = [request for request in state.prefilled if request not in sent]
+        return ServingStep(prefill, start=started + back, swap_out=sent, swap_in=back)
+
+    def _make_room(self, state: ServingState) -> tuple[IntArray, list[int]]:
+        """Give everyone under way a place for the next token; return who generates and who must go."""
+        ledger, going = state.ledger, self._under_way(state)
+        self._extend(state, going)
+        sent: list[int] = []
+        left = len(going)
+        for request in going[state.held[going] + 1 > ledger.room[going]].tolist():
+            while request not in sent and not ledger.grow(request, int(state.held[request]) + 1):
+                # The last one in is a guest in what the others were promised.
+                left -= 1
+                guest = int(going[left])
+                self._send(state, guest)
+                sent.append(guest)
+        return going[:left], sent
+
+    def _under_way(self, state: ServingState) -> IntArray:
+        return np.append(state.running, np.array(state.prefilled, dtype=np.int64))
+
+    def _extend(self, state: ServingState, going: IntArray) -> IntArray:
+        """Predict anew how long answers are that are longer than predicted, and return them."""
+        sizes = self._settings
+        over = going[state.generated[going] >= self._end[going]]
+        if over.size:
+            padding = np.ceil(state.predicted[over] * sizes.padding).astype(np.int64)
+            extension = (state.generated[over] * sizes.extension).astype(np.int64)
+            self._end[over] = state.generated[over] + np.maximum(np.maximum(padding, extension), 1)
+        return over
+
+    def _send(self, state: ServingState, request: int) -> None:
+        state.ledger.release(request)
+        self._host[request] = int(state.held[request])
+
+    def _call_back(self, state: ServingState, going: IntArray) -> list[int]:
+        """Bring back from the host, in order, those for whom there is room again."""
+        back: list[int] = []
+        ledger = state.ledger
+        alone = not going.size and self._partial is None
+        for request, tokens in tuple(self._host.items()):
+            kept = 0 if alone and not back else int(self._settings.reserved * ledger.blocks)
+            if ledger.lacking(request, tokens + 1) > ledger.free - kept:
+                break
+            ledger.grow(request, tokens + 1)
+            del self._host[request]
+            back.append(request)
+        return back
+
+    def _fill(self, state: ServingState, going: IntArray) -> list[tuple[int, int]]:
+        """Choose prompts up to the target forward size; the last one may be a chunk."""
+        prefill: list[tuple[int, int]] = []
+        budget = self._settings.forward_size - len(going)
+        if self._partial is not None:
+            partial, self._partial = self._partial, None
+            budget = self._chunk(state, partial, budget, prefill)
+        if self._held_up() or not self._look:
+            return prefill
+        begun = np.array([request for request, _ in prefill], dtype=np.int64)
+        forecast = self._forecast(state, np.append(going, begun))
+        self._candidates = None
+        while budget > 0 and self._partial is None:
+            request = self._next(state, forecast)
+            if request is None:
+                self._look = False
+                break
+            self._begin(state, request, forecast)
+            budget = self._chunk(state, request, budget, prefill)
+        return prefill
+
+    def _forecast(self, state: ServingState, there: IntArray) -> KvForecast:
+        ledger = state.ledger
+        capacity = int(ledger.blocks * ledger.block_tokens * (1 - self._settings.reserved))
+        held = np.maximum(state.held[there], state.prompt[there]) + ledger.block_tokens // 2
+        rest = np.maximum(self._end[there] - state.generated[there], 1)
+        return KvForecast(capacity, held, rest, self._stays(rest, self._guest[there]))
+
+    def _held_up(self) -> bool:
+        """Return whether nobody may begin before those on the host are back."""
+        return bool(self._host)
+
+    def _stay(self, rest: int, guest: bool) -> int:
+        return math.ceil(rest * (self._guest_stays if guest else self._host_stays))
+
+    def _stays(self, rest: IntArray, guest: NDArray[np.bool_]) -> IntArray:
+        return np.ceil(rest * np.where(guest, self._guest_stays, self._host_stays)).astype(np.int64)
+
+    def _next(self, state: ServingState, forecast: KvForecast) -> int | None:
+        """Return the request to begin with, or None if none fits."""
+        queue = self._prompts
+        first = queue.head()
+        if first is None or self._fits(state, first, forecast):
+            return first
+        if not math.isfinite(state.deadline[first]):
+            return self._largest(state, forecast)
+        least = queue.shortest(_TRIED)
+        return next((request for request in least if self._fits(state, request, forecast)), None)
+
+    def _largest(self, state: ServingState, forecast: KvForecast) -> int | None:
+        """Return the request that needs most of those that fit, the oldest of equal ones, or None."""
+        if self._candidates is None:
+            self._list(state)
+            self._candidates = self._that_may(state, forecast, self._waiting)
+        # Memory only gets scarcer while an iteration is put together: who does not fit now never will.
+        while len(self._candidates):
+            some, self._candidates = self._candidates[:_LISTED], self._candidates[_LISTED:]
+            some = some[~self._begun[some]]
+            tried: list[int] = some.tolist()
+            for at, request in enumerate(tried):
+                if self._fits(state, request, forecast):
+                    self._candidates = np.append(some[at + 1 :], self._candidates)
+                    return request
+            self._candidates = self._that_may(state, forecast, self._candidates)
+        return None
+
+    def _list(self, state: ServingState) -> None:
+        """Bring those that wait without a deadline in order, largest first."""
+        if self._came:
+            ids = np.append(self._waiting, np.array(self._came, dtype=np.int64))
+            ids.sort()
+            ids = ids[np.argsort(state.arrival[ids], kind="stable")]
+            self._waiting = ids[np.argsort(-(state.prompt[ids] + self._end[ids]), kind="stable")]
+            self._came = []
+        self._waiting = self._waiting[~self._begun[self._waiting]]
+
+    def _that_may(self, state: ServingState, forecast: KvForecast, ids: IntArray) -> IntArray:
+        tokens, prompt, rest = state.ledger.block_tokens, state.prompt[ids], self._end[ids]
+        held = prompt + tokens // 2
+        stay = self._stays(rest, forecast.lends(held + rest))
+        return ids[forecast.may_fit(held, rest, stay) & (prompt <= state.ledger.free * tokens)]
+
+    def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
+        ledger, prompt = state.ledger, int(state.prompt[request])
+        if ledger.blocks_for(prompt) > ledger.free:
+            return False
+        held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
+        stay = self._stay(rest, forecast.lends(held + rest))
+        return forecast.fits(held, rest, stay) or ledger.free == ledger.blocks
+
+    def _begin(self, state: ServingState, request: int, forecast: KvForecast) -> None:
+        ledger, prompt = state.ledger, int(state.prompt[request])
+        self._prompts.remove(request)
+        self._begun[request] = True
+        ledger.grow(request, prompt)
+        held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
+        guest = forecast.lends(held + rest)
+        self._guest[request] = guest
+        forecast.add(held, rest, self._stay(rest, guest))
+        # What everyone is promised beyond what there is.
+        beyond = forecast.promised - ledger.blocks * ledger.block_tokens
+        ledger.lent_tokens += min(max(beyond, 0), prompt + int(self._end[request]))
+
+    def _chunk(self, state: ServingState, request: int, budget: int, prefill: list[tuple[int, int]]) -> int:
+        new = state.chunk(request, budget)
+        if new == budget and new < state.lacks(request):
+            self._partial = request
+        prefill.append((request, new))
+        return budget - new

@@ -1,0 +1,113 @@
+"""How much memory requests will hold, iteration by iteration, if their answers end as predicted."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data.costs.cost import IntArray
+
+
+class KvForecast:
+    """
+    Whether one more request would ever need memory that others need at the time.
+
+    Each holds a token more every iteration and gives all back at its end, so memory is scarcest just before
+    an end. What is promised to one for later is lent until then to those who will be gone: EconoServe's KVC
+    pipelining (section 3.2) without a fixed place for the guest, nested as deep as it goes. If nobody may
+    overstay, the peak is that of R. Gong et al.'s Past-Future scheduler (2025).
+
+    Parameters
+    ----------
+    capacity
+        Tokens that may be held.
+    held
+        Tokens each holds, shape (requests,).
+    rest
+        Tokens each will still generate, shape (requests,).
+    stay
+        Iterations each may still be there, at least ``rest``, shape (requests,).
+    """
+
+    def __init__(self, capacity: int, held: IntArray, rest: IntArray, stay: IntArray) -> None:
+        self._capacity = capacity
+        self.promised = int(held.sum() + rest.sum())
+        """Tokens all will hold at their ends together."""
+        self._held, self._rest, self._stay = held.tolist(), rest.tolist(), stay.tolist()
+        # What all leave free so many iterations from now, once that is asked for; at least this at any time.
+        self._free: IntArray | None = None
+        self._least = capacity - self.promised
+
+    @overload
+    def lends(self, tokens: int) -> bool: ...
+    @overload
+    def lends(self, tokens: IntArray) -> NDArray[np.bool_]: ...
+    def lends(self, tokens: int | IntArray) -> bool | NDArray[np.bool_]:
+        """Return whether one more request of so many tokens needs some that others are promised."""
+        return self.promised + tokens > self._capacity
+
+    def add(self, held: int, rest: int, stay: int) -> None:
+        """Add a request."""
+        self.promised += held + rest
+        self._least -= held + rest
+        if self._free is None:
+            self._held.append(held)
+            self._rest.append(rest)
+            self._stay.append(stay)
+            return
+        free = self._until(stay)
+        free[:rest] -= np.arange(held, held + rest)
+        free[rest : stay + 1] -= held + rest
+
+    def fits(self, held: int, rest: int, stay: int) -> bool:
+        """Return whether there is memory for one more request until its end."""
+        most = held + rest
+        if most <= self._least:
+            return True
+        free = self._until(stay)
+        self._least = int(free[free.argmin()])
+        if most <= self._least:
+            return True
+        # numpy counts in a third of the time in which it looks for the least of so few.
+        if np.count_nonzero(free[rest : stay + 1] < most):
+            return False
+        return not np.count_nonzero(free[:rest] < np.arange(held, most))
+
+    def may_fit(self, held: IntArray, rest: IntArray, stay: IntArray) -> NDArray[np.bool_]:
+        """
+        Return of which of many requests it is not plain that they do not fit, each alone, shape (requests,).
+
+        What they hold is compared with what is free while they grow, at their end and when they must be
+        gone, but not in between.
+        """
+        if not len(rest):
+            return np.zeros(0, dtype=np.bool_)
+        free = self._until(int(stay.max()))
+        growing = np.minimum.accumulate(free[: rest.max()] - np.arange(rest.max()))
+        may: NDArray[np.bool_] = held <= np.minimum(
+            growing[rest - 1], np.minimum(free[rest], free[stay]) - rest
+        )
+        return may
+
+    def _until(self, end: int) -> IntArray:
+        """Return what all leave free, at least until so many iterations from now."""
+        free = self._count() if self._free is None else self._free
+        if len(free) <= end:
+            free = np.append(free, np.full(2 * end - len(free) + 1, self._capacity))
+        self._free = free
+        return free
+
+    def _count(self) -> IntArray:
+        """Work out what all leave free, if nothing more begins."""
+        columns = (self._held, self._rest, self._stay)
+        held, rest, stay = (np.array(column, dtype=np.int64) for column in columns)
+        after = stay + 1
+        last = int(after.max(initial=0))
+        taken = np.bincount(after, held + rest, last + 1).astype(np.int64)
+        # Whoever still generates takes one more at a time.
+        taken[1:] -= (len(rest) - np.cumsum(np.bincount(rest, minlength=last + 1)))[:-1]
+        taken[0] -= held.sum()
+        free: IntArray = self._capacity + np.cumsum(taken)
+        return free

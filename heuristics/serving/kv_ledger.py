@@ -1,0 +1,273 @@
+"""Who may write how many tokens of keys and values: in blocks of one's own, or in another's unused part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+
+
+class KvLedgerError(RuntimeError):
+    """More is given away than there is, or a part of a region is lent twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """
+    A part of one request's region that another one writes to (EconoServe's KVC pipelining, section 3.2).
+
+    Parameters
+    ----------
+    host
+        Whose region it is.
+    start
+        The host's token that would be written to the loan's first place.
+    tokens
+        Places lent.
+    """
+
+    host: int
+    start: int
+    tokens: int
+
+
+class KvLedger:
+    """
+    The keys and values of one device, promised to requests.
+
+    A request may hold ``room[request]`` tokens: those of its own blocks and those it has borrowed, up to the
+    first it has lent. How much a request is promised is the policy's to choose: the longest sequence there
+    can be (max-allocation), a block at a time (block-allocation), or what it is predicted to need
+    (exact allocation).
+
+    Parameters
+    ----------
+    capacity
+        Tokens in all.
+    requests
+        Number of requests.
+    block_tokens
+        Tokens of a block.
+
+    Raises
+    ------
+    ValueError
+        If there is not a single block.
+    """
+
+    def __init__(self, capacity: int, requests: int, block_tokens: int = 32) -> None:
+        if block_tokens < 1 or capacity < block_tokens:
+            raise ValueError(f"{capacity} tokens make no block of {block_tokens}")
+        self.block_tokens = block_tokens
+        self.blocks = capacity // block_tokens
+        self.free = self.blocks
+        self.room: IntArray = np.zeros(requests, dtype=np.int64)
+        self.failures = 0
+        self.lent_tokens = 0
+        self.own: dict[int, int] = {}
+        self.loans: dict[int, list[Loan]] = {}
+        self.guests: dict[int, dict[int, list[Loan]]] = {}
+        self._gone: set[int] = set()
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the blocks that hold ``tokens``."""
+        return -(-tokens // self.block_tokens)
+
+    def lacking(self, request: int, tokens: int) -> int:
+        """Return how many more blocks of its own a request needs to hold ``tokens``."""
+        return max(0, self.blocks_for(tokens) - self.own.get(request, 0))
+
+    def grow(self, request: int, tokens: int) -> bool:
+        """
+        Promise a request blocks of its own for ``tokens``, and return whether there were enough.
+
+        Parameters
+        ----------
+        request
+            One that borrows nothing.
+        tokens
+            It may hold in all. If there are too few blocks, nothing changes but the count of ``failures``.
+        """
+        if request in self.loans:
+            raise KvLedgerError(f"request {request} lives in another's region; move it out before it grows")
+        lacking = self.lacking(request, tokens)
+        if lacking > self.free:
+            self.failures += 1
+            return False
+        self.free -= lacking
+        self.own[request] = self.own.get(request, 0) + lacking
+        self._measure(request)
+        return True
+
+    def lend(self, host: int, guest: int, start: int, tokens: int) -> None:
+        """
+        Let a guest write its next tokens into a part of its host's region.
+
+        Parameters
+        ----------
+        host
+            Holds no more than ``start`` tokens; must not write further while the guest is there.
+        guest
+            Lends nothing. Its own blocks are filled first, then what it borrowed, in that order.
+        start, tokens
+            The part, as :class:`Loan` says.
+
+        Raises
+        ------
+        KvLedgerError
+            If the part is not the host's to lend.
+        """
+        full = self.promised(host)
+        mine = self.guests.setdefault(host, {})
+        overlaps = any(
+            start < loan.start + loan.tokens and loan.start < start + tokens for loan in self.lent(host)
+        )
+        if self.guests.get(guest) or start + tokens > full or overlaps or tokens < 1:
+            raise KvLedgerError(
+                f"tokens {start} to {start + tokens} of request {host} cannot be lent to {guest}"
+            )
+        loan = Loan(host, start, tokens)
+        mine.setdefault(guest, []).append(loan)
+        self.loans.setdefault(guest, []).append(loan)
+        self.lent_tokens += tokens
+        self._measure(host)
+        self._measure(guest)
+
+    def settle(self, guest: int, tokens: int) -> bool:
+        """
+        Move a guest that lends nothing into blocks of its own, and return whether there were enough.
+
+        Parameters
+        ----------
+        guest
+            Its tokens are copied on the device, which takes no time worth counting.
+        tokens
+            It may hold in all, afterwards. If there are too few blocks, nothing changes.
+        """
+        if self.lacking(guest, tokens) > self.free or self.guests.get(guest):
+            self.failures += 1
+            return False
+        self._give_back(guest, self.loans[guest])
+        return self.grow(guest, tokens)
+
+    def release(self, request: int) -> None:
+        """
+        Take everything a request has.
+
+        Blocks that its guests still write to are freed when they leave; guests in what it borrowed are from
+        now on those of whom it borrowed it from.
+        """
+        self.room[request] = 0
+        if request in self.loans:
+            self._hand_on(request)
+            self._give_back(request, self.loans[request])
+        if self.guests.get(request):
+            self._gone.add(request)
+            return
+        self._gone.discard(request)
+        self.guests.pop(request, None)
+        self.free += self.own.pop(request, 0)
+
+    def _hand_on(self, request: int) -> None:
+        """Let what a request lent of what it borrowed be lent by whom it borrowed it from."""
+        mine = self.guests.get(request, {})
+        for guest in list(mine):
+            loans: list[Loan] = []
+            for loan in self.loans[guest]:
+                loans += self._origin(loan) if loan.host == request else (loan,)
+            self.loans[guest] = loans
+            del mine[guest]
+            for loan in loans:
+                theirs = self.guests.setdefault(loan.host, {}).setdefault(guest, [])
+                if loan not in theirs:
+                    theirs.append(loan)
+
+    def _origin(self, loan: Loan) -> list[Loan]:
+        """Return a loan as those of whom its host has the places from, in order."""
+        found: list[Loan] = []
+        begin, first, last = 0, loan.start, loan.start + loan.tokens
+        own = Loan(loan.host, 0, self.own.get(loan.host, 0) * self.block_tokens)
+        for part in (own, *self.loans[loan.host]):
+            here, there = max(first - begin, 0), min(last - begin, part.tokens)
+            if here < there:
+                found.append(Loan(part.host, part.start + here, there - here))
+            begin += part.tokens
+        return found
+
+    def _give_back(self, guest: int, loans: Sequence[Loan]) -> None:
+        gone = list(loans)
+        self.loans[guest] = [loan for loan in self.loans[guest] if loan not in gone]
+        if not self.loans[guest]:
+            del self.loans[guest]
+        for loan in gone:
+            theirs = self.guests[loan.host]
+            theirs[guest].remove(loan)
+            if not theirs[guest]:
+                del theirs[guest]
+        for host in dict.fromkeys(loan.host for loan in gone):
+            if host in self._gone:
+                self.release(host)
+            else:
+                self._measure(host)
+
+    def guests_of(self, request: int) -> list[int]:
+        """Return who still writes to a request's region, guests of guests included, the deepest first."""
+        found: dict[int, None] = {}
+        for guest in self.guests.get(request, ()):
+            found |= dict.fromkeys((*self.guests_of(guest), guest))
+        return list(found)
+
+    def first_guests(self, request: int) -> list[int]:
+        """Return whoever must leave before the request may write its next token."""
+        mine = self.guests.get(request)
+        if not mine:
+            return []
+        guest = min(mine, key=lambda g: min(loan.start for loan in mine[g]))
+        return [*self.guests_of(guest), guest]
+
+    def check(self, resident: IntArray, held: IntArray) -> None:
+        """
+        Judge the state after an iteration.
+
+        Parameters
+        ----------
+        resident
+            Requests whose keys and values are on the device.
+        held
+            Tokens each request holds there, shape (requests,).
+
+        Raises
+        ------
+        KvLedgerError
+            If blocks appeared or vanished, or a request holds more than it may.
+        """
+        if self.free < 0 or self.free + sum(self.own.values()) != self.blocks:
+            raise KvLedgerError(
+                f"{self.free} blocks free and {sum(self.own.values())} given of {self.blocks}"
+            )
+        over = resident[held[resident] > self.room[resident]]
+        if over.size:
+            request = int(over[0])
+            raise KvLedgerError(
+                f"request {request} holds {held[request]} tokens and may hold {self.room[request]}"
+            )
+
+    def lent(self, request: int) -> list[Loan]:
+        """Return what a request lends, in no order."""
+        return [loan for loans in self.guests.get(request, {}).values() for loan in loans]
+
+    def promised(self, request: int) -> int:
+        """Return the tokens of a request's own blocks and of what it borrowed, lent or not."""
+        own = self.own.get(request, 0) * self.block_tokens
+        return own + sum(loan.tokens for loan in self.loans[request]) if request in self.loans else own
+
+    def _measure(self, request: int) -> None:
+        if request in self._gone:
+            return
+        full = self.promised(request)
+        if self.guests.get(request):
+            full = min((loan.start for loan in self.lent(request)), default=full)
+        self.room[request] = full

@@ -1,0 +1,71 @@
+"""A whole job in the simulator, and what is left of a plan when some of its job is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..data.costs.cost import IntArray
+from ..data.problem import Problem
+from ..data.schedule import Schedule
+from ..data.trace import Trace
+from .loop import execute, schedule_of
+from .policy import Policy
+from .registry import policy_named
+from .simulator import Simulator
+
+
+def simulate(problem: Problem, policy: Policy, output_tokens: IntArray | None = None) -> Trace:
+    """
+    Return the trace of a job served in simulated time.
+
+    Parameters
+    ----------
+    problem
+        The problem, with the lengths the policy may count on.
+    policy
+        A fresh policy.
+    output_tokens
+        The true length of each answer (tokens, shape (requests,)); the problem's own by default.
+
+    Raises
+    ------
+    PolicyError
+        If the policy asks for what cannot be done.
+    """
+    return execute(problem, policy, Simulator(problem, output_tokens))
+
+
+def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike) -> tuple[Problem, Schedule]:
+    """
+    Return the problem of some of a plan's requests, and a schedule for them that starts from nothing.
+
+    The schedule is the plan without the others, or a fresh one (ski-rental rule, longest first or in order)
+    where that is shorter: once a good part is done, the plan's slots and rounds no longer fit together.
+
+    Parameters
+    ----------
+    problem, schedule
+        The plan.
+    keep
+        Positions of the requests that are left, at least one, each once; the new problem has their order.
+    """
+    kept = np.asarray(keep, dtype=np.int64)
+    left = replace(problem, workload=problem.workload.select(kept))
+    thinned = _thinned(left, schedule.bin_of[kept], schedule.slot_of[kept], schedule.starts)
+    if len(kept) == len(problem):
+        return left, thinned
+    fresh = (schedule_of(simulate(left, policy_named(name, left))) for name in ("lpt-ski", "fcfs-ski"))
+    return left, min(thinned, *fresh, key=lambda candidate: candidate.makespan(left))
+
+
+def _thinned(problem: Problem, bin_of: IntArray, slot_of: IntArray, starts: IntArray) -> Schedule:
+    """Return a plan's schedule for the requests left, without empty bins and rounds in which nothing runs."""
+    used, new_bin = np.unique(bin_of, return_inverse=True)
+    finish = np.zeros(len(used), dtype=np.int64)
+    np.maximum.at(finish, new_bin, starts[bin_of] + problem.rounds)
+    busy_until = np.maximum.accumulate(finish)
+    rounds = np.append(np.minimum(starts[used][1:], busy_until[:-1]), busy_until[-1]) - starts[used]
+    return Schedule(new_bin, slot_of, rounds)

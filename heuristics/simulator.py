@@ -1,0 +1,98 @@
+"""The engine whose clock is the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..data.costs.cost import IntArray
+from ..data.problem import Problem
+from ..data.trace import Stage
+from .policy import FREE
+
+
+class Simulator:
+    """
+    Serves requests in no time but the cost model's.
+
+    Parameters
+    ----------
+    problem
+        The problem, for its costs and slots.
+    output_tokens
+        The true length of each answer (tokens, shape (requests,)); the problem's own by default.
+    """
+
+    def __init__(self, problem: Problem, output_tokens: IntArray | None = None) -> None:
+        self._cost = problem.cost
+        emitted = int(problem.prefill_emits_first_token)
+        self._left = (problem.rounds if output_tokens is None else output_tokens - emitted).astype(np.int64)
+        self._held = problem.kv_at_start.copy()
+        self._prompt = problem.prompt_tokens
+        self._decoded = np.zeros(len(problem), dtype=np.int64)
+        self._slot_request = np.full(problem.slots, FREE, dtype=np.int64)
+        self._time = 0.0
+
+    @property
+    def time(self) -> float:
+        """Seconds of the cost model so far."""
+        return self._time
+
+    def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
+        """Prefill requests together; an evicted one again with the tokens it had."""
+        chosen, taken = np.asarray(requests, dtype=np.int64), np.asarray(slots, dtype=np.int64)
+        self._slot_request[taken] = chosen
+        tokens = int((self._prompt[chosen] + self._decoded[chosen]).sum())
+        stage = self._advance("prefill", self._cost.prefill_seconds(tokens), 0, len(chosen), tokens, tokens)
+        return stage, self._release(chosen, taken)
+
+    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
+        """Decode until the first request is done, ``rounds`` rounds are run, or ``until`` is reached."""
+        occupied = np.flatnonzero(self._slot_request != FREE)
+        running = self._slot_request[occupied]
+        active = len(running)
+        burst = min(rounds, int(self._left[running].min()))
+        held = int(self._held[running].sum())
+        if until < float("inf"):
+            burst = self._rounds_until(burst, active, held, until)
+        kv = burst * held + active * (burst * (burst - 1) // 2)
+        seconds = burst * self._cost.decode_seconds(active) + self._cost.decode_per_kv_token * kv
+        self._left[running] -= burst
+        self._held[running] += burst
+        self._decoded[running] += burst
+        stage = self._advance("decode", seconds, burst, active, burst * active, kv)
+        return stage, self._release(running, occupied)
+
+    def evict(self, requests: Sequence[int]) -> None:
+        """Free the requests' slots."""
+        self._slot_request[np.isin(self._slot_request, requests)] = FREE
+
+    def wait(self, until: float) -> None:
+        """Set the clock forward to ``until``."""
+        self._time = max(self._time, until)
+
+    def describe(self) -> Mapping[str, object]:
+        """Return that this was the simulator, and its costs."""
+        return {"name": "simulator", "cost": self._cost.to_json()}
+
+    def _rounds_until(self, burst: int, active: int, held: int, until: float) -> int:
+        time = self._time
+        for done in range(1, burst):
+            time += self._cost.decode_seconds(active, held + active * (done - 1))
+            if time >= until:
+                return done
+        return burst
+
+    def _release(self, requests: IntArray, slots: IntArray) -> list[int]:
+        done = self._left[requests] <= 0
+        self._slot_request[slots[done]] = FREE
+        finished: list[int] = requests[done].tolist()
+        return finished
+
+    def _advance(
+        self, kind: str, seconds: float, rounds: int, active: int, tokens: int, kv_tokens: int
+    ) -> Stage:
+        start = self._time
+        self._time += seconds
+        return Stage(kind, start, self._time, rounds, active, tokens, kv_tokens, kv_tokens)

@@ -1,0 +1,186 @@
+"""A lower bound on the makespan of a job that several replicas share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from ...data.bound import Bound
+from ...data.costs.cost import FloatArray
+from ...data.fleet import Fleet, Replica
+from .makespan import best_bound
+
+StageBy = Literal["slots", "tokens", "floor"]
+"""What each request pays of prefill stages: its share of the slots, of the token cap, or of the floor."""
+
+RoundBy = Literal["slots", "keys and values"]
+"""What each request pays of decode rounds: its rounds over the slots, or its tokens over the KV capacity."""
+
+CLASSES = 300
+"""Kinds of requests that the programme for the replicas' weights tells apart."""
+
+
+def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: RoundBy) -> FloatArray:
+    r"""
+    Return seconds per request that add up to no more than any schedule of a replica takes, shape (requests,).
+
+    A replica with J slots that serves the requests A takes at least
+
+    .. math:: \sum_{i \in A} \left( \frac{b_p}{J} + a_p p_i + \frac{b_d}{J} n_i + a_d n_i + a_k h_i \right)
+
+    since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode rounds. Under a cap
+    of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor;
+    and under a KV capacity K no round reads more than K tokens, of :math:`\sum h_i` in all.
+
+    Parameters
+    ----------
+    fleet
+        The requests.
+    replica
+        Its costs and limits.
+    stage_by, round_by
+        Which of the arguments to use; one whose limit the replica lacks falls back on the slots.
+    """
+    cost, workload, rounds = replica.cost, fleet.workload, fleet.rounds
+    prompts = workload.input_tokens
+    if stage_by == "floor":
+        prefill = np.full(len(fleet), max(cost.prefill_floor, cost.prefill_base) / replica.slots)
+    elif stage_by == "tokens" and replica.prefill_token_cap is not None:
+        prefill = (cost.prefill_base / replica.prefill_token_cap + cost.prefill_per_token) * prompts
+    else:
+        prefill = cost.prefill_base / replica.slots + cost.prefill_per_token * prompts
+    read = fleet.kv_token_rounds
+    if round_by == "keys and values" and replica.kv_capacity is not None:
+        decode = cost.decode_base / replica.kv_capacity * read
+    else:
+        decode = cost.decode_base / replica.slots * rounds
+    seconds: FloatArray = prefill + decode + cost.decode_per_slot * rounds + cost.decode_per_kv_token * read
+    return seconds
+
+
+def fleet_bound(fleet: Fleet) -> Bound:
+    r"""
+    Return the best proven bound on the makespan of a fleet.
+
+    For weights :math:`w_k \ge 0` that add up to one, the makespan is at least the weighted mean of the
+    replicas' times, and each request costs at least its cheapest weighted share:
+
+    .. math:: T \ge \sum_k w_k T_k \ge \sum_k w_k\,\mathrm{busy}_k + \sum_i \min_k w_k c_{ik}
+
+    (:func:`request_costs`). Any weights are valid; the duals of a linear programme over kinds of requests
+    give good ones, and equal replicas have equal weights. A request on its own is a bound too; so is that
+    of :func:`~batchbound.models.bounds.makespan.best_bound` for one replica.
+
+    Parameters
+    ----------
+    fleet
+        The job and its replicas.
+
+    Returns
+    -------
+    Bound
+        Its certificate lists the weights and the arguments used.
+    """
+    if len(fleet.replicas) == 1 and fleet.replicas[0].busy == 0:
+        return best_bound(fleet.problem_of(0, np.arange(len(fleet))))
+    bounds = [_alone(fleet)]
+    for stage_by in _stage_arguments(fleet):
+        for round_by in _round_arguments(fleet):
+            bounds.append(_shared(fleet, stage_by, round_by))
+    return max(bounds, key=lambda bound: bound.seconds)
+
+
+def share_weights(fleet: Fleet, stage_by: StageBy = "slots", round_by: RoundBy = "slots") -> FloatArray:
+    """
+    Return weights of the replicas for :func:`fleet_bound`, not negative, adding up to one, shape (replicas,).
+
+    Parameters
+    ----------
+    fleet
+        The job and its replicas.
+    stage_by, round_by
+        As of :func:`request_costs`.
+    """
+    kinds = list(dict.fromkeys(fleet.replicas))
+    which = np.array([kinds.index(replica) for replica in fleet.replicas])
+    if len(kinds) == 1:
+        return np.full(len(which), 1 / len(which))
+    costs = np.array([request_costs(fleet, kind, stage_by, round_by) for kind in kinds])
+    weights = _duals(costs, np.bincount(which).astype(np.float64), np.array([kind.busy for kind in kinds]))
+    spread: FloatArray = (weights / np.bincount(which))[which]
+    return spread
+
+
+def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArray:
+    """Return the weight of each kind of replica from the programme over kinds of requests."""
+    from scipy.optimize import linprog
+
+    # Requests of like costs are taken together, which only makes the weights a little worse.
+    order = np.lexsort(costs[::-1])
+    groups = np.array_split(order, min(CLASSES, len(order)))
+    demand = np.array([costs[:, group].sum(axis=1) for group in groups])
+    kinds, classes = len(costs), len(groups)
+    # Variables: the share of each class on each kind, then the makespan.
+    objective = np.zeros(kinds * classes + 1)
+    objective[-1] = 1.0
+    capacity = np.zeros((kinds, kinds * classes + 1))
+    for k in range(kinds):
+        capacity[k, k * classes : (k + 1) * classes] = demand[:, k] / number[k]
+        capacity[k, -1] = -1.0
+    served = np.hstack([np.eye(classes)] * kinds + [np.zeros((classes, 1))])
+    found = linprog(objective, A_ub=capacity, b_ub=-busy, A_eq=served, b_eq=np.ones(classes), method="highs")
+    weights = np.maximum(0.0, -found.ineqlin.marginals) if found.status == 0 else np.zeros(kinds)
+    # Where nothing takes any time, nothing is scarce.
+    total: FloatArray = weights / weights.sum() if weights.sum() > 0 else np.full(kinds, 1 / kinds)
+    return total
+
+
+def _shared(fleet: Fleet, stage_by: StageBy, round_by: RoundBy) -> Bound:
+    weights = share_weights(fleet, stage_by, round_by)
+    kinds = dict(zip(fleet.replicas, weights.tolist(), strict=True))
+    least = np.min(
+        [weight * request_costs(fleet, replica, stage_by, round_by) for replica, weight in kinds.items()],
+        axis=0,
+    )
+    busy = sum(
+        weight * replica.busy for weight, replica in zip(weights.tolist(), fleet.replicas, strict=True)
+    )
+    terms = {"what the replicas are busy with": busy, "requests": float(least.sum())}
+    certificate: Mapping[str, object] = {
+        "kind": "fleet shares",
+        "weights": weights.tolist(),
+        "stage_by": stage_by,
+        "round_by": round_by,
+    }
+    return Bound(sum(terms.values()), "shares of the fleet", terms, certificate)
+
+
+def _alone(fleet: Fleet) -> Bound:
+    """Return the time of the request that takes longest on the replica that is best for it."""
+    prompts, rounds = fleet.workload.input_tokens, fleet.rounds
+    best = np.full(len(fleet), np.inf)
+    for replica in dict.fromkeys(fleet.replicas):
+        cost = replica.cost
+        seconds = cost.prefill_seconds(prompts) + rounds * (cost.decode_base + cost.decode_per_slot)
+        best = np.minimum(best, replica.busy + seconds + cost.decode_per_kv_token * fleet.kv_token_rounds)
+    request = int(best.argmax())
+    terms = {"one request": float(best[request])}
+    certificate = {"kind": "one request", "request": request}
+    return Bound(float(best[request]), "the longest request", terms, certificate)
+
+
+def _stage_arguments(fleet: Fleet) -> list[StageBy]:
+    arguments: list[StageBy] = ["slots"]
+    if any(replica.prefill_token_cap is not None for replica in fleet.replicas):
+        arguments.append("tokens")
+    if any(replica.cost.prefill_floor > 0 for replica in fleet.replicas):
+        arguments.append("floor")
+    return arguments
+
+
+def _round_arguments(fleet: Fleet) -> list[RoundBy]:
+    if any(replica.kv_capacity is not None for replica in fleet.replicas):
+        return ["slots", "keys and values"]
+    return ["slots"]

@@ -1,0 +1,147 @@
+"""What every schedule needs at least: prefill stages, decode rounds, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...data.problem import Problem
+from .partition import PartitionBound, dual_feasible_bound, lifted_bound, packing_bound
+
+PRICED_WORK = 20_000_000
+"""Most capacity times distinct lengths for an argument by prices: a checker repeats the knapsack."""
+
+
+BY_SLOTS: Mapping[str, object] = {"kind": "requests over slots"}
+BY_CAP: Mapping[str, object] = {"kind": "tokens over cap"}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """
+    What every schedule of a problem needs at least, apart from how starts and ends fit together.
+
+    Parameters
+    ----------
+    slots
+        No more requests than this are ever in progress together: the problem's slots, or fewer where the KV
+        capacity holds no more prompts.
+    stages
+        Least number of prefill stages (the paper's non-empty bins).
+    rounds
+        Least number of decode rounds.
+    claims
+        Why, as a certificate states it: one claim for ``stages`` and one for ``rounds``.
+    """
+
+    slots: int
+    stages: int
+    rounds: int
+    claims: Mapping[str, Mapping[str, object]]
+
+    def with_packing(self, packing: PartitionBound) -> Counts:
+        """
+        Return the counts with a bound on the packing of all requests' rounds over the slots, if it says more.
+
+        Parameters
+        ----------
+        packing
+            No packing of the rounds over ``slots`` slots has a smaller makespan.
+        """
+        if packing.value <= self.rounds:
+            return self
+        claim = {"at_least": packing.value, **packing.witness}
+        return replace(self, rounds=packing.value, claims={**self.claims, "rounds": claim})
+
+
+def least_counts(problem: Problem) -> Counts:
+    r"""
+    Return the fewest prefill stages and decode rounds any schedule of the problem has.
+
+    With J slots, the requests' rounds n_i and prompts p_i:
+
+    - the KV capacity C holds at most the k smallest prompts that fit it together, so J may be replaced by
+      min(J, k);
+    - a stage prefills at most J requests and, under a token cap, at most that many prompt tokens; all
+      prompts of a stage are held at once, so the KV capacity caps a stage's tokens too. Stages are bins of
+      a packing, so dual feasible functions of the prompts count as well;
+    - a slot works on one request at a time, so the rounds are at least any bound on the makespan of packing
+      the n_i over J slots (the hybrid paper's (26)-(30)), and no round reads more than C tokens of keys and
+      values.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded.
+
+    Returns
+    -------
+    Counts
+        The two counts, the slots they hold for, and why.
+    """
+    slots, capacity = problem.slots, problem.kv_capacity
+    if capacity is not None:
+        fitting = int(np.searchsorted(np.cumsum(np.sort(problem.prompt_tokens)), capacity, side="right"))
+        slots = min(slots, fitting)
+    stages, stage_claim = -(-len(problem) // slots), BY_SLOTS
+    caps = [cap for cap in (problem.prefill_token_cap, capacity) if cap is not None]
+    if caps:
+        cap = min(caps)
+        needed, witness = -(-int(problem.prompt_tokens.sum()) // cap), BY_CAP
+        if cap * len(np.unique(problem.prompt_tokens)) <= PRICED_WORK:
+            priced, prices = packing_bound(problem.prompt_tokens, cap)
+            if priced > needed:
+                needed, witness = priced, prices
+        if needed > stages:
+            stages, stage_claim = needed, witness
+    lifted = lifted_bound(problem.rounds, slots)
+    rounds, round_claim = lifted.value, lifted.witness
+    if rounds * len(np.unique(problem.rounds)) <= PRICED_WORK:
+        refuted = dual_feasible_bound(problem.rounds, slots, rounds, int(problem.rounds.sum()))
+        if refuted is not None:
+            rounds, round_claim = refuted.value, refuted.witness
+    if capacity is not None and -(-problem.kv_token_rounds // capacity) > rounds:
+        rounds, round_claim = -(-problem.kv_token_rounds // capacity), {"kind": "KV tokens over capacity"}
+    claims = {
+        "stages": {"at_least": stages, **stage_claim},
+        "rounds": {"at_least": rounds, **round_claim},
+    }
+    return Counts(slots, stages, rounds, claims)
+
+
+def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
+    r"""
+    Return the least seconds of that many prefill stages and decode rounds, by what they pay for.
+
+    A stage of p tokens takes max(floor, base + per_token p), convex in p, so S stages of P tokens in all
+    take at least max(S floor, S base + per_token P). A round takes base + per_slot active + per_kv_token
+    held, and the sums of active slots and of held tokens over all rounds are those of the requests whatever
+    the schedule.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    stages
+        Prefill stages.
+    rounds
+        Decode rounds.
+
+    Returns
+    -------
+    dict
+        Seconds by name, all not negative.
+    """
+    cost = problem.cost
+    base = cost.prefill_base * stages
+    tokens = cost.prefill_per_token * int(problem.prompt_tokens.sum())
+    return {
+        "prefill stages": base,
+        "prompt tokens": tokens,
+        "prefill floor": max(0.0, cost.prefill_floor * stages - base - tokens),
+        "decode rounds": cost.decode_base * rounds,
+        "slot-rounds": cost.decode_per_slot * int(problem.rounds.sum()),
+        "KV reads": cost.decode_per_kv_token * problem.kv_token_rounds,
+    }

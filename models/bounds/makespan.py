@@ -1,0 +1,109 @@
+"""Lower bounds on the makespan of a problem, each with the terms that add up to it and a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...data.bound import Bound
+from ...data.problem import Problem
+from .difference_set import difference_set_bound
+from .least_counts import Counts, cost_terms, least_counts
+
+
+def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+    """
+    Return the bound of the fewest prefill stages and the fewest decode rounds, each on its own.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded. Arrival times are left out, which only lowers the bound.
+    counts
+        The least stages and rounds, if more is known than
+        :func:`~batchbound.models.bounds.least_counts.least_counts` finds.
+
+    Returns
+    -------
+    Bound
+        Valid for the problem's cost model, floor, caps and first-token option.
+    """
+    counts = least_counts(problem) if counts is None else counts
+    terms = cost_terms(problem, counts.stages, counts.rounds)
+    certificate = {"kind": "trivial", "slots": counts.slots, **counts.claims}
+    return Bound(sum(terms.values()), "fewest stages and rounds", terms, certificate)
+
+
+def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: int) -> Bound:
+    r"""
+    Return the hybrid paper's "lower bound" as printed, which is not one.
+
+    .. math::
+        t^{p*} \ge T^p_L \lfloor \sum_i N^p_i / N^{cap}_L \rfloor \quad (31), \qquad
+        T^{LB} = t^{p*} + t^{d*} \quad (32)
+
+    with :math:`L` the prefill level of the largest capacity and :math:`t^{d*}` the optimum of (26)-(30), in
+    which every decode round takes :math:`T^d`, a round with all slots active. Neither holds in general:
+
+    - (31) fails when the largest level is not the cheapest per token: levels of 10 tokens at 1 s and 20
+      tokens at 3 s and 20 prompt tokens give 3 s, and two stages of the small level take 2 s;
+    - (32) charges full rounds even when slots are idle: requests of 512, 300, 200, 100, 50 and 20 tokens on
+      200 slots give 36.35 s at the paper's costs, and a schedule of 15.17 s exists.
+
+    Parameters
+    ----------
+    problem
+        The problem; its cost model gives the seconds of a full round.
+    levels
+        Prefill levels: tokens :math:`N^{cap}_l` and seconds :math:`T^p_l` of each.
+    rounds
+        Makespan in rounds of the bin packing (26)-(30), proven optimal.
+
+    Returns
+    -------
+    Bound
+        With ``valid=False``: to be shown beside the paper's figures, never used in a gap.
+
+    Raises
+    ------
+    ValueError
+        If there is no level.
+    """
+    if not levels:
+        raise ValueError("levels: the formula needs at least one prefill level")
+    capacity, seconds = max(levels)
+    full_round = problem.cost.decode_seconds(problem.slots)
+    terms = {
+        "prefill (31)": seconds * (int(problem.prompt_tokens.sum()) // capacity),
+        "decode (26)-(30)": full_round * rounds,
+    }
+    certificate = {
+        "kind": "printed formula",
+        "level_tokens": capacity,
+        "level_seconds": seconds,
+        "rounds": rounds,
+    }
+    return Bound(sum(terms.values()), "hybrid paper (31)-(32) as printed", terms, certificate, valid=False)
+
+
+def best_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+    """
+    Return the strongest valid bound that takes no search.
+
+    :func:`~batchbound.solvers.bounds.proven_bound.proven_bound` searches for a stronger one.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded.
+    counts
+        The least stages and rounds, if more is known than
+        :func:`~batchbound.models.bounds.least_counts.least_counts` finds.
+
+    Returns
+    -------
+    Bound
+        The larger of the trivial and the difference-set bound, with its certificate.
+    """
+    counts = least_counts(problem) if counts is None else counts
+    bounds = trivial_bound(problem, counts), difference_set_bound(problem, counts)
+    return max(bounds, key=lambda bound: bound.seconds)

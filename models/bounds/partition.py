@@ -1,0 +1,203 @@
+"""Lower bounds on the makespan of bin packing over machines (P||Cmax), each with its witness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .partition_heuristics import IntArray, checked_weights
+
+MOST_THRESHOLDS = 256
+"""Most thresholds tried per family of dual feasible functions; beyond it they are thinned out evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBound:
+    """
+    A proven lower bound on the largest machine load.
+
+    Parameters
+    ----------
+    value
+        No assignment has a smaller makespan.
+    source
+        Which argument proves it.
+    witness
+        What a checker needs to repeat the argument: ``kind`` and its numbers, JSON-able.
+    """
+
+    value: int
+    source: str
+    witness: Mapping[str, object]
+
+
+def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
+    """
+    Return the best average over a sub-instance that some machines cannot escape.
+
+    However the ``l`` heaviest items are spread over ``m`` machines, some ``k`` of the machines hold
+    together at least ``k * (l // m) + min(k, l % m)`` of them, hence at least the sum of that many lightest
+    ones among the ``l`` (Haouari, Gharbi and Jemmali 2006). ``k = m, l = n`` is the mean load, ``k = 1``
+    the pigeonhole bound, and ``k = l = 1`` the heaviest item. For each ``k`` only the ``l = q m + k`` and
+    ``l = n`` can be best: between them another item enters the ``l`` without entering the sum, or enters
+    both.
+
+    Parameters
+    ----------
+    weights, machines
+        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
+
+    Returns
+    -------
+    PartitionBound
+        Its witness names ``heaviest`` (l) and ``machines`` (k).
+    """
+    heavy = np.sort(checked_weights(weights, machines))[::-1]
+    if heavy.size == 0:
+        return PartitionBound(0, "no items", {"kind": "lifted", "heaviest": 0, "machines": 1})
+    prefix = np.concatenate(([0], np.cumsum(heavy)))
+    last = np.full(machines, heavy.size)
+    chosen = np.concatenate((np.arange(1, heavy.size + 1), last))
+    group = np.concatenate((np.arange(heavy.size) % machines + 1, np.arange(1, machines + 1)))
+    items = group * (chosen // machines) + np.minimum(group, chosen % machines)
+    values = -((prefix[chosen - items] - prefix[chosen]) // group)
+    best = int(values[::-1].argmax())
+    heaviest, subset = int(chosen[::-1][best]), int(group[::-1][best])
+    source = "mean load" if (heaviest, subset) == (heavy.size, machines) else "lifted sub-instance"
+    if subset == 1:
+        source = "pigeonhole"
+    witness = {"kind": "lifted", "heaviest": heaviest, "machines": subset}
+    return PartitionBound(int(values[::-1][best]), source, witness)
+
+
+def dual_feasible_bound(
+    weights: IntArray, machines: int, at_least: int, at_most: int
+) -> PartitionBound | None:
+    """
+    Return what dual feasible functions prove beyond ``at_least``, if anything.
+
+    A capacity ``C`` is refuted by item prices when no set of items that fits in ``C`` is priced above a
+    limit, yet all items together are priced above ``machines`` times that limit. Prices tried, for every
+    threshold ``t <= C / 2`` that matters (Martello and Toth's L2; Fekete and Schepers 2001; limit in
+    brackets):
+
+    - ``L2``: items above ``C - t`` count ``C``, items below ``t`` count 0, the rest their weight [C];
+    - ``rounded``: items above ``C / 2`` count ``2 (C // t) - 2 ((C - w) // t)``, an exact half ``C // t``,
+      smaller ones ``2 (w // t)`` [2 (C // t)];
+    - ``multiple``, k = 1..12: ``k w`` where ``(k + 1) w / C`` is whole, else ``C`` times its floor [k C].
+
+    Parameters
+    ----------
+    weights, machines
+        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
+    at_least
+        A proven lower bound to start from.
+    at_most
+        A known makespan: no capacity from here on can be refuted.
+
+    Returns
+    -------
+    PartitionBound or None
+        None when capacity ``at_least`` itself is not refuted. The witness holds the refuted ``capacity``
+        (one below the bound), the ``prices`` of the distinct ``lengths`` and their ``limit``.
+    """
+    lengths, counts = np.unique(checked_weights(weights, machines), return_counts=True)
+    found: PartitionBound | None = None
+    for capacity in range(max(1, at_least, int(lengths.max(initial=0))), at_most):
+        refuted = _refuting_prices(lengths, counts, machines, capacity)
+        if refuted is None:
+            break
+        name, prices, limit = refuted
+        found = priced_bound(f"dual feasible function {name}", capacity, lengths, prices, limit)
+    return found
+
+
+def priced_bound(
+    source: str, capacity: int, lengths: IntArray, prices: IntArray, limit: int
+) -> PartitionBound:
+    """
+    Return the bound that prices refuting a capacity prove.
+
+    Parameters
+    ----------
+    source
+        Where the prices come from.
+    capacity
+        The refuted capacity: the bound is one more.
+    lengths, prices
+        Distinct item weights and the price of each, shape (distinct,).
+    limit
+        No set of items that fits in ``capacity`` is priced above it.
+
+    Returns
+    -------
+    PartitionBound
+        The bound ``capacity + 1`` with the prices as its witness.
+    """
+    witness = {
+        "kind": "prices",
+        "capacity": int(capacity),
+        "lengths": [int(length) for length in lengths],
+        "prices": [int(price) for price in prices],
+        "limit": int(limit),
+    }
+    return PartitionBound(int(capacity) + 1, source, witness)
+
+
+def packing_bound(weights: IntArray, capacity: int) -> tuple[int, Mapping[str, object]]:
+    """
+    Return how many bins of a capacity the items need at least, with the prices that prove it.
+
+    Parameters
+    ----------
+    weights
+        Weight of each item, shape (n,), at most ``capacity`` each.
+    capacity
+        Largest total weight in a bin.
+
+    Returns
+    -------
+    tuple of int and dict
+        The number of bins, and a witness with ``capacity``, ``lengths``, ``prices`` and ``limit``.
+    """
+    lengths, counts = np.unique(weights, return_counts=True)
+    needed, best = -(-int(lengths @ counts) // capacity), (lengths, capacity)
+    for _, prices, limits in _price_families(lengths, capacity):
+        bins = -(-(prices @ counts) // limits)
+        if int(bins.max()) > needed:
+            at = int(bins.argmax())
+            needed, best = int(bins[at]), (prices[at], int(limits[at]))
+    return needed, priced_bound("", capacity, lengths, *best).witness
+
+
+def _refuting_prices(
+    lengths: IntArray, counts: IntArray, machines: int, capacity: int
+) -> tuple[str, IntArray, int] | None:
+    """Return the name, prices and limit of a dual feasible function that refutes the capacity, or None."""
+    for name, prices, limits in _price_families(lengths, capacity):
+        refuting = prices @ counts > machines * limits
+        if refuting.any():
+            best = int(refuting.argmax())
+            return name, prices[best], int(limits[best])
+    return None
+
+
+def _price_families(lengths: IntArray, capacity: int) -> Iterator[tuple[str, IntArray, IntArray]]:
+    """Yield each family of dual feasible functions: name, prices (functions, distinct) and limits."""
+    thresholds = np.unique(np.concatenate((lengths, capacity - lengths + 1, [1])))
+    thresholds = thresholds[(thresholds >= 1) & (2 * thresholds <= capacity)]
+    thresholds = thresholds[:: len(thresholds) // MOST_THRESHOLDS + 1, None]
+    row = lengths[None, :]
+    if len(thresholds):
+        two_level = np.where(row > capacity - thresholds, capacity, np.where(row < thresholds, 0, row))
+        yield "L2", two_level, np.full(len(thresholds), capacity)
+        whole = capacity // thresholds
+        rounded = 2 * (row // thresholds)
+        rounded = np.where(2 * row > capacity, 2 * whole - 2 * ((capacity - row) // thresholds), rounded)
+        yield "rounded", np.where(2 * row == capacity, whole, rounded), 2 * whole[:, 0]
+    factors = np.arange(1, 13)[:, None]
+    scaled = (factors + 1) * row
+    multiple = np.where(scaled % capacity == 0, factors * row, (scaled // capacity) * capacity)
+    yield "multiple", multiple, factors[:, 0] * capacity

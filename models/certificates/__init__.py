@@ -1,0 +1,1 @@
+"""The independent checker: derives again what a bound claims, and shares no code with what proved it."""

@@ -1,0 +1,364 @@
+"""An independent check of a bound: derives again, by the simplest code, what its certificate claims."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ...data.bound import Bound
+from ...data.problem import Problem
+from ...data.schedule import Violation
+from .enumeration import fits
+from .refuted import RefutedError
+from .slot_ends import EndClaim, checked_ends
+
+ROUNDING = 1e-9
+"""Relative error of floating-point sums that is let pass."""
+
+
+def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
+    """
+    Return what is wrong with a bound, or None if its certificate proves it.
+
+    Nothing is taken from the code that makes bounds: every count is derived again from the requests, price
+    arguments are checked by a knapsack over all loads, the least waste by shortest paths, and an enumeration
+    by another one.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded.
+    bound
+        The bound, its terms and certificate.
+
+    Returns
+    -------
+    Violation or None
+        The first claim that fails.
+    """
+    if not bound.valid:
+        return Violation(
+            "a bound is valid", f"{bound.source!r} is a printed formula that bounds nothing in general"
+        )
+    total = math.fsum(bound.terms.values())
+    if not math.isclose(total, bound.seconds, rel_tol=ROUNDING, abs_tol=1e-12):
+        return Violation(
+            "terms add up", f"the terms add up to {total!r} s, the bound says {bound.seconds!r} s"
+        )
+    try:
+        proven = _proven_seconds(problem, bound.certificate)
+    except RefutedError as refuted:
+        return Violation(*refuted.args)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
+    if bound.seconds > proven * (1 + ROUNDING) + 1e-12:
+        return Violation(
+            "the certificate proves the bound", f"it proves {proven!r} s, the bound says {bound.seconds!r} s"
+        )
+    return None
+
+
+def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
+    if certificate["kind"] == "enumeration":
+        return _enumerated_seconds(problem, int(certificate["stages"]), int(certificate["rounds"]))
+    slots = _checked_slots(problem, int(certificate["slots"]))
+    stages = _checked_stages(problem, slots, certificate["stages"])
+    rounds = _checked_rounds(problem, slots, certificate["rounds"])
+    if certificate["kind"] == "trivial":
+        return _least_seconds(problem, stages, rounds)
+    if certificate["kind"] == "difference set":
+        charges = [int(charge) for charge in certificate["charges"]]
+        refuted = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
+        lates = [int(late) for late in certificate.get("late", [0])]
+        if min(lates, default=0) < 0:
+            raise RefutedError("late", f"{min(lates)} is negative")
+        have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+        ends = [checked_ends(have, slots, claim) for claim in certificate.get("ends", [])]
+        return _difference_seconds(problem, slots, stages, rounds, charges, refuted, lates, ends)
+    raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+
+
+def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
+    """
+    Return the cost of so many stages and rounds if every schedule costs as much.
+
+    Caps, capacity, arrivals, a floor and requests of no rounds are left out: they only make schedules dearer.
+    """
+    cost, lengths = problem.cost, [n for n in problem.rounds.tolist() if n > 0]
+    if cost.decode_base <= 0 or not lengths:
+        raise RefutedError("enumeration", "without decode rounds that cost something there is nothing to try")
+    claimed = cost.prefill_base * stages + cost.decode_base * rounds
+    # Every slot can be used from the first stage on, so no more stages than this are of use.
+    for number in range(1, len(lengths) - min(problem.slots, len(lengths)) + 2):
+        below = (claimed * (1 - ROUNDING) - cost.prefill_base * number) / cost.decode_base
+        if fits(lengths, problem.slots, number, math.ceil(below) - 1):
+            raise RefutedError("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
+    tokens = cost.prefill_per_token * sum(problem.prompt_tokens.tolist())
+    work = cost.decode_per_slot * sum(problem.rounds.tolist())
+    seconds: float = claimed + tokens + work + cost.decode_per_kv_token * problem.kv_token_rounds
+    return seconds
+
+
+def _checked_slots(problem: Problem, claimed: int) -> int:
+    """Return the claimed slots if no more requests can ever be in progress."""
+    prompts = sorted(problem.prompt_tokens.tolist())
+    if claimed >= min(problem.slots, len(prompts)):
+        return claimed
+    if problem.kv_capacity is None or sum(prompts[: claimed + 1]) <= problem.kv_capacity:
+        raise RefutedError("slots", f"more than {claimed} requests can be in progress together")
+    return claimed
+
+
+def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any]) -> int:
+    """Return the claimed number of prefill stages if no schedule has fewer."""
+    claimed = int(claim["at_least"])
+    prompts: list[int] = problem.prompt_tokens.tolist()
+    cap = min(problem.prefill_token_cap or sum(prompts), problem.kv_capacity or sum(prompts))
+    if claim["kind"] == "requests over slots":
+        proven = math.ceil(len(prompts) / slots)
+    elif claim["kind"] == "tokens over cap":
+        proven = -(-sum(prompts) // cap)
+    elif claim["kind"] == "prices":
+        _check_capacity(claim, at_least=cap)
+        worth, limit = _checked_prices(prompts, claim)
+        proven = -(-worth // limit)
+    else:
+        raise RefutedError("stages", f"no argument is called {claim['kind']!r}")
+    if claimed > proven:
+        raise RefutedError("stages", f"{claimed} claimed, {proven} proven")
+    return claimed
+
+
+def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any]) -> int:
+    """Return the claimed number of decode rounds if no schedule has fewer."""
+    claimed = int(claim["at_least"])
+    rounds: list[int] = problem.rounds.tolist()
+    if claim["kind"] == "lifted":
+        heaviest = sorted(rounds, reverse=True)[: int(claim["heaviest"])]
+        group = int(claim["machines"])
+        if not 1 <= group <= slots:
+            raise RefutedError("rounds", f"{group} of {slots} slots cannot be chosen")
+        # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
+        spread = [len(heaviest) // slots + (slot < len(heaviest) % slots) for slot in range(slots)]
+        held = sum(spread[:group])
+        proven = math.ceil(sum(sorted(heaviest)[:held]) / group)
+    elif claim["kind"] == "prices":
+        _check_capacity(claim, at_least=claimed - 1)
+        worth, limit = _checked_prices(rounds, claim)
+        if worth <= slots * limit:
+            raise RefutedError("rounds", f"prices of {worth} fit {slots} slots of {limit}")
+        proven = int(claim["capacity"]) + 1
+    elif claim["kind"] == "KV tokens over capacity":
+        first = int(problem.prefill_emits_first_token)
+        held = sum(
+            p + first + r
+            for p, n in zip(problem.prompt_tokens.tolist(), rounds, strict=True)
+            for r in range(n)
+        )
+        proven = -(-held // (problem.kv_capacity or held))
+    else:
+        raise RefutedError("rounds", f"no argument is called {claim['kind']!r}")
+    if claimed > proven:
+        raise RefutedError("rounds", f"{claimed} claimed, {proven} proven")
+    return claimed
+
+
+def _check_capacity(claim: Mapping[str, Any], at_least: int) -> None:
+    if int(claim["capacity"]) < at_least:
+        raise RefutedError("prices", f"made for a capacity of {claim['capacity']}, not {at_least}")
+
+
+def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the price of all items and the limit, if nothing that fits in the capacity exceeds it."""
+    price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
+    capacity, limit = int(claim["capacity"]), int(claim["limit"])
+    if limit < 1 or min(price.values()) < 0:
+        raise RefutedError("prices", "prices must not be negative, their limit must be positive")
+    have = Counter(weights)
+    if price.get(0, 0) > 0:
+        raise RefutedError("prices", "an item of no weight fits any number of times, so it has no price")
+    dearest = [0] * (capacity + 1)
+    for weight, worth in price.items():
+        if worth == 0:
+            continue
+        most = min(have[weight], capacity // weight)
+        if most == capacity // weight:
+            for load in range(weight, capacity + 1):
+                dearest[load] = max(dearest[load], dearest[load - weight] + worth)
+        else:
+            for _ in range(most):
+                for load in range(capacity, weight - 1, -1):
+                    dearest[load] = max(dearest[load], dearest[load - weight] + worth)
+    if dearest[capacity] > limit:
+        raise RefutedError(
+            "prices", f"items that fit in {capacity} are priced {dearest[capacity]}, above {limit}"
+        )
+    return sum(price.get(weight, 0) * count for weight, count in have.items()), limit
+
+
+def _least_seconds(problem: Problem, stages: int, rounds: int) -> float:
+    """Return the least cost of a schedule with these many stages and rounds."""
+    cost = problem.cost
+    prefill = cost.prefill_base * stages + cost.prefill_per_token * sum(problem.prompt_tokens.tolist())
+    first = int(problem.prefill_emits_first_token)
+    held = sum(
+        n * (p + first) + n * (n - 1) // 2
+        for p, n in zip(problem.prompt_tokens.tolist(), problem.rounds.tolist(), strict=True)
+    )
+    decode = cost.decode_base * rounds + cost.decode_per_slot * sum(problem.rounds.tolist())
+    seconds: float = max(prefill, cost.prefill_floor * stages) + decode + cost.decode_per_kv_token * held
+    return seconds
+
+
+def _checked_refutation(problem: Problem, slots: int, claim: Mapping[str, Any]) -> tuple[int, int]:
+    """Return a number of values and the rounds that lengths rounded up to no more values do not fit."""
+    values, capacity, limit = int(claim["values"]), int(claim["capacity"]), int(claim["limit"])
+    price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
+    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+    if limit < 1 or min(price.values()) < 0 or values < 0:
+        raise RefutedError("refuted", "values and prices must not be negative, their limit must be positive")
+    dearest = [0] * (capacity + 1)
+    for load in range(1, capacity + 1):
+        dearest[load] = max(
+            [dearest[load - 1]] + [dearest[load - n] + price[n] for n, _ in have if n <= load]
+        )
+    if dearest[capacity] > limit:
+        raise RefutedError("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
+    # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.
+    least: list[float] = [0.0] + [math.inf] * len(have)
+    for _ in range(values + 1):
+        least = [0.0] + [
+            min(least[i], *_rounded_up(have[:i], price[have[i - 1][0]], least))
+            for i in range(1, len(have) + 1)
+        ]
+    if least[-1] <= slots * limit:
+        raise RefutedError("refuted", f"roundings worth {least[-1]} fit {slots} slots of {limit}")
+    return values, capacity
+
+
+def _rounded_up(have: list[tuple[int, int]], price: int, least: list[float]) -> list[float]:
+    """Return the price of these lengths with the last few of them, by how many, at the given price each."""
+    prices, number = [], 0
+    for j in range(len(have) - 1, -1, -1):
+        number += have[j][1]
+        prices.append(least[j] + number * price)
+    return prices
+
+
+def _difference_seconds(
+    problem: Problem,
+    slots: int,
+    stages: int,
+    rounds: int,
+    charges: list[int],
+    refuted: list[tuple[int, int]],
+    lates: list[int],
+    ends: list[EndClaim],
+) -> float:
+    """Return the least cost over all numbers of stages, the waste of each bounded by charges and ends."""
+    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+    if not have:
+        return _least_seconds(problem, stages, rounds)
+    relaxed = {charge: _relaxed_waste(have, charge) for charge in charges}
+    longest, work = have[-1][0], sum(length * count for length, count in have)
+    best = math.inf
+    for number in range(stages, len(problem) + 1):
+        if _least_seconds(problem, number, rounds) >= best:
+            break
+        proven = rounds
+        for late in lates:
+            # Each number of spans hardly longer than the longest request, one after the other, is a case.
+            needed = math.inf
+            for spans in range(number + 1):
+                if spans * longest >= needed:
+                    break
+                near = _near_in_chain(number, longest, rounds)
+                if spans > 0:
+                    beside = _near_in_chain(number, longest + late + 1, rounds) - spans
+                    near = max(0, min(near, beside, _near_beside(number, longest + late, rounds, spans)))
+                waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
+                held = (late + 1) * max(0, have[-1][1] - spans * slots)
+                unfit = [capacity + 1 for values, capacity in refuted if near <= values]
+                least = max([rounds, spans * longest, -(-(work + waste + held) // slots), *unfit])
+                same = spans if late == 0 else 0
+                refuting = {
+                    end.rounds
+                    for end in ends
+                    if end.exceeds(
+                        slots * end.rounds - work, near, _end_values(number, same, end.rounds % longest), held
+                    )
+                }
+                while least in refuting:
+                    least += 1
+                needed = min(needed, least)
+            proven = max(proven, int(needed))
+        best = min(best, _least_seconds(problem, number, proven))
+    return best
+
+
+def _end_values(stages: int, spans: int, left: int) -> int:
+    """
+    Return the values, modulo the longest request, of the points between as seen from either end, at most.
+
+    The ends of a span of just the longest request's rounds are one, seen from either end, unless one of them
+    is that end. If this is so at both ends, what is ``left`` of all rounds is a value seen from both.
+    """
+    values = 2 * (stages - 1)
+    if spans > 0:
+        values -= 2 * spans - 2 + (1 if left else 0)
+    return max(0, values)
+
+
+def _near_in_chain(stages: int, distance: int, rounds: int) -> int:
+    """
+    Return how many of the pairs of points can be nearer than a distance that no neighbours exceed.
+
+    Step from the first point as far as less than the distance reaches, and on, to the end. Points of this
+    chain two steps apart are too far apart to matter; any other point is too far from all of the chain but
+    the point before it and the two after.
+    """
+    near, reached, chain = (stages + 1) * stages // 2, 0, 0
+    while reached <= rounds:
+        near -= chain
+        reached, chain = reached + distance, chain + 1
+    return max(0, near - max(0, stages - chain) * max(0, chain - 2))
+
+
+def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
+    """
+    Return the same, at most, if so many spans of the longest request's rounds follow one another.
+
+    They have that many rounds at least and ``span`` at most. A point outside of a span is too far from its
+    start or from its end, so from one point of each span but the one it lies in; and only the ends of that
+    one and of its neighbours are near at all. The ends of spans are near each other across a gap only.
+    """
+    most = 0
+    for gaps in range(spans):
+        ends = spans + 1 + gaps
+        others = stages + 1 - ends
+        if others < 0:
+            continue
+        near = gaps + sum(range(others)) + others * min(4, ends - (spans - 1))
+        if gaps == 0 and rounds > spans * span:
+            # Something lies before the first span or after the last, so in none.
+            near -= 1
+        most = max(most, near)
+    return most
+
+
+def _relaxed_waste(have: list[tuple[int, int]], charge: int) -> int:
+    """Return the least waste plus charges of rounding lengths up to values, the largest of which is free."""
+    if charge < 0:
+        raise RefutedError("charges", f"{charge} is negative")
+    least = [0]
+    for i in range(len(have)):
+        last, waste, best = have[i][0], 0, math.inf
+        for j in range(i, -1, -1):
+            waste += have[j][1] * (last - have[j][0])
+            if waste >= best:
+                break
+            best = min(best, waste + least[j])
+        least.append(int(best) + (charge if i + 1 < len(have) else 0))
+    return least[-1]

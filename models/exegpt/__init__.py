@@ -1,0 +1,1 @@
+"""ExeGPT's timing model: what a configuration reaches, from a profile and length distributions."""

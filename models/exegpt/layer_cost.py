@@ -1,0 +1,394 @@
+"""What an iteration costs, composed from a table of operations."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...data.costs.layer_profile import LayerProfile, Operation
+from ...data.lengths.distributions import LengthDistribution
+
+_FAR = 0.5
+"""Beyond the last point the slope is that from the point at this share of it: neighbours are too noisy."""
+
+
+class Curve:
+    """
+    A function of one number through points: linear between, a line after the last, flat before the first.
+
+    Parameters
+    ----------
+    at
+        Where it is known, ascending.
+    values
+        What it is there, same length.
+    """
+
+    __slots__ = ("_at", "_slope", "_values")
+
+    def __init__(self, at: Sequence[float], values: Sequence[float]) -> None:
+        self._at, self._values = list(at), list(values)
+        self._slope = 0.0
+        if len(self._at) > 1:
+            far = min(bisect_right(self._at, _FAR * self._at[-1]) - 1, len(self._at) - 2)
+            far = max(far, 0)
+            rise = self._values[-1] - self._values[far]
+            self._slope = max(0.0, rise / (self._at[-1] - self._at[far]))
+
+    def __call__(self, x: float) -> float:
+        """Return the value at ``x``."""
+        at, values = self._at, self._values
+        if x <= at[0]:
+            return values[0]
+        if x >= at[-1]:
+            return values[-1] + self._slope * (x - at[-1])
+        right = bisect_right(at, x)
+        left = right - 1
+        share = (x - at[left]) / (at[right] - at[left])
+        return values[left] + share * (values[right] - values[left])
+
+    @property
+    def at(self) -> list[float]:
+        """Where it is known."""
+        return self._at
+
+    def many(self, x: FloatArray) -> FloatArray:
+        """Return the values at several places, shape (places,)."""
+        inside = np.interp(x, self._at, self._values)
+        return np.asarray(inside + self._slope * np.maximum(0.0, x - self._at[-1]))
+
+    def plus(self, other: Curve, times: int) -> Curve:
+        """Return this curve and ``times`` the other, added."""
+        at = sorted({*self._at, *other._at})
+        return Curve(at, [self(x) + times * other(x) for x in at])
+
+
+class Surface:
+    """
+    A function of several numbers through points that need not form a full grid.
+
+    At each known value of the first number stands a function of the others; between two of those it is
+    linear, and beyond the last a line.
+
+    Parameters
+    ----------
+    points
+        Shape (points, axes).
+    values
+        Shape (points,).
+    """
+
+    __slots__ = ("_at", "_inner")
+
+    def __init__(self, points: FloatArray, values: FloatArray) -> None:
+        firsts = np.unique(points[:, 0])
+        self._at: list[float] = firsts.tolist()
+        self._inner: list[Curve | Surface] = []
+        for first in firsts:
+            rows = points[:, 0] == first
+            rest, inner = points[rows][:, 1:], values[rows]
+            if rest.shape[1] == 1:
+                order = np.argsort(rest[:, 0], kind="stable")
+                self._inner.append(Curve(rest[order, 0].tolist(), inner[order].tolist()))
+            else:
+                self._inner.append(Surface(rest, inner))
+
+    def __call__(self, first: float, *rest: float) -> float:
+        """Return the value at a point."""
+        at = self._at
+        if first <= at[0] or len(at) == 1:
+            return self._inner[0](*rest)
+        right = min(bisect_right(at, first), len(at) - 1)
+        left = right - 1
+        if first >= at[-1]:
+            # As far back as for a curve: neighbours on a fine grid say little about what comes after.
+            left = min(max(bisect_right(at, _FAR * at[-1]) - 1, 0), right - 1)
+        low, high = self._inner[left](*rest), self._inner[right](*rest)
+        share = (first - at[left]) / (at[right] - at[left])
+        return max(0.0, low + share * (high - low))
+
+    def many(self, first: FloatArray, *rest: FloatArray) -> FloatArray:
+        """Return the values at several points, their coordinates of shape (points,) each."""
+        at = np.array(self._at)
+        if len(at) == 1:
+            return self._inner[0].many(*rest)
+        known = np.array([inner.many(*rest) for inner in self._inner])
+        right = np.clip(np.searchsorted(at, first, side="right"), 1, len(at) - 1)
+        far = min(max(bisect_right(self._at, _FAR * self._at[-1]) - 1, 0), len(at) - 2)
+        left = np.where(first >= at[-1], far, right - 1)
+        points = np.arange(len(first))
+        low, high = known[left, points], known[right, points]
+        share = (np.maximum(first, at[0]) - at[left]) / (at[right] - at[left])
+        return np.asarray(np.maximum(0.0, low + share * (high - low)))
+
+
+class LayerCost:
+    """
+    Seconds of encoding, decoding and mixed iterations, from one table.
+
+    Parameters
+    ----------
+    profile
+        The table.
+    """
+
+    def __init__(self, profile: LayerProfile) -> None:
+        self.profile = profile
+        self._encode = _Phase(profile, "encode")
+        self._decode = _Phase(profile, "decode")
+        mixed = next((op for op in profile.operations if op.phase == "mixed"), None)
+        self._mixed = None if mixed is None else Surface(mixed.points, mixed.seconds)
+
+    def encode(self, sequences: float, length: float) -> tuple[float, float]:
+        """
+        Return seconds per layer, and seconds once an iteration, of encoding prompts of equal length.
+
+        Parameters
+        ----------
+        sequences
+            Prompts; an expectation may be fractional.
+        length
+            Tokens of each.
+        """
+        return self._encode(sequences * length, sequences, (length, 0.0))
+
+    def encode_many(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """
+        Return seconds per layer, and seconds once an iteration, of encoding chunks of prompts.
+
+        Parameters
+        ----------
+        chunks
+            New tokens and tokens already held, of each prompt.
+        """
+        return self._encode.chunks(chunks)
+
+    def encode_rest(self, tokens: FloatArray, sequences: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return what of :meth:`encode` depends on all tokens and on the number of prompts alone."""
+        return self._encode.rest_many(tokens, sequences)
+
+    def encode_attention_mean(
+        self, lengths: LengthDistribution
+    ) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+        """
+        Return what of :meth:`encode` depends on each prompt's length, for some numbers of prompts.
+
+        Parameters
+        ----------
+        lengths
+            Of the prompts; long ones cost more than in proportion, so the mean length would not do.
+        """
+        return self._encode.attention_mean(lengths)
+
+    def decode_many(self, sequences: FloatArray, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return :meth:`decode` for several iterations at once, shapes (iterations,)."""
+        return self._decode.many(sequences, contexts)
+
+    def decode_knots(self) -> tuple[FloatArray, FloatArray]:
+        """Return the numbers of sequences, and the tokens each holds, between which decoding is linear."""
+        return self._decode.knots()
+
+    def decode(self, sequences: float, context: float) -> tuple[float, float]:
+        """
+        Return seconds per layer, and seconds once an iteration, of one decode iteration.
+
+        Parameters
+        ----------
+        sequences
+            Decoding sequences.
+        context
+            Tokens each of them holds, on average.
+        """
+        return self._decode(sequences, sequences, (context, 0.0))
+
+    def iteration(
+        self,
+        decodes: int,
+        context: float,
+        chunks: Sequence[tuple[int, int]],
+        *,
+        sampled: int | None = None,
+        padded_tokens: int | None = None,
+    ) -> float:
+        """
+        Return the seconds of one iteration of the whole model, on one pipeline stage.
+
+        Parameters
+        ----------
+        decodes
+            Sequences that get one token.
+        context
+            Tokens each of them holds, on average.
+        chunks
+            New tokens and tokens already held, of each prompt encoded in the iteration.
+        sampled
+            Sequences whose next token is drawn; by default all that are there.
+        padded_tokens
+            Tokens the engine computes for, if it rounds them up (to a captured graph, say).
+        """
+        layers = self.profile.shape.layers
+        tokens = padded_tokens or decodes + sum(new for new, _ in chunks)
+        drawn = decodes + len(chunks) if sampled is None else sampled
+        phase = self._encode if chunks else self._decode
+        per_layer, once = phase.rest(tokens, drawn)
+        if not chunks:
+            attention, whole = self._decode.attention(decodes, (context, 0.0))
+        elif not decodes:
+            attention, whole = self._encode.attention_of(chunks)
+        else:
+            attention, whole = self._mixed_attention(decodes, context, chunks)
+        return layers * (per_layer + attention) + once + whole
+
+    def _mixed_attention(
+        self, decodes: int, context: float, chunks: Sequence[tuple[int, int]]
+    ) -> tuple[float, float]:
+        encoded, once = self._encode.attention_of(chunks)
+        if self._mixed is None:
+            decoded, also = self._decode.attention(decodes, (context, 0.0))
+            return encoded + decoded, once + also
+        new = sum(chunk for chunk, _ in chunks)
+        # One chunk of the same size that reads as many keys in all stands for them.
+        past = sum(chunk * held for chunk, held in chunks) / new
+        alone = self._encode.attention_of([(new, past)])[0]
+        return encoded + max(0.0, self._mixed(new, past, decodes, context) - alone), once
+
+
+class _Phase:
+    """The operations of one phase: curves of all tokens and of sequences, and what depends on lengths."""
+
+    def __init__(self, profile: LayerProfile, phase: str) -> None:
+        zero = Curve([0.0], [0.0])
+        self.by_tokens = {True: zero, False: zero}
+        self.by_sequences = {True: zero, False: zero}
+        self.others: list[tuple[Operation, Curve | Surface]] = []
+        for operation in profile.operations:
+            if operation.phase not in ("both", phase):
+                continue
+            if operation.axes in (("tokens",), ("sequences",)):
+                curve = Curve(*_line(operation))
+                sums = self.by_tokens if operation.axes == ("tokens",) else self.by_sequences
+                sums[operation.per_layer] = sums[operation.per_layer].plus(curve, operation.times)
+            else:
+                self.others.append((operation, _through(operation)))
+
+    def rest(self, tokens: float, sequences: float) -> tuple[float, float]:
+        per_layer = self.by_tokens[True](tokens) + self.by_sequences[True](sequences)
+        return per_layer, self.by_tokens[False](tokens) + self.by_sequences[False](sequences)
+
+    def rest_many(self, tokens: FloatArray, sequences: FloatArray) -> tuple[FloatArray, FloatArray]:
+        per_layer = self.by_tokens[True].many(tokens) + self.by_sequences[True].many(sequences)
+        return per_layer, self.by_tokens[False].many(tokens) + self.by_sequences[False].many(sequences)
+
+    def knots(self) -> tuple[FloatArray, FloatArray]:
+        sums = [*self.by_tokens.values(), *self.by_sequences.values()]
+        sequences, contexts = {at for curve in sums for at in curve.at}, {0.0}
+        for operation, _ in self.others:
+            for column, axis in enumerate(operation.axes):
+                known = set(operation.points[:, column].tolist())
+                if axis in ("sequences", "decodes"):
+                    sequences |= known
+                elif axis in ("context", "length"):
+                    contexts |= known
+        return np.array(sorted(sequences)), np.array(sorted(contexts))
+
+    def attention(self, sequences: float, size: tuple[float, float]) -> tuple[float, float]:
+        """Return what depends on lengths, for equal ones: (new, held) of each prompt, or what each holds."""
+        seconds = {True: 0.0, False: 0.0}
+        for operation, surface in self.others:
+            values = {"sequences": sequences, "decodes": sequences, "length": size[0], "context": size[0]}
+            values |= {"past": size[1], "tokens": sequences * size[0]}
+            one = operation.times * surface(*(values[axis] for axis in operation.axes))
+            if "length" in operation.axes and "sequences" not in operation.axes:
+                one = _together(one, surface, operation, sequences)
+            seconds[operation.per_layer] += one
+        return seconds[True], seconds[False]
+
+    def attention_mean(
+        self, lengths: LengthDistribution
+    ) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+        launch, each = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+        joint: list[tuple[Operation, Curve | Surface]] = []
+        probable = lengths.probabilities > 0
+        values, chances = lengths.values[probable].astype(np.float64), lengths.probabilities[probable]
+        for operation, surface in self.others:
+            if "sequences" in operation.axes:
+                joint.append((operation, surface))
+                continue
+            coordinates = {"length": values, "past": np.zeros_like(values)}
+            seconds = surface.many(*(coordinates[axis] for axis in operation.axes))
+            alone = _launch(surface, operation)
+            launch[operation.per_layer] += operation.times * alone
+            excess = float(np.maximum(0.0, seconds - alone) @ chances)
+            each[operation.per_layer] += operation.times * excess
+
+        def of(prompts: FloatArray) -> tuple[FloatArray, FloatArray]:
+            total = {key: launch[key] + prompts * each[key] for key in (True, False)}
+            for operation, surface in joint:
+                length, past = np.full_like(prompts, lengths.mean), np.zeros_like(prompts)
+                coordinates = {"sequences": prompts, "length": length, "past": past}
+                one = surface.many(*(coordinates[axis] for axis in operation.axes))
+                total[operation.per_layer] = total[operation.per_layer] + operation.times * one
+            return total[True], total[False]
+
+        return of
+
+    def many(self, sequences: FloatArray, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        seconds = {
+            key: self.by_tokens[key].many(sequences) + self.by_sequences[key].many(sequences)
+            for key in (True, False)
+        }
+        values = {"sequences": sequences, "decodes": sequences, "context": contexts, "length": contexts}
+        for operation, surface in self.others:
+            one = surface.many(*(values[axis] for axis in operation.axes))
+            seconds[operation.per_layer] = seconds[operation.per_layer] + operation.times * one
+        return seconds[True], seconds[False]
+
+    def attention_of(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        seconds = {True: 0.0, False: 0.0}
+        for operation, surface in self.others:
+            if "sequences" in operation.axes:
+                length = sum(new for new, _ in chunks) / len(chunks)
+                values = {"sequences": float(len(chunks)), "length": length, "past": 0.0}
+                total = surface(*(values[axis] for axis in operation.axes))
+            else:
+                launch = _launch(surface, operation)
+                total = launch
+                for new, held in chunks:
+                    values = {"length": new, "past": held}
+                    total += max(0.0, surface(*(values[axis] for axis in operation.axes)) - launch)
+            seconds[operation.per_layer] += operation.times * total
+        return seconds[True], seconds[False]
+
+    def chunks(self, chunks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        per_layer, once = self.rest(sum(new for new, _ in chunks), len(chunks))
+        attention, whole = self.attention_of(chunks)
+        return per_layer + attention, once + whole
+
+    def __call__(self, tokens: float, sequences: float, size: tuple[float, float]) -> tuple[float, float]:
+        per_layer, once = self.rest(tokens, sequences)
+        attention, whole = self.attention(sequences, size)
+        return per_layer + attention, once + whole
+
+
+def _through(operation: Operation) -> Curve | Surface:
+    if len(operation.axes) > 1:
+        return Surface(operation.points, operation.seconds)
+    return Curve(*_line(operation))
+
+
+def _line(operation: Operation) -> tuple[list[float], list[float]]:
+    order = np.argsort(operation.points[:, 0], kind="stable")
+    return operation.points[order, 0].tolist(), operation.seconds[order].tolist()
+
+
+def _launch(surface: Curve | Surface, operation: Operation) -> float:
+    """Return what one sequence costs however short: paid once, not by each sequence of a batch."""
+    return surface(*(0.0 for _ in operation.axes))
+
+
+def _together(one: float, surface: Curve | Surface, operation: Operation, sequences: float) -> float:
+    launch = operation.times * _launch(surface, operation)
+    return launch + sequences * max(0.0, one - launch)

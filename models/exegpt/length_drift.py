@@ -1,0 +1,75 @@
+"""Whether answers came out as long as planned (ExeGPT, section 7.6)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.configuration import PlannedConfiguration
+from ...data.costs.cost import IntArray
+
+LEAST = 0.05
+"""A mean that is off by less, as a share of the planned one, is no drift worth a new plan (Figure 11)."""
+_SURE = 3.0
+"""Standard errors that a mean must be off by: less is chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthDrift:
+    """
+    Planned and observed decode iterations of answers.
+
+    Parameters
+    ----------
+    planned, planned_deviation, observed, observed_deviation
+        Means and standard deviations.
+    requests
+        Observed.
+    """
+
+    planned: float
+    planned_deviation: float
+    observed: float
+    observed_deviation: float
+    requests: int
+
+    @classmethod
+    def of(cls, configuration: PlannedConfiguration, iterations: IntArray) -> LengthDrift:
+        """
+        Return what was observed beside what a configuration was chosen for.
+
+        Parameters
+        ----------
+        configuration
+            The planned one.
+        iterations
+            Decode iterations of finished answers, all those of a time (the first to finish are the short
+            ones), shape (requests,), at least one.
+        """
+        return cls(
+            configuration.iterations,
+            configuration.iterations_deviation,
+            float(np.mean(iterations)),
+            float(np.std(iterations)),
+            len(iterations),
+        )
+
+    @property
+    def change(self) -> float:
+        """Observed over planned mean, minus one."""
+        return self.observed / self.planned - 1
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the means differ by enough to matter, and by more than chance."""
+        error = max(self.planned_deviation, self.observed_deviation) / math.sqrt(self.requests)
+        return abs(self.change) > LEAST and abs(self.observed - self.planned) > _SURE * error
+
+    def __str__(self) -> str:
+        return (
+            f"answers took {self.observed:.1f} decode iterations on average (deviation"
+            f" {self.observed_deviation:.1f}), {self.change:+.0%} against the planned {self.planned:.1f}"
+            f" ({self.planned_deviation:.1f})"
+        )

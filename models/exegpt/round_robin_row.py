@@ -1,0 +1,166 @@
+"""The timeline of RRA: encode, then decode for some iterations (ExeGPT, sections 4.1 and 6)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from .configuration import ExecConfig, Performance
+from .row import Probe
+from .run_profile import WARMING_ROUNDS, seconds_after_encoding
+from .seconds_table import SecondsTable, rising, saving
+from .stage_seconds import Encoding, largest
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+_NEVER = 1e-300
+
+
+class RoundRobinRow:
+    """
+    RRA configurations of one number of decode iterations; there are as many micro-batches as stages.
+
+    Parameters
+    ----------
+    timeline
+        Costs, cluster and lengths.
+    config
+        Any of the row.
+    most
+        Its largest encoding batch.
+    """
+
+    def __init__(self, timeline: Timeline, config: ExecConfig, most: int) -> None:
+        self.timeline = timeline
+        self.stages = timeline.stage_seconds(
+            timeline.cluster.devices, config.tensor_degree, config.tensor_groups
+        )
+        self.occupancy = timeline.occupancy(config.decode_rounds)
+        count = self.stages.count
+        self._encoding = self._with_what_follows(self.stages.encoding(most, count), config.decode_rounds)
+        self._mean = self.occupancy.queries / count
+        self._deviation = largest(count) * np.sqrt(self.occupancy.spread / count)
+        self._context = self.occupancy.context
+        self._place = self.stages.table.place(self._context)
+        self._phases, self._until = divmod(timeline.longest - 1, config.decode_rounds)
+        # The request whose latency is sought is there for sure: of its like only a share would be.
+        survival = timeline.survival
+        phases = np.zeros((self._phases + 1, config.decode_rounds))
+        known = survival[: phases.size]
+        phases.ravel()[: len(known)] = known
+        self._own = 1.0 - phases.mean(axis=0)
+
+    def _with_what_follows(self, encoding: Encoding, rounds: int) -> Encoding:
+        """Return the seconds of encodings with what they add to the decode iterations after them."""
+        count, first = self.stages.count, slice(WARMING_ROUNDS)
+        batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
+        decoding = batches * self.occupancy.queries[first].mean() / count
+        context = float(self.occupancy.context[first].mean())
+        added = seconds_after_encoding(self.timeline.profile, decoding, context, rounds) / count
+        added[0] = 0.0
+        if not added.any():
+            return encoding
+        mean, slowest = encoding.mean[0] + added, encoding.slowest[0] + added
+        return Encoding(
+            np.stack((mean, rising(mean), saving(batches, mean))),
+            np.stack((slowest, rising(slowest), saving(batches, slowest))),
+        )
+
+    def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return latency and throughput for each of some encoding batches."""
+        encoding = self._encoding
+        encode, slowest = encoding.mean[0, batches], encoding.slowest[0, batches]
+        share, active, own = self._batch(batches[:, None].astype(np.float64))
+        decode = share * self.stages.table(active, self._context)
+        tail = self.stages.table(own, self._context)
+        cycle = self._cycle(encode, slowest, decode)
+        latency = self._latency(encode, slowest, tail, tail[:, -1])
+        return self.timeline.within_memory(latency, self._bytes(batches)), batches / cycle
+
+    def probe(self, low: int, at: int) -> Probe:
+        """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
+        encoding = self._encoding
+        encode, slowest = encoding.bounded(low, at)
+        share, active, own = self._batch(np.array(float(at)))
+        seconds = self.stages.table.bounded(np.stack((active, own)), self._place)
+        # Sums round as they do over a whole row only if iterations lie side by side.
+        seconds = np.ascontiguousarray(seconds.transpose(2, 0, 1))
+        decode, tail = share * seconds[:, 0], seconds[:2, 1]
+        # Per prompt, a smaller batch decodes no fewer sequences than on average, nor, where it decodes at
+        # all, fewer than in this one's largest micro-batch.
+        mean, largest_of = at * self._mean, at * self._mean + math.sqrt(at) * self._deviation
+        running = self._running(np.array(float(low))) if low < at else share
+        decode[SecondsTable.SAVING] *= np.maximum(mean, running * largest_of) / np.maximum(
+            share * active, _NEVER
+        )
+        cycles = self._cycle(encode, slowest, decode)
+        last = tail[:, -1].copy()
+        # A slower encoding might hide this much of a larger batch's wait.
+        last[SecondsTable.RISING] = 0.0
+        latency = self._latency(encode[:2], slowest[:2], tail, last)
+        latency = self.timeline.within_memory(latency, self._bytes(np.array([at])))
+        return Probe(float(latency[0]), at / float(cycles[0]), float(latency[1]), at / float(cycles[2]))
+
+    def performance(self, batch: int) -> Performance:
+        """Return all that is known of an encoding batch."""
+        probe, count = self.probe(batch, batch), self.stages.count
+        encode = float(self._encoding.mean[0, batch])
+        share, active, _ = self._batch(np.array(float(batch)))
+        decode = float((share * self.stages.table(active, self._context)).mean())
+        planned = batch * float(self.occupancy.queries[0])
+        held = float(self._bytes(np.array([batch]))[0])
+        return Performance(probe.throughput, probe.latency, planned, (count, count), held, encode, decode)
+
+    def _bytes(self, batches: IntArray) -> FloatArray:
+        """Return the bytes on a device; infinite where the engine's own limits are passed."""
+        cluster, shape = self.timeline.cluster, self.timeline.shape
+        peak = self.timeline.peak(self.occupancy, batches.astype(np.float64))
+        token_bytes = shape.layers * shape.kv_bytes_per_layer_token
+        too_many = batches * self.occupancy.queries[0] > (cluster.slots or math.inf)
+        too_many |= peak > (cluster.kv_tokens or math.inf) * token_bytes
+        return np.where(too_many, math.inf, (shape.weight_bytes + peak) / cluster.devices)
+
+    def _running(self, batch: FloatArray) -> FloatArray:
+        """Return the chance of each iteration that any sequence is left to decode."""
+        return np.asarray(-np.expm1(batch * self.occupancy.idle))
+
+    def _batch(self, batch: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """
+        Return the chance that an iteration runs, and the sequences of its largest micro-batch, twice.
+
+        First on average if it runs, then where the request of the sought latency is among them. Micro-batches
+        follow each other through all stages: every iteration takes as long as the largest.
+        """
+        mean, share = batch * self._mean, self._running(batch)
+        active = np.maximum(mean / np.maximum(share, _NEVER), mean + np.sqrt(batch) * self._deviation)
+        return share, active, np.maximum(active, mean + self._own)
+
+    def _cycle(self, encode: FloatArray, slowest: FloatArray, decode: FloatArray) -> FloatArray:
+        """
+        Return the seconds from one encoding phase to the next.
+
+        A faster micro-batch behind a slower one waits in every stage but one (Figure 4(a)'s bubbles): that is
+        paid where decoding follows encoding and where encoding follows decoding.
+        """
+        others, first, last = self.stages.count - 1, decode[..., 0], decode[..., -1]
+        waits = others * (np.maximum(last, encode) + np.maximum(first, slowest))
+        return np.asarray(encode + last + waits + (others + 1) * decode[..., :-1].sum(axis=-1))
+
+    def _latency(
+        self, encode: FloatArray, slowest: FloatArray, decode: FloatArray, before: FloatArray
+    ) -> FloatArray:
+        """
+        Return the seconds of the answer whose latency is sought: whole cycles, and a last phase in part.
+
+        The first micro-batch waits for all others at the first decode; micro-batches begin at the distance
+        of encodings and end at that of decodes, so on average they take less than the first.
+        """
+        others, first, last = self.stages.count - 1, decode[..., 0], decode[..., self._until]
+        drops = np.maximum(0.0, before - encode) + np.maximum(0.0, slowest - first) + first - last
+        final = (others + 1) * (encode + decode[..., : self._until + 1].sum(axis=-1))
+        final = final + others * drops - others / 2 * (encode - last)
+        return np.asarray(self._phases * self._cycle(encode, slowest, decode) + final)

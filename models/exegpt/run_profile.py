@@ -1,0 +1,157 @@
+"""A measured profile as a configuration runs it: with what requests cost besides the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...data.costs.layer_profile import LayerProfile, Operation
+from .layer_cost import LayerCost, Surface
+
+WARMING_ROUNDS = 8
+"""After an encoding: rounds that take longer, as it has driven keys and values out of the caches."""
+_OF_TWO_WORKERS = frozenset({"send", "join", "crowding"})
+
+
+def profile_of_run(
+    profile: LayerProfile, iterations: float, *, handed_over: bool = False, input_tokens: float = 0.0
+) -> LayerProfile:
+    r"""
+    Return a profile whose encode and decode operations include those of phase ``run``.
+
+    Each stage pays what passes in the loop around it (``loop``), and a request what its leaving (``leave``)
+    and keeping its answer (``keep``) cost, where it is encoded. What a change of the decode batch costs
+    (``change``), and what a call takes longer as other work came before it (``interrupted``), is paid in the
+    share of decode iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D`
+    iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`. After an encoding it is
+    paid for sure, and iterations take longer for a while (``start``, the first one, and ``warming``, those
+    after it): see :func:`seconds_after_encoding`.
+
+    Under WAA every iteration takes requests up, :math:`B / S_D` of them: it pays the change, their leaving,
+    what passes between two iterations where so many join (``join``), and what those make the iteration itself
+    longer by, for each request that decodes (``joined``). The worker that encodes pays what it
+    takes longer beside one that decodes (``send``, with sending). Each second it is at work costs the other
+    one some part of a second (``crowding``): workers of one host share caches, memory and cores.
+
+    Parameters
+    ----------
+    profile
+        Measured; one without such operations is returned as it is.
+    iterations
+        Mean decode iterations of a request, :math:`S_D`.
+    handed_over
+        Whether another worker encodes (WAA).
+    input_tokens
+        Mean tokens of a prompt; only looked at for what is handed over.
+
+    Raises
+    ------
+    ValueError
+        If the profile lacks what two workers cost each other.
+    """
+    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
+    if not own:
+        return profile
+    loop = float(own["loop"].seconds[0])
+    if handed_over:
+        missing = _OF_TWO_WORKERS - own.keys()
+        if missing:
+            raise ValueError(f"the profile does not say what two workers cost: {', '.join(sorted(missing))}")
+        added = _handed_over(profile, own, iterations, input_tokens)
+    else:
+        change = own["change"]
+        completing = 1 - np.exp(-change.points[:, 0] / iterations)
+        seconds = (change.seconds + _between(own, change.points[:, 0])) * completing
+        added = [
+            replace(own["leave"], phase="encode", per_layer=False, seconds=loop + _leaving(own)),
+            replace(change, phase="decode", per_layer=False, seconds=seconds),
+        ]
+        if "start" in own:
+            start = own["start"]
+            counted = Surface(change.points, seconds).many(*start.points.T)
+            first = np.maximum(0.0, start.seconds + _between(own, start.points[:, 0]) - counted)
+            added += [replace(start, seconds=first), own["warming"]]
+    kept = tuple(operation for operation in profile.operations if operation.phase != "run")
+    return replace(profile, operations=(*kept, *added))
+
+
+def seconds_after_encoding(
+    profile: LayerProfile, batches: FloatArray, context: float, rounds: int
+) -> FloatArray:
+    """
+    Return what so many decode iterations take longer as they follow an encoding.
+
+    Parameters
+    ----------
+    profile
+        As a configuration runs it (:func:`profile_of_run`); without ``start`` and ``warming`` it is nothing.
+    batches
+        Decoding sequences, shape (batches,).
+    context
+        Tokens each of them holds, on average.
+    rounds
+        Iterations until the next encoding.
+    """
+    start, warming = profile.operation("start"), profile.operation("warming")
+    if start is None or warming is None:
+        return np.zeros_like(batches)
+    at = (batches, np.full_like(batches, context))
+    share = min(1.0, (rounds - 1) / (WARMING_ROUNDS - 1))
+    return Surface(start.points, start.seconds).many(*at) + share * Surface(
+        warming.points, warming.seconds
+    ).many(*at)
+
+
+def can_hand_over(profile: LayerProfile) -> bool:
+    """Tell whether a profile says what two workers cost each other, or nothing of what a run costs."""
+    own = {operation.name for operation in profile.operations if operation.phase == "run"}
+    return not own or own >= _OF_TWO_WORKERS
+
+
+def _handed_over(
+    profile: LayerProfile, own: dict[str, Operation], iterations: float, input_tokens: float
+) -> list[Operation]:
+    cost, layers = LayerCost(profile), profile.shape.layers
+    change, crowding, send = own["change"], own["crowding"], own["send"]
+    batches, contexts = change.points.T
+    joining = batches / iterations
+    sending = Surface(send.points, send.seconds)
+    # Less than a prompt in each iteration is one now and then.
+    whole, share = np.maximum(1.0, joining), np.minimum(1.0, joining)
+
+    encode = np.array([layers * a + b for a, b in (cost.encode(prompts, input_tokens) for prompts in whole)])
+    encode = share * (encode + [sending(prompts, input_tokens) for prompts in whole])
+    loop, join = float(own["loop"].seconds[0]), Surface(own["join"].points, own["join"].seconds)
+    joined = np.array([join(prompts, input_tokens) for prompts in whole])
+    between = loop + share * (joined - loop)
+    if "joined" in own:
+        longer = Surface(own["joined"].points, own["joined"].seconds)
+        between += share * batches * [longer(prompts, input_tokens) for prompts in whole]
+    lost = np.interp(batches, crowding.points[:, 0], crowding.seconds)
+    per_layer, once = cost.decode_many(batches, contexts)
+    decode = layers * per_layer + once + change.seconds
+    # At most, the other worker is at work all the time.
+    crowded = np.minimum(lost * encode, decode * lost / (1 - lost))
+    each = float(np.diff(_leaving(own))[0] / np.diff(own["leave"].points[:, 0])[0])
+    seconds = change.seconds + joining * each + between + crowded
+    return [
+        replace(send, phase="encode", per_layer=False),
+        replace(change, phase="decode", per_layer=False, seconds=seconds),
+    ]
+
+
+def _between(own: Mapping[str, Operation], batches: FloatArray) -> FloatArray:
+    """Return the seconds that pass between two decode calls, and those the next one takes longer for it."""
+    loop = np.full_like(batches, own["loop"].seconds[0])
+    if "interrupted" not in own:
+        return loop
+    interrupted = own["interrupted"]
+    return np.asarray(loop + np.interp(batches, interrupted.points[:, 0], interrupted.seconds))
+
+
+def _leaving(own: Mapping[str, Operation]) -> FloatArray:
+    """Return the seconds of requests that are done, at the points of ``leave``."""
+    return np.asarray(sum(own[name].seconds for name in ("leave", "keep") if name in own))

@@ -1,0 +1,90 @@
+"""Seconds at the knots of a table, linear between, with the bounds that make a search exact."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+
+
+def rising(values: FloatArray) -> FloatArray:
+    """Return the largest values that never fall along the first axis and are nowhere above the given ones."""
+    return np.asarray(np.minimum.accumulate(values[::-1], axis=0)[::-1])
+
+
+def saving(at: FloatArray, values: FloatArray) -> FloatArray:
+    """
+    Return the largest values below the given ones whose share of each unit of ``at`` never rises.
+
+    Parameters
+    ----------
+    at
+        Ascending, shape (points,); the share at 0 counts as the largest.
+    values
+        Shape (points, ...).
+    """
+    units = at.reshape(-1, *(1,) * (values.ndim - 1))
+    shares = np.where(units > 0, values / np.where(units > 0, units, 1.0), np.inf)
+    least = np.minimum.accumulate(shares, axis=0)
+    return np.asarray(np.where(units > 0, units * np.where(units > 0, least, 0.0), values))
+
+
+def saved(values: FloatArray, low: int, high: int) -> float:
+    """Return :func:`saving` of position ``high``, where none before position ``low`` is of interest."""
+    return float(high * (values[low : high + 1] / np.arange(low, high + 1)).min())
+
+
+class SecondsTable:
+    """
+    Seconds of decoding so many sequences that hold so many tokens each.
+
+    Beside the seconds themselves it holds two functions that are nowhere above them: one that never falls as
+    the sequences grow, and one whose seconds a sequence never rise. What larger batches take at least follows
+    from the first, what smaller ones save at most from the second, however uneven the measured seconds are.
+
+    Parameters
+    ----------
+    sequences, contexts
+        The knots, ascending; outside of them the seconds of the nearest ones hold.
+    seconds
+        Shape (sequences, contexts).
+    """
+
+    EXACT, RISING, SAVING = 0, 1, 2
+
+    def __init__(self, sequences: FloatArray, contexts: FloatArray, seconds: FloatArray) -> None:
+        self._sequences, self._contexts = sequences, contexts
+        self._rows, self._columns = np.arange(float(len(sequences))), np.arange(float(len(contexts)))
+        self._width = len(contexts)
+        kinds = (seconds, rising(seconds), saving(sequences, seconds))
+        # Side by side, as they are read together.
+        self._values = np.stack([kind.ravel() for kind in kinds], axis=-1)
+        self._seconds = np.ascontiguousarray(self._values[:, :1])
+
+    def place(self, contexts: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Return where contexts are, to look seconds up at: the knot before, and the way to the next."""
+        column = np.interp(contexts, self._contexts, self._columns)
+        left = np.minimum(column.astype(np.int64), len(self._columns) - 2)
+        return left, (column - left)[..., None]
+
+    def __call__(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
+        """Return the seconds, of the shape that the arguments broadcast to."""
+        return self._read(self._seconds, sequences, self.place(contexts))[..., 0]
+
+    def bounded(self, sequences: FloatArray, place: tuple[IntArray, FloatArray]) -> FloatArray:
+        """Return the seconds and the two below them, shape (..., 3), at contexts that :meth:`place` gave."""
+        return self._read(self._values, sequences, place)
+
+    def _read(
+        self, values: FloatArray, sequences: FloatArray, place: tuple[IntArray, FloatArray]
+    ) -> FloatArray:
+        row = np.interp(sequences, self._sequences, self._rows)
+        top = np.minimum(row.astype(np.int64), len(self._rows) - 2)
+        left, right = place
+        corner, down = top * self._width + left, (row - top)[..., None]
+        upper = np.take(values, corner, axis=0)
+        upper += (np.take(values, corner + 1, axis=0) - upper) * right
+        corner += self._width
+        lower = np.take(values, corner, axis=0)
+        lower += (np.take(values, corner + 1, axis=0) - lower) * right
+        return np.asarray(upper + (lower - upper) * down)

@@ -1,0 +1,227 @@
+"""Seconds of the pipeline stages that a number of devices make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...data.lengths.pair import LengthPair
+from .configuration import Cluster
+from .layer_cost import LayerCost
+from .seconds_table import SecondsTable, rising, saved, saving
+
+_THRESHOLD = 0.1
+"""Deviation of the encoding workload that the dynamic adjustment lets pass (section 5.2)."""
+LARGEST = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
+"""Mean of the largest of 1, 2, ... standard normal numbers."""
+NORMAL = tuple(NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32))
+"""Equally likely deviations."""
+_FAR = (1e7, 1e6)
+"""Sequences and tokens that none has: beyond the last measured ones seconds are linear up to there."""
+_STEP = 256
+"""Encoding batches are tabulated so many at a time."""
+
+
+def largest(many: int) -> float:
+    """Return how many deviations above the mean the largest of so many normal numbers is, on average."""
+    return LARGEST[min(many, len(LARGEST)) - 1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """
+    Seconds of a stage for each encoding batch from none on, and the two bounds below them.
+
+    Parameters
+    ----------
+    mean
+        On average, shape (3, batches): the seconds, what larger batches take at least, what smaller ones save
+        at most (see :class:`.SecondsTable`).
+    slowest
+        Of the slowest of as many encodings as there are stages, shape (3, batches).
+    """
+
+    mean: FloatArray
+    slowest: FloatArray
+
+    def bounded(self, low: int, at: int) -> tuple[FloatArray, FloatArray]:
+        """Return both of one batch, shape (3,); what smaller batches save at most, from ``low`` on."""
+        mean, slowest = self.mean[:, at].copy(), self.slowest[:, at].copy()
+        mean[2], slowest[2] = saved(self.mean[0], low, at), saved(self.slowest[0], low, at)
+        return mean, slowest
+
+
+class StageSeconds:
+    """
+    A pipeline whose layers are shared out so that all its stages take equally long.
+
+    The shares may be fractional (as the paper's :math:`E / N`); the embedding and the output head count as
+    the layers they are worth.
+
+    Parameters
+    ----------
+    costs
+        Of the model's layers, by tensor-parallel degree.
+    cluster
+        Links between the devices.
+    lengths
+        Of the requests.
+    devices
+        Of the pipeline.
+    degree, groups
+        Groups of ``degree`` devices that share each of their layers; every other device is a stage itself.
+
+    Raises
+    ------
+    ValueError
+        If there is no cost at a degree that is needed.
+    """
+
+    def __init__(
+        self,
+        costs: Mapping[int, LayerCost],
+        cluster: Cluster,
+        lengths: LengthPair,
+        devices: int,
+        degree: int,
+        groups: int,
+    ) -> None:
+        single = devices - degree * groups if degree > 1 else devices
+        kinds = [(1, single)] if degree == 1 else [(1, single), (degree, groups)]
+        self.devices = devices
+        self._cluster, self._inputs = cluster, lengths.inputs
+        self._kinds = [(each, number) for each, number in kinds if number]
+        missing = [each for each, _ in self._kinds if each not in costs]
+        if missing:
+            raise ValueError(f"there is no profile at tensor-parallel degree {missing[0]}")
+        self.count = sum(number for _, number in self._kinds)
+        self._costs = {each: costs[each] for each, _ in self._kinds}
+        self._shape = next(iter(costs.values())).profile.shape
+        self._attention = {
+            each: cost.encode_attention_mean(lengths.inputs) for each, cost in self._costs.items()
+        }
+        self._table: SecondsTable | None = None
+        self._encodings: dict[int, Encoding] = {}
+
+    def encoding(self, most: int, parts: int = 1) -> Encoding:
+        """
+        Return the seconds of batches of 0, 1, ... prompts, at least up to ``most``, in so many parts each.
+
+        Seconds are means over the sum of the prompts' lengths, as times do not quite grow in proportion. Less
+        than a prompt takes its share of one.
+        """
+        known = self._encodings.get(parts)
+        if known is None or known.mean.shape[1] <= most:
+            batches = np.arange(-(-(most + 1) // _STEP) * _STEP, dtype=np.float64)
+            prompts = batches / parts
+            whole = np.maximum(1.0, prompts)
+            tokens, deviation = whole * self._inputs.mean, self._token_deviation(whole)
+            # Measured seconds rise in steps: a few points would miss them.
+            around = [np.maximum(1.0, tokens + away * deviation) for away in NORMAL]
+            mean = np.mean([self._encode_seconds(whole, each) for each in around], axis=0)
+            mean = mean * np.minimum(1.0, prompts)
+            whole = np.ceil(prompts)
+            many = np.minimum(self.count, np.ceil(self.count * prompts)).astype(np.int64)
+            slowest = np.array(LARGEST)[np.clip(many, 1, len(LARGEST)) - 1] * self._token_deviation(whole)
+            slow = self._encode_seconds(whole, np.maximum(prompts, 1.0) * self._inputs.mean + slowest)
+            slow[0] = 0.0
+            known = Encoding(
+                np.stack((mean, rising(mean), saving(batches, mean))),
+                np.stack((slow, rising(slow), saving(batches, slow))),
+            )
+            self._encodings[parts] = known
+        return known
+
+    def _token_deviation(self, prompts: FloatArray) -> FloatArray:
+        """
+        Return the standard deviation of the tokens of a batch.
+
+        Prompts are added or left out until the tokens are near the planned ones
+        (:class:`~batchbound.heuristics.exegpt.dynamic_batch.DynamicBatch`): what is left is taken as
+        uniform over
+        the threshold and half of the prompt at its edge, which is likely a long one.
+        """
+        mean, spread = self._inputs.mean, self._inputs.sd
+        edge = (mean**2 + spread**2) / mean / 2
+        within = (_THRESHOLD * prompts * mean + edge) / np.sqrt(3.0)
+        return np.asarray(np.minimum(spread * np.sqrt(prompts), within))
+
+    def encode_chunks(self, lengths: FloatArray) -> float:
+        """Return the seconds in which a stage encodes prompts of the given lengths, tokens."""
+        if not len(lengths):
+            return 0.0
+        chunks = [(float(length), 0.0) for length in lengths]
+        parts = {each: cost.encode_many(chunks) for each, cost in self._costs.items()}
+        layers = {each: np.array([part[0]]) for each, part in parts.items()}
+        once = {each: np.array([part[1]]) for each, part in parts.items()}
+        seconds = self._balanced(self._encoder_layers, layers, once, np.array([float(lengths.sum())]))
+        return float(seconds[0])
+
+    def decode(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
+        """
+        Return the seconds in which a stage decodes a token of each sequence, shape (batches,).
+
+        Parameters
+        ----------
+        sequences
+            Of each batch; for less than one, that share of the seconds of one.
+        contexts
+            Tokens each sequence of it holds.
+        """
+        return self.table(sequences, contexts)
+
+    @property
+    def table(self) -> SecondsTable:
+        """The seconds of decoding; between the profile's knots they are taken as linear."""
+        if self._table is None:
+            knots = [cost.decode_knots() for cost in self._costs.values()]
+            inner = np.unique(np.concatenate([each for each, _ in knots]))
+            sequences = np.concatenate(([0.0, 1.0], inner[inner > 1], _FAR[:1]))
+            contexts = np.concatenate((np.unique(np.concatenate([each for _, each in knots])), _FAR[1:]))
+            at = [grid.ravel() for grid in np.meshgrid(sequences[1:], contexts, indexing="ij")]
+            parts = {each: cost.decode_many(at[0], at[1]) for each, cost in self._costs.items()}
+            layers = {each: part[0] for each, part in parts.items()}
+            once = {each: part[1] for each, part in parts.items()}
+            seconds = self._balanced(self._shape.layers, layers, once, at[0]).reshape(-1, len(contexts))
+            # Less than one sequence takes its share of the seconds of one.
+            seconds = np.concatenate((np.zeros((1, len(contexts))), seconds))
+            self._table = SecondsTable(sequences, contexts, seconds)
+        return self._table
+
+    @property
+    def _encoder_layers(self) -> int:
+        return self._shape.encoder_layers or self._shape.layers
+
+    def _encode_seconds(self, prompts: FloatArray, tokens: FloatArray) -> FloatArray:
+        layers, once = {}, {}
+        for each, cost in self._costs.items():
+            rest, single = cost.encode_rest(tokens, prompts)
+            attention = self._attention[each](prompts)
+            layers[each], once[each] = rest + attention[0], single + attention[1]
+        return self._balanced(self._encoder_layers, layers, once, tokens)
+
+    def _balanced(
+        self,
+        depth: int,
+        layers: Mapping[int, FloatArray],
+        once: Mapping[int, FloatArray],
+        tokens: FloatArray,
+    ) -> FloatArray:
+        data = tokens * self._shape.hidden * self._shape.bytes_per_value
+        speed = np.zeros_like(tokens)
+        work = np.zeros_like(tokens)
+        for each, number in self._kinds:
+            one = layers[each]
+            if each > 1 and self._costs[each].profile.operation("synchronisation") is None:
+                # Two all-reduces a layer: after the attention, and after the feed-forward part.
+                synchronised = self._cluster.all_reduce_seconds(each, 1.0)
+                latency = self._cluster.link_latency
+                one = one + 2 * (latency + (synchronised - latency) * data)
+            speed = speed + number / one
+            work = depth + once[each] / one
+        hop = 0.0 if self.count == 1 else self._cluster.link_latency + data / self._cluster.link_bandwidth
+        return np.asarray(work / speed + hop)

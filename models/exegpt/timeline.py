@@ -1,0 +1,179 @@
+"""ExeGPT's simulator: throughput and latency of a configuration, from a profile and length distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.lengths.pair import LengthPair
+from .completion import Occupancy
+from .configuration import Cluster, ExecConfig, Performance, Strategy
+from .layer_cost import LayerCost
+from .round_robin_row import RoundRobinRow
+from .stage_seconds import StageSeconds
+from .workload_aware_row import WorkloadAwareRow
+
+LATENCY_QUANTILE = 0.99
+"""Of output lengths: the latency is that of generating an answer so long (section 7.1)."""
+_TAIL = 2.326
+"""Deviations above the mean that 99 % of a normal distribution stay below."""
+
+
+class Timeline:
+    """
+    The execution timeline of one model on one cluster, for one pair of length distributions.
+
+    Parameters
+    ----------
+    costs
+        Of the model's layers, by tensor-parallel degree.
+    cluster
+        The devices.
+    lengths
+        Of the requests; outputs are decode iterations.
+    """
+
+    def __init__(self, costs: Mapping[int, LayerCost], cluster: Cluster, lengths: LengthPair) -> None:
+        self.costs, self.cluster, self.lengths = costs, cluster, lengths
+        self.profile = next(iter(costs.values())).profile
+        self.shape = self.profile.shape
+        self.survival = lengths.survival()
+        self.longest = lengths.outputs.quantile(LATENCY_QUANTILE)
+        self._stages: dict[tuple[int, int, int], StageSeconds] = {}
+        self._occupancy: dict[int, Occupancy] = {}
+        self._waa_rows: dict[tuple[int, int, int, int], WorkloadAwareRow] = {}
+
+    def __call__(self, config: ExecConfig) -> Performance:
+        """Return what a configuration reaches."""
+        row = self.row(config, config.encode_batch)
+        if row is None:
+            return Performance(0.0, math.inf, 0.0, (0, 0), math.inf, 0.0, 0.0)
+        return row.performance(config.encode_batch)
+
+    def row(self, config: ExecConfig, most: int) -> RoundRobinRow | WorkloadAwareRow | None:
+        """
+        Return the configurations that differ from one in the encoding batch alone.
+
+        Parameters
+        ----------
+        config
+            The configuration; under WAA its allocation of the devices holds for the whole row.
+        most
+            The largest encoding batch of the row.
+
+        Returns
+        -------
+        RoundRobinRow | WorkloadAwareRow | None
+            None for WAA on fewer than two devices.
+        """
+        return (self.rra_row if config.strategy is Strategy.RRA else self.waa_row)(config, most)
+
+    def rra_row(self, config: ExecConfig, most: int) -> RoundRobinRow:
+        """Return :meth:`row` of an RRA configuration."""
+        return RoundRobinRow(self, config, most)
+
+    def waa_row(self, config: ExecConfig, most: int) -> WorkloadAwareRow | None:
+        """Return :meth:`row` of a WAA configuration."""
+        if self.cluster.devices < 2:
+            return None
+        encoders = int(self.encoders(config.strategy, np.array([config.encode_batch]))[0])
+        key = (encoders, config.micro_batches, config.tensor_degree, config.tensor_groups)
+        known = self._waa_rows.get(key)
+        if known is None or known.most < most:
+            known = self._waa_rows[key] = WorkloadAwareRow(self, config, encoders, most)
+        return known
+
+    def waa_lead(self, config: ExecConfig) -> int:
+        """Return how many batches the encoders work ahead: as many as keep the decoders from waiting."""
+        row = self.waa_row(config, config.encode_batch)
+        return 0 if row is None else row.lead(config.encode_batch)
+
+    def waa_planned(self, config: ExecConfig) -> float | None:
+        """Return the decode batch to keep to; None where encoding is the slower side."""
+        row = self.waa_row(config, config.encode_batch)
+        return None if row is None else row.planned(config.encode_batch)
+
+    def within_memory(self, seconds: FloatArray, device_bytes: FloatArray) -> FloatArray:
+        """Return latencies, infinite where a device has no room for its bytes (arrays of one shape)."""
+        limit = self.cluster.device_bytes * self.cluster.usable or 1e300
+        return np.where(device_bytes <= limit, seconds, math.inf)
+
+    def stage_seconds(self, devices: int, degree: int, groups: int) -> StageSeconds:
+        """Return the stages that so many devices make, ``groups`` of ``degree`` of them sharing layers."""
+        groups = min(groups, devices // degree)
+        key = (devices, degree, groups)
+        if key not in self._stages:
+            self._stages[key] = StageSeconds(self.costs, self.cluster, self.lengths, *key)
+        return self._stages[key]
+
+    def occupancy(self, rounds: int) -> Occupancy:
+        """Return what a query keeps in the decode batch, with so many iterations a phase."""
+        if rounds not in self._occupancy:
+            self._occupancy[rounds] = Occupancy(self.lengths, rounds)
+        return self._occupancy[rounds]
+
+    def encoders(self, strategy: Strategy, encode_batches: IntArray) -> IntArray:
+        """
+        Return how many devices encode under WAA, for each of some encoding batches.
+
+        The paper's WAA-C rounds both shares down, which may leave a device idle or a side without one; here
+        the encoders' share is rounded, and each side has at least one.
+
+        Parameters
+        ----------
+        strategy
+            WAA-C or WAA-M.
+        encode_batches
+            Prompts of an encoding batch.
+        """
+        devices, occupancy = self.cluster.devices, self.occupancy(1)
+        batches = encode_batches.astype(np.float64)
+        if strategy is Strategy.WAA_M:
+            counts = np.arange(1, devices)
+            loads = [self.waa_bytes(batches, int(count), 1, int(count) + 1) for count in counts]
+            return np.asarray(1 + np.argmin(loads, axis=0))
+        whole = self.stage_seconds(1, 1, 0)
+        encode = whole.encoding(int(encode_batches.max())).mean[0, encode_batches]
+        decode = whole.table(batches * occupancy.queries, occupancy.context)
+        return np.asarray(
+            np.clip(np.rint(devices * encode / (encode + decode)), 1, devices - 1), dtype=np.int64
+        )
+
+    def waa_bytes(
+        self, encode_batch: FloatArray, encoders: int, batches: int, lead: IntArray | int
+    ) -> FloatArray:
+        """Return the bytes on the fullest device: ``lead`` encoded batches, or ``batches`` decoding ones."""
+        shape, decoders = self.shape, self.cluster.devices - encoders
+        peak = self.peak(self.occupancy(1), encode_batch * batches)
+        encoded = encode_batch * self.lengths.inputs.mean * shape.layers * shape.kv_bytes_per_layer_token
+        encoder_weights, decoder_weights = self._waa_weights()
+        return np.maximum((encoder_weights + lead * encoded) / encoders, (decoder_weights + peak) / decoders)
+
+    def waa_weight_bytes(self, config: ExecConfig) -> float:
+        """Return the most bytes of weights that a device holds under a WAA configuration."""
+        encoders = int(self.encoders(config.strategy, np.array([config.encode_batch]))[0])
+        encoder_weights, decoder_weights = self._waa_weights()
+        return max(encoder_weights / encoders, decoder_weights / (self.cluster.devices - encoders))
+
+    def _waa_weights(self) -> tuple[float, float]:
+        """Return the bytes of the encoding and of the decoding layers: of a decoder-only model, all twice."""
+        shape = self.shape
+        if not shape.encoder_layers:
+            return float(shape.weight_bytes), float(shape.weight_bytes)
+        encoder = shape.weight_bytes * shape.encoder_layers / (shape.layers + shape.encoder_layers)
+        return encoder, shape.weight_bytes - encoder
+
+    def peak(self, occupancy: Occupancy, encode_batch: FloatArray) -> FloatArray:
+        """Return the bytes of keys and values that 99 % of the time are enough."""
+        shape, batch = self.shape, np.asarray(encode_batch)[..., None]
+        tokens = batch * occupancy.tokens + _TAIL * np.sqrt(batch * occupancy.variance)
+        return np.asarray(tokens.max(axis=-1) * shape.layers * shape.kv_bytes_per_layer_token)
+
+    def handover_seconds(self, encode_batch: float) -> float:
+        """Return the seconds in which an encoded batch's keys and values go through the host's memory."""
+        shape = self.shape
+        tokens = encode_batch * self.lengths.inputs.mean
+        return tokens * shape.layers * shape.kv_bytes_per_layer_token / self.cluster.host_bandwidth

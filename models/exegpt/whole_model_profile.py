@@ -1,0 +1,57 @@
+"""A cost model of whole stages as a layer profile, for a timeline of one device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.costs.cost import CostModel
+from ...data.costs.layer_profile import LayerProfile, ModelShape, Operation
+
+_MANY = 1e6
+"""Tokens or slots: a line through the origin's value and this one's is exact everywhere."""
+
+
+def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
+    """
+    Return the profile of a model whose stages cost what a cost model says.
+
+    Layers cannot be told apart, so the profile is that of a single layer: it plans for one device, or for
+    pipelines that divide evenly.
+
+    Parameters
+    ----------
+    cost
+        Fitted or assumed.
+    source
+        Where it comes from.
+    """
+    tokens = np.array([0.0, *_corners(cost)])
+    tokens = np.unique(np.append(tokens, tokens.max() + _MANY))
+    prefill = cost.prefill_seconds(tokens)
+    slots = np.array([0.0, _MANY])
+    rounds = cost.decode_base + cost.decode_per_slot * slots
+    corners = np.array([[a, v] for a in (0.0, _MANY) for v in (0.0, 1e4)])
+    held = cost.decode_per_kv_token * corners[:, 0] * corners[:, 1]
+    return LayerProfile(
+        shape=ModelShape("whole model", 1, 1, 1, 1, 1, 1, 1),
+        device="as the cost model's",
+        device_bytes=0.0,
+        tensor_parallel=1,
+        operations=(
+            Operation("prefill stage", "encode", ("tokens",), tokens[:, None], prefill),
+            Operation("decode round", "decode", ("sequences",), slots[:, None], rounds),
+            Operation("keys and values", "decode", ("decodes", "context"), corners, held),
+        ),
+        source=source,
+    )
+
+
+def _corners(cost: CostModel) -> list[float]:
+    """Return the tokens at which what a prefill stage costs changes its slope, and perhaps some more."""
+    slope, beyond, bend = cost.prefill_per_token, cost.prefill_per_token_beyond, cost.prefill_bend
+    corners = [bend] if beyond > 0 else []
+    if slope > 0:
+        corners.append((cost.prefill_floor - cost.prefill_base) / slope)
+    if slope + beyond > 0:
+        corners.append((cost.prefill_floor - cost.prefill_base + beyond * bend) / (slope + beyond))
+    return [tokens for tokens in corners if tokens > 0]

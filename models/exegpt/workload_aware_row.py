@@ -1,0 +1,227 @@
+"""The timeline of WAA: some devices encode, others decode (ExeGPT, sections 4.1 and 6)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from .configuration import ExecConfig, Performance
+from .row import Probe
+from .seconds_table import rising
+from .stage_seconds import largest
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+_STEP = 0.08
+"""Between the square roots of the decode batches looked at; the deviation of such a root is 0.2 or so."""
+_AT_ONCE = 8
+"""Encoding batches are looked at so many at a time: more would not stay in the caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """
+    What encoders and decoders settle at, shape (batches,).
+
+    Parameters
+    ----------
+    size
+        Requests of a decode batch, on average.
+    decode, slot
+        Seconds of a decode stage, and those between encoded batches.
+    ahead
+        Share of iterations in which the decoders, or the link to them, are slower than the encoders.
+    """
+
+    size: FloatArray
+    decode: FloatArray
+    slot: FloatArray
+    ahead: FloatArray
+
+
+class WorkloadAwareRow:
+    """
+    WAA configurations of one number of micro-batches and one allocation of the devices.
+
+    Parameters
+    ----------
+    timeline
+        Costs, cluster and lengths.
+    config
+        Any of the row.
+    encoders
+        Devices that encode.
+    most
+        The largest encoding batch of the row.
+    """
+
+    def __init__(self, timeline: Timeline, config: ExecConfig, encoders: int, most: int) -> None:
+        self.timeline, self._encoders, self.most = timeline, encoders, most
+        decoders = timeline.cluster.devices - encoders
+        # Groups are formed among the decoders first: their latency is paid once a token.
+        groups = min(config.tensor_groups, decoders // config.tensor_degree)
+        degree = config.tensor_degree
+        self.decoding = timeline.stage_seconds(decoders, degree, groups)
+        self.encoding = timeline.stage_seconds(encoders, degree, config.tensor_groups - groups)
+        self.micro = min(config.micro_batches, self.decoding.count)
+        # Without micro-batches, as many batches as stages are under way, each decoding every so many slots.
+        self.batches = -(-self.decoding.count // self.micro)
+        occupancy, inputs, outputs = timeline.occupancy(1), timeline.lengths.inputs, timeline.lengths.outputs
+        self._length = float(occupancy.queries[0])
+        self._deviation = math.sqrt(float(occupancy.spread[0]) / self._length)
+        # In as many seconds come more short prompts than long ones, and their answers vary, too.
+        squares = outputs.mean**2 * (inputs.sd / inputs.mean) ** 2 + outputs.sd**2
+        self._noise = squares / (outputs.mean**2 + outputs.sd**2) / self.batches
+        self._context = occupancy.context
+        self._handover = timeline.handover_seconds(1.0)
+        encoding = self.encoding.encoding(most)
+        self._encode, self._slowest = encoding.mean, encoding.slowest
+        batches = np.arange(encoding.mean.shape[1], dtype=np.float64)
+        # A batch deviates as its square root: between such knots, always by as many.
+        top = math.sqrt(most * self._length) + 3.0
+        self._sizes = np.arange(1.0, top, _STEP) ** 2
+        # What a decode batch of each size takes, and the requests a second it keeps up with at most.
+        self._seconds = self._decode(self._sizes)
+        self._least_seconds = rising(self._seconds)
+        rates = self._sizes / (self._length * self.micro * self._seconds)
+        self._most_rate = np.maximum.accumulate(rates)
+        widths = np.gradient(self._sizes)
+        self._strength = self._length / np.maximum(self._sizes * self._noise, widths**2)
+        self._log_widths = np.log(widths * self._strength)
+        supply = self._supply(batches, self._encode[0])
+        spans = np.divide(supply, batches, out=np.zeros_like(supply), where=batches > 0)
+        # The seconds a request takes the encoders at most, at this encoding batch and at any larger one.
+        self._span = np.maximum.accumulate(spans[::-1])[::-1]
+
+    def lead(self, batch: int) -> int:
+        """Return how many batches the encoders work ahead: as many as keep the decoders from waiting."""
+        batches = np.array([batch])
+        return int(self._lead(self._way(0, batches), self._balance(batches).slot)[0])
+
+    def planned(self, batch: int) -> float | None:
+        """Return the decode batch to keep to; None where encoding is the slower side."""
+        planned = batch * self._length
+        decode = self.micro * float(np.interp(planned, self._sizes, self._seconds))
+        supply = self._supply(np.array([batch]), self._encode[0, [batch]])
+        return planned if decode >= float(supply[0]) else None
+
+    def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return latency and throughput for each of some encoding batches."""
+        if len(batches) > _AT_ONCE:
+            parts = [self.reach(batches[at : at + _AT_ONCE]) for at in range(0, len(batches), _AT_ONCE)]
+            return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        balance = self._balance(batches)
+        way = self._way(0, batches)
+        lead = self._lead(way, balance.slot)
+        # So many batches are on their way, and one is taken up every slot (Little's law). Encoders that are
+        # the slower side never run ahead.
+        behind = way + self.micro * balance.decode / 2
+        waited = behind + balance.ahead * (lead * balance.slot - behind)
+        latency = waited + self._decoding_seconds(balance.decode)
+        return self.timeline.within_memory(latency, self._bytes(batches, lead)), batches / balance.slot
+
+    def probe(self, low: int, at: int) -> Probe:
+        """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
+        batches = np.array([at])
+        latency, throughput = self.reach(batches)
+        # A drift that is nowhere larger makes large decode batches nowhere more likely against small ones.
+        fewest = self._shares(batches, 1 / self._span[batches])
+        decode = _mean(fewest, self._least_seconds)
+        least = self._way(1, batches) + self.micro * decode / 2 + self._decoding_seconds(decode)
+        least = self.timeline.within_memory(least, self._bytes(batches, 0))
+        supplied = batches / self._supply(batches, self._encode[2, batches])
+        most = self._shares(batches, supplied) * self._seconds
+        served = float(most[0] @ self._most_rate / most.sum())
+        return Probe(
+            float(latency[0]), float(throughput[0]), float(least[0]), min(float(supplied[0]), served)
+        )
+
+    def performance(self, batch: int) -> Performance:
+        """Return all that is known of an encoding batch."""
+        batches = np.array([batch])
+        latency, throughput = self.reach(batches)
+        balance = self._balance(batches)
+        return Performance(
+            float(throughput[0]),
+            float(latency[0]),
+            float(balance.size[0]),
+            (self.encoding.count, self.decoding.count),
+            float(self._bytes(batches, self.lead(batch))[0]),
+            float(self._encode[0, batch]),
+            float(balance.decode[0]),
+        )
+
+    def _balance(self, batches: IntArray) -> _Balance:
+        """Return what encoders and decoders settle at."""
+        supply = self._supply(batches, self._encode[0, batches])
+        shares = self._shares(batches, batches / supply)
+        size, decode = _mean(shares, self._sizes), _mean(shares, self._seconds)
+        slot = np.maximum(supply, batches * self._length * self.micro * decode / size)
+        encode = self._encode[0, batches]
+        # Encoders faster than their link run ahead, however fast the decoders are.
+        ahead = _mean(shares, np.maximum(self.micro * self._seconds, supply[:, None]) > encode[:, None])
+        return _Balance(size, decode, slot, ahead)
+
+    def _shares(self, batches: IntArray, rate: FloatArray) -> FloatArray:
+        r"""
+        Return the shares of iterations that decode batches of each size, shape (batches, sizes).
+
+        The decoders do not wait for the encoders. If these bring :math:`\lambda` requests a second, an
+        iteration takes up :math:`\min(B_E, \lambda B_m t_D(B_D / B_m))`, and :math:`B_D / S_D` complete: the
+        batch drifts towards the paper's :math:`B_E S_D`, or to where the decoders keep up. Where seconds grow
+        nearly as batches do, it hardly drifts, and chance moves it: over a long time :math:`\lambda` requests
+        a second bring iterations of variance :math:`\lambda (Var[S] + c^2 E[S]^2)`, with :math:`c` the
+        coefficient of variation of prompts, which encoders take seconds in proportion to. This is the
+        stationary density of a diffusion with that drift, and with the noise that makes its slow changes
+        those of a batch of so varied arrivals.
+        """
+        brought = np.minimum(batches[:, None], rate[:, None] * self.micro * self._seconds)
+        slope = (brought - self._sizes / self._length) * self._strength
+        steps = (slope[:, 1:] + slope[:, :-1]) * (np.diff(self._sizes) / 2)
+        shares = np.zeros_like(slope)
+        np.cumsum(steps, axis=1, out=shares[:, 1:])
+        shares += self._log_widths
+        shares -= shares.max(axis=1, keepdims=True)
+        np.exp(shares, out=shares)
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+    def _supply(self, batches: FloatArray | IntArray, encode: FloatArray) -> FloatArray:
+        """Return the seconds in which the encoders bring another batch."""
+        return np.asarray(np.maximum(self._handover * batches, encode))
+
+    def _way(self, kind: int, batches: IntArray) -> FloatArray:
+        """Return the seconds from the start of a batch's encoding until the decoders have it."""
+        encode = self._encode[kind, batches]
+        slowest = np.maximum(encode, self._slowest[kind, batches])
+        return np.asarray(encode + (self.encoding.count - 1) * slowest + self._handover * batches)
+
+    def _lead(self, way: FloatArray, slot: FloatArray) -> IntArray:
+        # One more for each two stages: uneven batches wait behind each other.
+        return np.asarray(np.ceil(way / slot) + 1 + self.encoding.count // 2, dtype=np.int64)
+
+    def _decoding_seconds(self, decode: FloatArray) -> FloatArray:
+        """Return the seconds of all iterations of the longest answer, the last through all stages."""
+        iterations = (self.timeline.longest - 1) * self.batches * self.micro
+        return np.asarray((iterations + self.decoding.count + (self.micro - 1) / 2) * decode)
+
+    def _decode(self, sizes: FloatArray) -> FloatArray:
+        """
+        Return the mean seconds of a decode stage for decode batches of so many on average.
+
+        Batches vary as their requests' lengths do; of several under way the largest holds up the others.
+        """
+        deviation = self._deviation * np.sqrt(sizes)
+        return self.decoding.table((sizes + largest(self.batches) * deviation) / self.micro, self._context)
+
+    def _bytes(self, batches: IntArray, lead: IntArray | int) -> FloatArray:
+        return self.timeline.waa_bytes(batches.astype(np.float64), self._encoders, self.batches, lead)
+
+
+def _mean(shares: FloatArray, values: FloatArray) -> FloatArray:
+    """Return means over the last axis: in rows one by one, as many batches must round as one alone does."""
+    return np.asarray((shares * values).sum(axis=1))

@@ -1,0 +1,342 @@
+r"""
+The hybrid paper's full model, equations (1)-(25): as printed, and repaired.
+
+Letters as there: request :math:`i`, client (slot) :math:`j`, bin :math:`k`, level :math:`l`;
+:math:`x_{ij}` request on client, :math:`p_{ijk}` prefilled in bin, :math:`d_{ijk}` held in the bin's decode
+stage, :math:`w_{ijk}` the proportion of its decoding done there, :math:`y_{kl}` level of a prefill stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from .full_rows import FullColumns, FullRows, PrefillLevel
+from .linear_model import LinearModel
+
+MOST_COLUMNS = 10_000_000
+"""Columns of a model at most: some kilobytes each are held by who builds and who solves it."""
+
+
+class UnsupportedProblemError(ValueError):
+    """A formulation has no equation for something the problem asks for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FullModel:
+    """
+    A full model and where its columns stand.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled.
+    model
+        Its linear model, in seconds.
+    columns
+        The positions of its columns.
+    """
+
+    problem: Problem
+    model: LinearModel
+    columns: FullColumns
+
+
+def default_levels(problem: Problem, count: int = 8) -> tuple[PrefillLevel, ...]:
+    """
+    Return levels whose token caps double, the largest of which holds every prompt (or the problem's cap).
+
+    Parameters
+    ----------
+    problem
+        For the prompts and the cost of a prefill stage.
+    count
+        Levels at most.
+    """
+    largest = int(problem.prompt_tokens.sum())
+    if problem.prefill_token_cap is not None:
+        largest = min(largest, problem.prefill_token_cap)
+    caps = sorted({max(1, -(-largest // 2**step)) for step in range(count)})
+    return tuple(PrefillLevel(cap, problem.cost.prefill_seconds(cap)) for cap in caps)
+
+
+def bins_needed(problem: Problem) -> int:
+    """
+    Return how many bins an optimal schedule can need.
+
+    Every slot can start at once, so the first bin of an optimal schedule prefills one request per slot and
+    every other bin at least one, unless a token cap or the memory stands against it.
+    """
+    count = len(problem)
+    if problem.prefill_token_cap is not None or problem.kv_capacity is not None:
+        return count
+    return max(1, count - min(count, problem.slots) + 1)
+
+
+def literal_model(
+    problem: Problem, *, bins: int | None = None, levels: Sequence[PrefillLevel] | None = None
+) -> FullModel:
+    r"""
+    Return the model (1)-(25) as printed, mistakes included.
+
+    Its optimum need not be executable: nothing ties :math:`w` to :math:`d`, so that a request may decode
+    before its prefill and two may share a client's decode stage. It charges empty bins, and takes parts of
+    rounds. Read :math:`T^d` in (8) as seconds per round (29 ms + 0.21 ms for each of J slots).
+
+    Parameters
+    ----------
+    problem
+        The KV capacity, the arrivals and the cost per KV token have no equation in the paper.
+    bins
+        :math:`K`; by default as many as a schedule can need.
+    levels
+        The prefill levels :math:`\mathcal{L}`; by default :func:`default_levels`.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem has what the model cannot say, or the model would be too large to build.
+    """
+    refuse_unsaid(problem)
+    bins = bins or bins_needed(problem)
+    refuse_large(3 * len(problem) * problem.slots * bins)
+    rows = FullRows(problem, bins)
+    levels = default_levels(problem) if levels is None else levels
+    y = rows.builder.columns("y", (rows.bins, len(levels)), upper=1, integer=True)
+    rows.makespan()
+    rows.bins_in_order()
+    rows.decode_after_prefill()
+    rows.prefill_time_of_level(y, levels)
+    rows.level_holds_tokens(y, levels)
+    rows.one_level(y)
+    rows.decode_time()
+    rows.held_when_prefilled()
+    rows.held_without_gap()
+    rows.not_held_before_prefill()
+    rows.one_request_per_client()
+    rows.held_in_bins()
+    rows.decoded_where_assigned()
+    rows.decoded_whole()
+    rows.one_prefill_per_client()
+    rows.prefilled_where_assigned()
+    rows.assigned()
+    return FullModel(problem, rows.builder.build(), rows.columns)
+
+
+def repaired_model(problem: Problem, *, bins: int | None = None) -> FullModel:
+    r"""
+    Return the model whose optimum is an optimal schedule, exactly.
+
+    Beyond (1)-(25): :math:`w \le d`; an empty bin is free; rounds are whole; the stages cost what the affine
+    cost model says, without levels; (10)-(11) need no big-M; requests, slots and bins that could trade places
+    are put in order; the numbers of stages and rounds are bounded by what the slots can do.
+
+    Parameters
+    ----------
+    problem
+        Without arrivals and KV capacity, which have no equation.
+    bins
+        :math:`K`; by default as many as an optimal schedule can need.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem has what the model cannot say, or the model would be too large to build.
+    """
+    refuse_unsaid(problem)
+    bins = bins or bins_needed(problem)
+    refuse_large(3 * len(problem) * problem.slots * bins)
+    rows = FullRows(problem, bins)
+    z = rows.builder.columns("z", (rows.bins,), upper=1, integer=True)
+    most = float(problem.rounds.sum())
+    rounds = rows.builder.columns("r", (rows.bins,), upper=most, integer=True)
+    rows.makespan()
+    rows.bins_in_order()
+    rows.decode_after_prefill()
+    rows.affine_prefill_time(z)
+    rows.affine_decode_time(rounds)
+    rows.rounds_serve_every_client(rounds)
+    rows.tokens_fit()
+    rows.prefill_opens_bin(z)
+    rows.decoded_while_held()
+    rows.held_when_prefilled()
+    rows.held_from_prefill_on()
+    rows.one_request_per_client()
+    rows.decoded_where_assigned()
+    rows.prefilled_where_assigned()
+    rows.assigned()
+    rows.open_bins_first(z, rounds)
+    rows.clients_in_order()
+    rows.equal_requests_in_order(equal_requests(problem))
+    rows.work_fits(z, rounds)
+    constant = problem.cost.decode_per_kv_token * problem.kv_token_rounds
+    return FullModel(problem, rows.builder.build(offset=constant), replace(rows.columns, z=z, rounds=rounds))
+
+
+def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
+    """
+    Return the schedule that a solution means; for the literal model it need not be one that works.
+
+    A bin gets the whole rounds that its busiest client needs.
+
+    Parameters
+    ----------
+    full
+        The model.
+    values
+        A solution, shape (columns,).
+    """
+    columns = full.columns
+    bin_of = values[columns.p].sum(axis=1).argmax(axis=1)
+    slot_of = values[columns.x].argmax(axis=1)
+    if columns.rounds is not None:
+        return Schedule(bin_of, slot_of, np.round(values[columns.rounds]).astype(np.int64))
+    served = (full.problem.rounds[:, None, None] * values[columns.w]).sum(axis=0).max(axis=0)
+    return Schedule(bin_of, slot_of, np.ceil(served - 1e-6).astype(np.int64))
+
+
+def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
+    """
+    Return the solution of the repaired model that a schedule means: a point to start from.
+
+    Requests that could trade places are put in the model's order, so the schedule need not be read back the
+    same; its makespan is.
+
+    Parameters
+    ----------
+    full
+        A repaired model.
+    schedule
+        One that the referee accepts.
+
+    Raises
+    ------
+    ValueError
+        If the schedule prefills in more bins than the model has.
+    """
+    columns, problem = full.columns, full.problem
+    assert columns.z is not None
+    assert columns.rounds is not None
+    bins = len(columns.z)
+    bin_of, rounds = without_empty_bins(schedule)
+    if len(rounds) > bins:
+        raise ValueError(f"the schedule prefills in {len(rounds)} bins, the model has {bins}")
+    bin_of = in_equal_order(problem, bin_of)
+    slot_of = _slots_by_first_request(Schedule.from_bins(problem, bin_of, rounds).slot_of)
+    used = len(rounds)
+    values = np.zeros(full.model.columns)
+    for i, (j, k) in enumerate(zip(slot_of.tolist(), bin_of.tolist(), strict=True)):
+        values[columns.x[i, j]] = values[columns.p[i, j, k]] = values[columns.d[i, j, k]] = 1.0
+        need = left = int(problem.rounds[i])
+        values[columns.w[i, j, k]] = float(need == 0)
+        while left > 0:
+            served = min(left, int(rounds[k]))
+            values[columns.d[i, j, k]] = 1.0
+            values[columns.w[i, j, k]] = served / need
+            left, k = left - served, k + 1
+    values[columns.rounds[:used]] = rounds
+    values[columns.z[:used]] = 1.0
+    prefill, decode = np.zeros(bins), np.zeros(bins)
+    tokens = np.bincount(bin_of, weights=problem.prompt_tokens, minlength=bins)[:used]
+    prefill[:used] = problem.cost.prefill_seconds(tokens.astype(np.int64))
+    shares = values[columns.w].sum(axis=1)
+    decode[:used] = problem.cost.decode_base * rounds
+    decode += problem.cost.decode_per_slot * (problem.rounds @ shares)
+    ends = np.cumsum(prefill + decode)
+    values[columns.prefill_time], values[columns.decode_time] = prefill, decode
+    values[columns.prefill_start], values[columns.decode_start] = ends - decode - prefill, ends - decode
+    values[columns.end] = ends[-1]
+    return values
+
+
+def _slots_by_first_request(slot_of: IntArray) -> IntArray:
+    """Return the slots renamed in the order of the first request on each."""
+    used, first, which = np.unique(slot_of, return_index=True, return_inverse=True)
+    names = np.empty(len(used), dtype=np.int64)
+    names[np.argsort(first)] = np.arange(len(used))
+    renamed: IntArray = names[which]
+    return renamed
+
+
+def without_empty_bins(schedule: Schedule) -> tuple[IntArray, IntArray]:
+    """Return the bins and rounds of the schedule with each bin that prefills nothing joined to the last."""
+    used, bin_of = np.unique(schedule.bin_of, return_inverse=True)
+    edges = np.append(schedule.starts[used], schedule.starts[-1])
+    return bin_of.astype(np.int64), np.diff(edges)
+
+
+def in_equal_order(problem: Problem, bin_of: IntArray) -> IntArray:
+    """Return the bins of the same schedule with equal requests traded, so that the first starts first."""
+    ordered = bin_of.copy()
+    for group in equal_requests(problem):
+        ordered[group] = np.sort(bin_of[group])
+    return ordered
+
+
+def equal_requests(problem: Problem) -> list[IntArray]:
+    """Return the groups of two or more requests with the same prompt and answer lengths."""
+    lengths = np.stack((problem.prompt_tokens, problem.rounds), axis=1)
+    _, group, sizes = np.unique(lengths, axis=0, return_inverse=True, return_counts=True)
+    return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
+
+
+def refuse_unsaid(problem: Problem) -> None:
+    """
+    Refuse a problem with arrivals, a KV capacity or a prefill cost that bends.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If it has one of them.
+    """
+    refuse_bend(problem)
+    if problem.workload.arrival.any():
+        raise UnsupportedProblemError(
+            "this formulation has no equation for arrival times; plan without them, or by a policy"
+        )
+    if problem.kv_capacity is not None and int(_largest_together(problem)) > problem.kv_capacity:
+        raise UnsupportedProblemError(
+            "this formulation has no equation for the KV capacity, and some requests do not fit together;"
+            " use the search, or the slot-free formulation on CP-SAT"
+        )
+
+
+def refuse_large(columns: int) -> None:
+    """
+    Refuse a model that no solver of it could hold.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If it has more than :data:`MOST_COLUMNS` columns.
+    """
+    if columns > MOST_COLUMNS:
+        raise UnsupportedProblemError(
+            f"this formulation of so large a job has {columns:,} columns, more than {MOST_COLUMNS:,}"
+        )
+
+
+def refuse_bend(problem: Problem) -> None:
+    """
+    Refuse a problem in which two prefill stages at one time can be better than one.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If a stage can reach beyond the bend of its cost.
+    """
+    if problem.reaches_bend:
+        raise UnsupportedProblemError(
+            "this formulation cannot prefill twice at one time, as it may pay where a prefill stage bends"
+            f" at {problem.cost.prefill_bend:g} tokens; use the search, or a token cap up to the bend"
+        )
+
+
+def _largest_together(problem: Problem) -> int:
+    """Return a bound on the tokens ever held: those of as many requests as there are slots, the largest."""
+    return int(np.sort(problem.kv_peak)[-problem.slots :].sum())

@@ -1,0 +1,365 @@
+"""Linear models as MPS and LP files, for other solvers and from other people's instances."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...data.files.disk import InputError, atomic_write, read_text
+from .linear_model import LinearModel
+
+
+def write_mps(model: LinearModel, path: str | os.PathLike[str]) -> None:
+    """
+    Write the model as a free MPS file.
+
+    Parameters
+    ----------
+    model
+        To be minimised, as all of ours are.
+    path
+        The file; replaced if it exists.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written.
+    """
+    _write(path, _mps_lines(model))
+
+
+def _write(path: str | os.PathLike[str], lines: Iterator[str]) -> None:
+    with atomic_write(path) as stream:
+        stream.writelines(f"{line}\n" for line in lines)
+
+
+def _mps_lines(model: LinearModel) -> Iterator[str]:
+    yield "NAME batchbound FREE"
+    yield "ROWS"
+    yield " N OBJ"
+    kinds = [_row_kind(low, high) for low, high in zip(model.row_lower, model.row_upper, strict=True)]
+    for kind, name in zip(kinds, model.row_names, strict=True):
+        yield f" {kind} {name}"
+    yield "COLUMNS"
+    by_column = model.matrix.tocsc()
+    whole = False
+    for j, name in enumerate(model.column_names):
+        if bool(model.integer[j]) != whole:
+            whole = not whole
+            yield f" MARKER 'MARKER' '{'INTORG' if whole else 'INTEND'}'"
+        yield f" {name} OBJ {_number(model.objective[j])}"
+        for at in range(by_column.indptr[j], by_column.indptr[j + 1]):
+            yield f" {name} {model.row_names[by_column.indices[at]]} {_number(by_column.data[at])}"
+    if whole:
+        yield " MARKER 'MARKER' 'INTEND'"
+    yield "RHS"
+    if model.offset:
+        yield f" RHS OBJ {_number(-model.offset)}"
+    for i, (kind, name) in enumerate(zip(kinds, model.row_names, strict=True)):
+        side = model.row_lower[i] if kind == "G" else model.row_upper[i]
+        if kind != "N" and side:
+            yield f" RHS {name} {_number(side)}"
+    yield "RANGES"
+    for i, name in enumerate(model.row_names):
+        low, high = model.row_lower[i], model.row_upper[i]
+        if math.isfinite(low) and math.isfinite(high) and low != high:
+            yield f" RANGE {name} {_number(high - low)}"
+    yield "BOUNDS"
+    for j, name in enumerate(model.column_names):
+        yield from _mps_bounds(name, model.lower[j], model.upper[j])
+    yield "ENDATA"
+
+
+def _row_kind(low: float, high: float) -> str:
+    if low == high:
+        return "E"
+    if math.isfinite(high):
+        return "L"
+    return "G" if math.isfinite(low) else "N"
+
+
+def _mps_bounds(name: str, low: float, high: float) -> Iterator[str]:
+    """Yield a column's bounds in full: readers disagree on what an integer column without any has."""
+    if low == high:
+        yield f" FX BOUND {name} {_number(low)}"
+        return
+    if math.isinf(low) and math.isinf(high):
+        yield f" FR BOUND {name}"
+        return
+    yield f" MI BOUND {name}" if math.isinf(low) else f" LO BOUND {name} {_number(low)}"
+    yield f" PL BOUND {name}" if math.isinf(high) else f" UP BOUND {name} {_number(high)}"
+
+
+def _number(value: float) -> str:
+    return repr(float(value))
+
+
+def write_lp(model: LinearModel, path: str | os.PathLike[str]) -> None:
+    """
+    Write the model as a CPLEX LP file, the form a person can read.
+
+    Parameters
+    ----------
+    model
+        To be minimised. Characters of names that the format has no room for become underscores.
+    path
+        As of :func:`write_mps`.
+    """
+    _write(path, _lp_lines(model))
+
+
+def _lp_lines(model: LinearModel) -> Iterator[str]:
+    columns = [_lp_name(name) for name in model.column_names]
+    yield "Minimize"
+    used = np.flatnonzero(model.objective)
+    constant = f" + {_number(model.offset)} constant" if model.offset else ""
+    yield f" obj: {_lp_sum(model.objective[used], [columns[j] for j in used])}{constant}"
+    yield "Subject To"
+    for i, name in enumerate(model.row_names):
+        span = slice(model.matrix.indptr[i], model.matrix.indptr[i + 1])
+        total = _lp_sum(model.matrix.data[span], [columns[j] for j in model.matrix.indices[span]])
+        low, high = model.row_lower[i], model.row_upper[i]
+        if low == high:
+            yield f" {_lp_name(name)}: {total} = {_number(low)}"
+            continue
+        if math.isfinite(low):
+            yield f" {_lp_name(name)}{'_low' if math.isfinite(high) else ''}: {total} >= {_number(low)}"
+        if math.isfinite(high):
+            yield f" {_lp_name(name)}{'_high' if math.isfinite(low) else ''}: {total} <= {_number(high)}"
+    yield "Bounds"
+    for name, low, high in zip(columns, model.lower, model.upper, strict=True):
+        if math.isinf(low) and math.isinf(high):
+            yield f" {name} free"
+        else:
+            yield f" {_lp_side(low)} <= {name} <= {_lp_side(high)}"
+    if model.offset:
+        yield " 1 <= constant <= 1"
+    yield "General"
+    yield from (f" {columns[j]}" for j in np.flatnonzero(model.integer))
+    yield "End"
+
+
+def _lp_name(name: str) -> str:
+    kept = "".join(letter if letter.isalnum() or letter in "_." else "_" for letter in name.rstrip("]"))
+    return kept if kept[0].isalpha() and kept[0] not in "eE" else f"n_{kept}"
+
+
+def _lp_sum(values: FloatArray, names: list[str]) -> str:
+    if not names:
+        return "0"
+    return " ".join(
+        f"{'-' if v < 0 else '+'} {_number(abs(v))} {n}" for v, n in zip(values, names, strict=True)
+    )
+
+
+def _lp_side(value: float) -> str:
+    return ("inf" if value > 0 else "-inf") if math.isinf(value) else _number(value)
+
+
+def read_mps(path: str | os.PathLike[str]) -> LinearModel:
+    """
+    Return the model of an MPS file, fixed (without blanks in names) or free.
+
+    A model to be maximised comes back with its objective negated: ours are minimised. An integer column
+    without bounds is taken as zero or one, as SCIP and OR-Tools take it.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    InputError
+        If the file is unreadable or not MPS, naming the line.
+    """
+    reader = _MpsReader(os.fspath(path))
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if line.strip() and not line.startswith("*"):
+            reader.line(number, line)
+    return reader.model()
+
+
+class _MpsReader:
+    """The parts of an MPS file read so far."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.number = 0
+        self.section = ""
+        self.sign = 1.0
+        self.whole = False
+        self.kinds: dict[str, str] = {}
+        self.row_at: dict[str, int] = {}
+        self.objective: str | None = None
+        self.column_at: dict[str, int] = {}
+        self.integer: list[bool] = []
+        self.entries: list[tuple[float, int, int]] = []
+        self.costs: dict[int, float] = {}
+        self.sides: dict[str, float] = {}
+        self.ranges: dict[str, float] = {}
+        self.lower: dict[int, float] = {}
+        self.upper: dict[int, float] = {}
+
+    def line(self, number: int, line: str) -> None:
+        self.number = number
+        fields = line.split()
+        if not line[0].isspace():
+            self.section = fields[0].upper()
+            if self.section == "OBJSENSE" and len(fields) > 1:
+                self._sense(fields[1:])
+            elif self.section not in _SECTIONS and self.section != "OBJSENSE":
+                raise self._error(f"{fields[0]!r} is no section that is read here")
+        elif self.section == "OBJSENSE":
+            self._sense(fields)
+        elif self.section in _SECTIONS:
+            getattr(self, _SECTIONS[self.section])(fields)
+
+    def _sense(self, fields: list[str]) -> None:
+        self.sign = -1.0 if fields[0].upper().startswith("MAX") else 1.0
+
+    def _skip(self, fields: list[str]) -> None:
+        raise self._error(f"{' '.join(fields)!r} stands outside a section")
+
+    def _row(self, fields: list[str]) -> None:
+        if len(fields) != 2 or fields[0].upper() not in ("N", "E", "L", "G"):
+            raise self._error(f"{' '.join(fields)!r} is not a row")
+        kind, name = fields[0].upper(), fields[1]
+        if name in self.kinds:
+            raise self._error(f"the row {name!r} appears twice")
+        self.kinds[name] = kind
+        if kind != "N":
+            self.row_at[name] = len(self.row_at)
+        elif self.objective is None:
+            self.objective = name
+
+    def _column(self, fields: list[str]) -> None:
+        if len(fields) >= 3 and fields[1].strip("'").upper() == "MARKER":
+            self.whole = fields[2].strip("'").upper() == "INTORG"
+            return
+        j = self.column_at.setdefault(fields[0], len(self.column_at))
+        if j == len(self.integer):
+            self.integer.append(self.whole)
+        for name, value in self._pairs(fields[1:]):
+            if name == self.objective:
+                self.costs[j] = self.costs.get(j, 0.0) + value
+            elif self.kinds[name] != "N":
+                self.entries.append((value, self.row_at[name], j))
+
+    def _side(self, fields: list[str]) -> None:
+        self.sides.update(self._pairs(fields[len(fields) % 2 :]))
+
+    def _range(self, fields: list[str]) -> None:
+        self.ranges.update(self._pairs(fields[len(fields) % 2 :]))
+
+    def _bound(self, fields: list[str]) -> None:
+        kind = fields[0].upper()
+        valued = kind in ("LO", "UP", "FX", "LI", "UI")
+        if kind not in ("LO", "UP", "FX", "LI", "UI", "FR", "MI", "PL", "BV"):
+            raise self._error(f"{fields[0]!r} is no kind of bound that is read here")
+        named = 1 if len(fields) == 2 + int(valued) else 2
+        if len(fields) < named + 1 + int(valued):
+            raise self._error("the bound is incomplete")
+        name = fields[named]
+        if name not in self.column_at:
+            raise self._error(f"there is no column {name!r}")
+        j = self.column_at[name]
+        value = self._value(fields[named + 1]) if valued else 0.0
+        if kind in ("LI", "UI", "BV"):
+            self.integer[j] = True
+        if kind in ("UP", "UI") and value < 0 and j not in self.lower:
+            self.lower[j] = -math.inf
+        if kind in ("LO", "LI", "FX", "BV"):
+            self.lower[j] = value
+        if kind in ("UP", "UI", "FX"):
+            self.upper[j] = value
+        if kind == "BV":
+            self.upper[j] = 1.0
+        if kind in ("FR", "MI"):
+            self.lower[j] = -math.inf
+        if kind in ("FR", "PL", "LO", "LI", "MI"):
+            self.upper.setdefault(j, math.inf)
+        if kind in ("FR", "PL"):
+            self.upper[j] = math.inf
+
+    def _pairs(self, fields: list[str]) -> list[tuple[str, float]]:
+        if len(fields) % 2 or not fields:
+            raise self._error("a name without its value")
+        pairs = []
+        for name, text in zip(fields[::2], fields[1::2], strict=True):
+            if name not in self.kinds:
+                raise self._error(f"there is no row {name!r}")
+            pairs.append((name, self._value(text)))
+        return pairs
+
+    def _value(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise self._error(f"{text!r} is not a number") from None
+        return math.copysign(math.inf, value) if abs(value) >= 1e30 else value
+
+    def _error(self, message: str) -> InputError:
+        return InputError(message, file=self.file, where=f"line {self.number}", hint="Write the file again.")
+
+    def model(self) -> LinearModel:
+        from scipy.sparse import coo_array
+
+        if self.objective is None or not self.column_at:
+            hint = "Check that this is an MPS file."
+            raise InputError("there is no objective row or no column", file=self.file, hint=hint)
+        columns = len(self.column_at)
+        costs = np.zeros(columns)
+        costs[list(self.costs)] = list(self.costs.values())
+        upper = np.where(self.integer, 1.0, math.inf)
+        lower = np.zeros(columns)
+        lower[list(self.lower)] = list(self.lower.values())
+        upper[list(self.lower)] = math.inf
+        upper[list(self.upper)] = list(self.upper.values())
+        row_lower, row_upper = np.zeros(len(self.row_at)), np.zeros(len(self.row_at))
+        for name, i in self.row_at.items():
+            row_lower[i], row_upper[i] = self._row_sides(name)
+        values, at, which = zip(*self.entries, strict=True) if self.entries else ((), (), ())
+        matrix = coo_array(
+            (np.array(values, dtype=np.float64), (np.array(at, dtype=int), np.array(which, dtype=int))),
+            shape=(len(self.row_at), columns),
+        ).tocsr()
+        matrix.sum_duplicates()
+        return LinearModel(
+            self.sign * costs,
+            matrix,
+            row_lower,
+            row_upper,
+            lower,
+            upper,
+            np.array(self.integer, dtype=np.bool_),
+            tuple(self.column_at),
+            tuple(self.row_at),
+            -self.sign * self.sides.get(self.objective, 0.0),
+        )
+
+    def _row_sides(self, name: str) -> tuple[float, float]:
+        kind, side = self.kinds[name], self.sides.get(name, 0.0)
+        low = side if kind in ("E", "G") else -math.inf
+        high = side if kind in ("E", "L") else math.inf
+        width = self.ranges.get(name)
+        if width is None:
+            return low, high
+        if kind == "E":
+            return (side, side + width) if width >= 0 else (side + width, side)
+        return (side, side + abs(width)) if kind == "G" else (side - abs(width), side)
+
+
+_SECTIONS = {
+    "NAME": "_skip",
+    "ROWS": "_row",
+    "COLUMNS": "_column",
+    "RHS": "_side",
+    "RANGES": "_range",
+    "BOUNDS": "_bound",
+    "ENDATA": "_skip",
+}

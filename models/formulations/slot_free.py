@@ -1,0 +1,373 @@
+r"""
+The scheduling problem without slots: requests are intervals, each distinct start is one prefill stage.
+
+With affine costs the makespan of any schedule is :math:`a S + c R` and a constant (S prefill stages, R decode
+rounds), and slots are interchangeable: at most J intervals may overlap, and colouring them gives the slots.
+The models are smaller than the paper's (1)-(25) by the factor J, and say the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ..bounds.difference_set import RoundUp, useful_differences
+from .full_model import (
+    UnsupportedProblemError,
+    bins_needed,
+    refuse_bend,
+    refuse_large,
+    refuse_unsaid,
+    without_empty_bins,
+)
+from .linear_model import LinearModel, ModelBuilder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotFreeModel:
+    """
+    The slot-free model as a linear one, and where its columns stand.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled.
+    model
+        Its linear model, in seconds. All its columns are whole, unless short prefill stages cost a floor.
+    p, d, v
+        The request is prefilled in the bin; holds a slot there; decodes so many rounds there. Shape
+        (requests, bins).
+    z, rounds
+        The bin prefills something; its decode rounds. Shape (bins,).
+    floor
+        Seconds of the bins' prefill stages, shape (bins,), or None where they are affine.
+    """
+
+    problem: Problem
+    model: LinearModel
+    p: IntArray
+    d: IntArray
+    v: IntArray
+    z: IntArray
+    rounds: IntArray
+    floor: IntArray | None
+
+
+def slot_free_model(problem: Problem, *, bins: int | None = None) -> SlotFreeModel:
+    """
+    Return the slot-free model as a mixed-integer linear one.
+
+    Parameters
+    ----------
+    problem
+        Without arrivals and KV capacity, which it has no rows for.
+    bins
+        Bins at most; by default as many as an optimal schedule can need.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem has what the model cannot say.
+    """
+    refuse_unsaid(problem)
+    count = bins or bins_needed(problem)
+    refuse_large(3 * len(problem) * count)
+    cost, lengths = problem.cost, problem.rounds[:, None]
+    shape = (len(problem), count)
+    has_floor = floor_binds(problem)
+    add = ModelBuilder()
+    p = add.columns("p", shape, upper=1, integer=True)
+    d = add.columns("d", shape, upper=1, integer=True)
+    v = add.columns("v", shape, upper=lengths, integer=True)
+    z = add.columns("z", (count,), upper=1, integer=True, cost=0.0 if has_floor else cost.prefill_base)
+    most = int(problem.rounds.sum())
+    rounds = add.columns("r", (count,), upper=most, integer=True, cost=cost.decode_base)
+    over_bins = np.broadcast_to(z, shape).ravel(), np.broadcast_to(rounds, shape).ravel()
+    add.rows("prefilled_once", [(1, p)], lower=1, upper=1)
+    add.rows("opened", [(1, p.ravel()), (-1, over_bins[0])], upper=0)
+    add.rows("held_at_prefill", [(1, d.ravel()), (-1, p.ravel())], lower=0)
+    add.rows("held_first", [(1, d[:, 0]), (-1, p[:, 0])], upper=0)
+    onward = [(1, d[:, 1:].ravel()), (-1, d[:, :-1].ravel()), (-1, p[:, 1:].ravel())]
+    add.rows("held_onward", onward, upper=0)
+    add.rows("slots", [(1, d.T)], upper=problem.slots)
+    served = -np.broadcast_to(lengths, shape).ravel()
+    add.rows("served_while_held", [(1, v.ravel()), (served, d.ravel())], upper=0)
+    add.rows("served_in_rounds", [(1, v.ravel()), (-1, over_bins[1])], upper=0)
+    add.rows("served_whole", [(1, v)], lower=problem.rounds, upper=problem.rounds)
+    add.rows("open_first", [(1, z[:-1]), (-1, z[1:])], lower=0)
+    add.rows("open_rounds", [(1, rounds), (-most, z)], upper=0)
+    if problem.prefill_token_cap is not None:
+        add.rows("token_cap", [(problem.prompt_tokens, p.T)], upper=problem.prefill_token_cap)
+    for group in interchangeable(problem):
+        at = np.arange(count)
+        add.rows(f"equal[{group[0]}]", [(at, p[group[1:]]), (-at, p[group[:-1]])], lower=0)
+    add.rows("least_rounds", [(1, rounds[None, :])], lower=least_rounds(problem))
+    add.rows("least_stages", [(1, z[None, :])], lower=-(-len(problem) // problem.slots))
+    floor = _prefill_seconds(problem, add, p, z) if has_floor else None
+    model = add.build(offset=constant_seconds(problem, tokens=not has_floor))
+    return SlotFreeModel(problem, model, p, d, v, z, rounds, floor)
+
+
+def _prefill_seconds(problem: Problem, add: ModelBuilder, p: IntArray, z: IntArray) -> IntArray:
+    cost = problem.cost
+    seconds = add.columns("np", z.shape, cost=1.0)
+    tokens = (-cost.prefill_per_token * problem.prompt_tokens, p.T)
+    add.rows("prefill_time", [(1, seconds), (-cost.prefill_base, z), tokens], lower=0)
+    add.rows("prefill_floor", [(1, seconds), (-cost.prefill_floor, z)], lower=0)
+    return seconds
+
+
+def floor_binds(problem: Problem) -> bool:
+    """Return whether the least cost of a prefill stage is more than its shortest prompt alone would cost."""
+    shortest = int(problem.prompt_tokens.min())
+    return problem.cost.prefill_floor > problem.cost.prefill_base + problem.cost.prefill_per_token * shortest
+
+
+def least_rounds(problem: Problem) -> int:
+    """Return a lower bound on the decode rounds: the slots' share of the work, the longest request."""
+    return max(-(-int(problem.rounds.sum()) // problem.slots), int(problem.rounds.max()))
+
+
+def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
+    """
+    Return how many decode rounds so many prefill stages take at least, by the difference-set argument.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled.
+    stages
+        Stages at most.
+
+    Returns
+    -------
+    IntArray
+        Shape (stages + 1,); never increasing.
+    """
+    lengths, numbers = np.unique(problem.rounds[problem.rounds > 0], return_counts=True)
+    fewest = least_rounds(problem)
+    least = np.full(stages + 1, fewest)
+    if len(lengths) == 0:
+        return least
+    round_up, work = RoundUp(lengths, numbers), int(problem.rounds.sum())
+    for count in range(1, stages + 1):
+        values = useful_differences(count, int(lengths[-1]), fewest)
+        least[count] = max(fewest, -(-(work + round_up.least_waste(values)) // problem.slots))
+    least[0] = least[min(1, stages)]
+    return np.minimum.accumulate(least)
+
+
+def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
+    """
+    Return the seconds that every schedule takes: for active slots, KV tokens and prompt tokens.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled.
+    tokens
+        Whether the prompt tokens are among them; with a floor they are not the same for every schedule.
+    """
+    cost = problem.cost
+    seconds = cost.decode_per_slot * int(problem.rounds.sum())
+    seconds += cost.decode_per_kv_token * problem.kv_token_rounds
+    return seconds + (cost.prefill_per_token * int(problem.prompt_tokens.sum()) if tokens else 0.0)
+
+
+def interchangeable(problem: Problem) -> list[IntArray]:
+    """Return the groups of two or more requests that can trade places without anyone noticing."""
+    notes = [problem.rounds]
+    if problem.prefill_token_cap is not None or problem.kv_capacity is not None or floor_binds(problem):
+        notes.append(problem.prompt_tokens)
+    _, group, sizes = np.unique(np.stack(notes), axis=1, return_inverse=True, return_counts=True)
+    return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
+
+
+def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:
+    """
+    Return the schedule that a solution means, its slots found by interval colouring.
+
+    Parameters
+    ----------
+    model
+        What was solved.
+    values
+        Of its columns in a feasible solution, shape (columns,).
+    """
+    bin_of = values[model.p].argmax(axis=1)
+    return Schedule.from_bins(model.problem, bin_of, np.round(values[model.rounds]).astype(np.int64))
+
+
+def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
+    """
+    Return the solution that a schedule means, up to requests that trade places: a point to start from.
+
+    Raises
+    ------
+    ValueError
+        If the schedule prefills in more bins than the model has.
+    """
+    problem, bins = model.problem, len(model.z)
+    bin_of, rounds = without_empty_bins(schedule)
+    used = len(rounds)
+    if used > bins:
+        raise ValueError(f"the schedule prefills in {used} bins, the model has {bins}")
+    for group in interchangeable(problem):
+        bin_of[group] = np.sort(bin_of[group])
+    values = np.zeros(model.model.columns)
+    for i, k in enumerate(bin_of.tolist()):
+        values[model.p[i, k]] = values[model.d[i, k]] = 1.0
+        left = int(problem.rounds[i])
+        while left > 0:
+            values[model.d[i, k]] = 1.0
+            values[model.v[i, k]] = served = min(left, int(rounds[k]))
+            left, k = left - served, k + 1
+    values[model.z[:used]] = 1.0
+    values[model.rounds[:used]] = rounds
+    if model.floor is not None:
+        tokens = np.bincount(bin_of, weights=problem.prompt_tokens, minlength=used).astype(np.int64)
+        values[model.floor[:used]] = problem.cost.prefill_seconds(tokens)
+    return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalModel:
+    """
+    The slot-free problem in whole numbers, for solvers that know intervals.
+
+    Minimise ``stage_cost`` x stages + ``round_cost`` x rounds (with a floor: the stages' own costs), in units
+    of ``unit`` seconds. Costs that are not whole are rounded down, so that a bound stays one.
+
+    Parameters
+    ----------
+    lengths
+        Decode rounds of each request, at least 1, shape (requests,).
+    prompts
+        Prompt tokens, shape (requests,).
+    kv_at_start
+        KV tokens in a request's first round; each round adds one. Shape (requests,).
+    slots, token_cap, kv_capacity
+        Limits; the last two may be None.
+    stage_cost, token_cost, stage_floor, round_cost
+        In units. ``token_cost`` and ``stage_floor`` are 0 where stages are affine.
+    unit
+        Seconds.
+    constant
+        Seconds that every schedule takes on top.
+    stages, horizon
+        Stages and rounds at most.
+    least_rounds
+        Rounds that so many stages take at least, shape (stages + 1,).
+    groups
+        Requests that can trade places.
+    """
+
+    lengths: IntArray
+    prompts: IntArray
+    kv_at_start: IntArray
+    slots: int
+    token_cap: int | None
+    kv_capacity: int | None
+    stage_cost: int
+    token_cost: int
+    stage_floor: int
+    round_cost: int
+    unit: float
+    constant: float
+    stages: int
+    horizon: int
+    least_rounds: IntArray
+    groups: tuple[IntArray, ...]
+
+
+def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalModel:
+    """
+    Return the problem as intervals.
+
+    Parameters
+    ----------
+    problem
+        Without arrivals; each request decodes at least one round.
+    start
+        A schedule that no better one need be longer than, or None.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem has what the model cannot say.
+    """
+    if problem.workload.arrival.any():
+        raise UnsupportedProblemError("the interval model has no arrival times; plan by a policy")
+    refuse_bend(problem)
+    if (problem.rounds < 1).any():
+        raise UnsupportedProblemError("the interval model has no requests without a decode round")
+    cost, has_floor = problem.cost, floor_binds(problem)
+    unit, scale = _unit(problem)
+    stages = bins_needed(problem)
+    horizon = int(problem.rounds.sum())
+    if start is not None:
+        spent = start.makespan(problem) - constant_seconds(problem, tokens=not has_floor)
+        fewest = -(-len(problem) // problem.slots)
+        if cost.decode_base > 0:
+            most = (spent - cost.prefill_base * fewest) / cost.decode_base
+            horizon = min(horizon, int(most * (1 + 1e-9) + 1e-6))
+    return IntervalModel(
+        lengths=problem.rounds,
+        prompts=problem.prompt_tokens,
+        kv_at_start=problem.kv_at_start,
+        slots=problem.slots,
+        token_cap=problem.prefill_token_cap,
+        kv_capacity=problem.kv_capacity,
+        stage_cost=int(cost.prefill_base * scale + 1e-6),
+        token_cost=int(cost.prefill_per_token * scale + 1e-6) if has_floor else 0,
+        stage_floor=int(cost.prefill_floor * scale + 1e-6) if has_floor else 0,
+        round_cost=int(cost.decode_base * scale + 1e-6),
+        unit=unit,
+        constant=constant_seconds(problem, tokens=not has_floor),
+        stages=stages,
+        horizon=horizon,
+        least_rounds=rounds_by_stages(problem, stages),
+        groups=tuple(interchangeable(problem)),
+    )
+
+
+def _unit(problem: Problem) -> tuple[float, float]:
+    """Return the coarsest of second, ms, us and ns that makes the costs whole, or ns."""
+    cost = problem.cost
+    values = [cost.prefill_base, cost.decode_base]
+    if floor_binds(problem):
+        values += [cost.prefill_per_token, cost.prefill_floor]
+    for scale in (1.0, 1e3, 1e6):
+        if all(abs(value * scale - round(value * scale)) < 1e-7 for value in values):
+            return 1 / scale, scale
+    return 1e-9, 1e9
+
+
+def schedule_of_starts(problem: Problem, starts: IntArray) -> Schedule:
+    """Return the schedule in which each request starts at a round, shape (requests,)."""
+    times, bin_of = np.unique(starts, return_inverse=True)
+    end = int((starts + problem.rounds).max())
+    return Schedule.from_bins(problem, bin_of.ravel(), np.diff(np.append(times, end)))
+
+
+def list_schedule(problem: Problem) -> Schedule | None:
+    """
+    Return the longest-first schedule that fills each slot as it gets free, or None where a cap forbids it.
+
+    Only a start for exact methods; the heuristics are better.
+    """
+    free = [(0, slot) for slot in range(problem.slots)]
+    starts = np.zeros(len(problem), dtype=np.int64)
+    for i in np.argsort(-problem.rounds, kind="stable").tolist():
+        at, slot = heapq.heappop(free)
+        starts[i] = at
+        heapq.heappush(free, (at + int(problem.rounds[i]), slot))
+    if (problem.rounds < 1).any():
+        return None
+    schedule = schedule_of_starts(problem, starts)
+    return schedule if schedule.check(problem) is None else None

@@ -1,0 +1,1 @@
+"""One neutral linear model handed to each solver library, every one in a process of its own."""

@@ -1,0 +1,226 @@
+"""The backends: which libraries solve a linear model, what each can do, and what each answers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...models.formulations.linear_model import LinearModel
+from ..result import Limits, Status, StoppedBy
+from .worker import Desk
+
+HUGE = 1e20
+"""From here on a solver's number means "none"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    What a backend says about a model, not yet checked.
+
+    Parameters
+    ----------
+    proof
+        OPTIMAL, INFEASIBLE or UNBOUNDED where proven; None where nothing is.
+    limit
+        What stopped it where nothing is proven.
+    values
+        Its best solution, shape (columns,), or None.
+    bound
+        Its lower bound on the objective, the offset included, or None.
+    infeasible_or_unbounded
+        One of the two is proven, but not which.
+    """
+
+    proof: Status | None
+    limit: StoppedBy | None = None
+    values: FloatArray | None = None
+    bound: float | None = None
+    infeasible_or_unbounded: bool = False
+
+
+class BackendModule(Protocol):
+    """What the module of a backend provides. It is imported in workers only."""
+
+    def solve(
+        self, backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
+    ) -> Answer:
+        """
+        Translate the model, solve it, and return the answer.
+
+        Parameters
+        ----------
+        backend
+            The table's row it is asked as: a module may drive several.
+        model
+            With at least one column.
+        limits
+            For work, threads and seed; the seconds left are ``desk.remaining()``.
+        start
+            A solution to start from, or None; ignored by a backend that takes none.
+        desk
+            Where solutions found on the way go, as ``desk.report("incumbent", values)``.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """
+    A row of the capability table.
+
+    Parameters
+    ----------
+    name
+        What the user calls it.
+    module
+        The module that drives it (a :class:`BackendModule`).
+    imports
+        What that module imports.
+    distribution
+        The package that the library comes in, for its version.
+    takes_start
+        Whether it starts from a solution given to it.
+    reports_incumbents
+        Whether its best solution survives when it has to be killed.
+    stops_when_asked
+        Whether it ends early, with its best solution, on Ctrl-C.
+    takes_seed
+        Whether it has a seed to set; one without is deterministic.
+    whole_numbers_only
+        Whether it solves only models whose columns and coefficients are all whole.
+    work_unit
+        What one unit of ``Limits.work`` is.
+    """
+
+    name: str
+    module: str
+    imports: str
+    distribution: str
+    takes_start: bool
+    reports_incumbents: bool
+    stops_when_asked: bool
+    takes_seed: bool
+    whole_numbers_only: bool = False
+    work_unit: str = "branch-and-bound nodes"
+
+    @property
+    def installed(self) -> bool:
+        """Whether its library is there. Nothing is imported to find out."""
+        return importlib.util.find_spec(self.imports.split(".")[0]) is not None
+
+    @property
+    def version(self) -> str:
+        """The library's package and version."""
+        return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
+
+    def refusal(self, model: LinearModel) -> str | None:
+        """Return why the backend can't be trusted with ``model``, or None if it can."""
+        if not self.whole_numbers_only:
+            return None
+        if not model.integer.all():
+            column = model.column_names[int(np.argmin(model.integer))]
+            return f"it takes whole-number columns only, and {column} is continuous"
+        if (np.maximum(np.abs(model.lower), np.abs(model.upper)) > 2**40).any():
+            return "it takes bounded columns only"
+        if (model.matrix.data != np.round(model.matrix.data)).any():
+            return "it takes whole coefficients only"
+        if whole_scale(model.objective) is None:
+            return "it takes an objective only whose coefficients are multiples of 1e-9"
+        return None
+
+
+def whole_scale(costs: FloatArray) -> int | None:
+    """Return the least power of ten that makes all ``costs`` whole numbers, or None if 1e9 does not."""
+    for power in range(10):
+        scaled = costs * 10.0**power
+        if np.allclose(scaled, np.round(scaled), rtol=1e-12, atol=1e-9) and (np.abs(scaled) < 2**50).all():
+            return int(10**power)
+    return None
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            name="highs",
+            module="batchbound.solvers.backends.highs",
+            imports="scipy.optimize",
+            distribution="scipy",
+            takes_start=False,
+            reports_incumbents=False,
+            stops_when_asked=False,
+            takes_seed=False,
+        ),
+        Backend(
+            name="scip",
+            module="batchbound.solvers.backends.scip",
+            imports="pyscipopt",
+            distribution="pyscipopt",
+            takes_start=True,
+            reports_incumbents=True,
+            stops_when_asked=True,
+            takes_seed=True,
+        ),
+        Backend(
+            name="cbc",
+            module="batchbound.solvers.backends.pulp",
+            imports="pulp",
+            distribution="pulp",
+            takes_start=True,
+            reports_incumbents=False,
+            stops_when_asked=True,
+            takes_seed=True,
+        ),
+        Backend(
+            name="ortools-scip",
+            module="batchbound.solvers.backends.ortools",
+            imports="ortools.math_opt.python.mathopt",
+            distribution="ortools",
+            takes_start=True,
+            reports_incumbents=False,
+            stops_when_asked=True,
+            takes_seed=True,
+        ),
+        Backend(
+            name="ortools-cp-sat",
+            module="batchbound.solvers.backends.ortools",
+            imports="ortools.math_opt.python.mathopt",
+            distribution="ortools",
+            takes_start=True,
+            reports_incumbents=True,
+            stops_when_asked=True,
+            takes_seed=True,
+            whole_numbers_only=True,
+            work_unit="milliseconds of deterministic time",
+        ),
+    )
+}
+"""The capability table, by name. A backend of one's own is added to it."""
+
+
+def installed_backends() -> list[str]:
+    """Return the names of the backends whose library is there."""
+    return [name for name, backend in BACKENDS.items() if backend.installed]
+
+
+def solve_here(
+    backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
+) -> Answer:
+    """Return the backend's answer, found in this process, a worker's."""
+    importlib.import_module(backend.imports)
+    module: BackendModule = importlib.import_module(backend.module)
+    desk.ready()
+    answer = module.solve(backend, model, limits, start, desk)
+    if not answer.infeasible_or_unbounded:
+        return answer
+    feasible = module.solve(backend, replace(model, objective=np.zeros(model.columns)), limits, None, desk)
+    if feasible.values is not None:
+        return replace(answer, proof=Status.UNBOUNDED)
+    # A zero objective has a least value, so here the two proofs are one.
+    return replace(feasible, proof=Status.INFEASIBLE) if feasible.infeasible_or_unbounded else feasible

@@ -1,0 +1,202 @@
+"""CP-SAT on the slot-free problem, with its own intervals. Imported in workers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from ...data.costs.cost import IntArray
+from ...models.formulations.slot_free import IntervalModel
+from ..result import Limits, StoppedBy
+from .worker import Desk
+
+
+@dataclass(slots=True)
+class _Columns:
+    times: list[cp_model.IntVar]
+    opened: list[cp_model.IntVar]
+    starts: list[cp_model.IntVar]
+    in_stage: list[list[cp_model.IntVar]]
+    end: cp_model.IntVar
+
+
+class _Incumbents(cp_model.CpSolverSolutionCallback):
+    """Hands over every better solution, and the bound."""
+
+    def __init__(self, starts: list[cp_model.IntVar], desk: Desk) -> None:
+        super().__init__()
+        self._starts = starts
+        self._desk = desk
+
+    def on_solution_callback(self) -> None:
+        self._desk.report("incumbent", np.array([self.value(start) for start in self._starts]))
+        self._desk.report("bound", self.best_objective_bound)
+
+
+def solve_intervals(
+    model: IntervalModel, limits: Limits, start: IntArray | None, desk: Desk
+) -> dict[str, object]:
+    """
+    Return CP-SAT's answer to the slot-free problem, not yet checked.
+
+    Parameters
+    ----------
+    model
+        The problem.
+    limits
+        Work is in milliseconds of deterministic time.
+    start
+        Rounds at which the requests start in a schedule to begin from, shape (requests,), or None.
+    desk
+        Where better solutions and bounds go.
+
+    Returns
+    -------
+    dict
+        ``starts``: the round each request starts at, shape (requests,), if there is a solution; ``bound``: a
+        lower bound on the objective in the model's units; ``limit``: what stopped it, if nothing is proven.
+    """
+    desk.ready()
+    cp = cp_model.CpModel()
+    columns = _stages(cp, model)
+    _slots(cp, model, columns)
+    _order(cp, model, columns)
+    _token_cap(cp, model, columns)
+    _kv_capacity(cp, model, columns)
+    cp.minimize(_objective(cp, model, columns))
+    if start is not None:
+        _hint(cp, model, columns, start)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = limits.threads
+    solver.parameters.random_seed = limits.seed
+    solver.parameters.catch_sigint_signal = False
+    if limits.work is not None:
+        solver.parameters.max_deterministic_time = limits.work / 1000.0
+        solver.parameters.interleave_search = limits.threads > 1
+    if (seconds := desk.remaining()) is not None:
+        solver.parameters.max_time_in_seconds = seconds
+    desk.on_stop(solver.stop_search)
+    status = solver.solve(cp, _Incumbents(columns.starts, desk))
+    answer: dict[str, object] = {}
+    if status != cp_model.INFEASIBLE:
+        answer["bound"] = solver.best_objective_bound
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        answer["starts"] = np.array([solver.value(column) for column in columns.starts])
+    if desk.stopping:
+        answer["limit"] = StoppedBy.INTERRUPT
+    elif seconds is not None and solver.wall_time >= seconds - 0.05:
+        answer["limit"] = StoppedBy.TIME
+    elif limits.work is not None:
+        answer["limit"] = StoppedBy.WORK
+    return answer
+
+
+def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
+    """Add the stages' times, in order, used ones first, and each request's place among them."""
+    count, requests, longest = model.stages, range(len(model.lengths)), int(model.lengths.max())
+    times = [cp.new_int_var(0, model.horizon if k else 0, f"t{k}") for k in range(count)]
+    opened = [cp.new_bool_var(f"z{k}") for k in range(count)]
+    starts = [cp.new_int_var(0, model.horizon - int(model.lengths[i]), f"s{i}") for i in requests]
+    in_stage = [[cp.new_bool_var(f"p{i},{k}") for k in range(count)] for i in requests]
+    end = cp.new_int_var(int(model.least_rounds[-1]), model.horizon, "end")
+    for k in range(1, count):
+        cp.add(end >= int(model.least_rounds[k])).only_enforce_if(opened[k].negated())
+    for k in range(count - 1):
+        cp.add_implication(opened[k + 1], opened[k])
+        cp.add(times[k + 1] >= times[k] + 1).only_enforce_if(opened[k + 1])
+        # After as many rounds as the longest request has, everything has ended: waiting longer is no use.
+        cp.add(times[k + 1] <= times[k] + longest)
+        cp.add(times[k + 1] == times[k]).only_enforce_if(opened[k + 1].negated())
+    for i in requests:
+        cp.add_exactly_one(in_stage[i])
+        cp.add(end >= starts[i] + int(model.lengths[i]))
+        for k in range(count):
+            cp.add(starts[i] == times[k]).only_enforce_if(in_stage[i][k])
+    for k in range(count):
+        cp.add_max_equality(opened[k], [in_stage[i][k] for i in requests])
+    return _Columns(times, opened, starts, in_stage, end)
+
+
+def _slots(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
+    """At most so many requests at a time; no slot has more rounds than there are."""
+    intervals = [
+        cp.new_fixed_size_interval_var(start, int(length), "")
+        for start, length in zip(columns.starts, model.lengths, strict=True)
+    ]
+    cp.add_cumulative(intervals, [1] * len(intervals), model.slots)
+    for k in range(model.stages):
+        cp.add(sum(row[k] for row in columns.in_stage) <= model.slots)
+    least = -(-len(model.lengths) // model.slots)
+    cp.add(sum(columns.opened) >= least)
+
+
+def _order(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
+    """Of requests that could trade places the first starts first."""
+    for group in model.groups:
+        for first, second in zip(group[:-1].tolist(), group[1:].tolist(), strict=True):
+            cp.add(columns.starts[first] <= columns.starts[second])
+
+
+def _token_cap(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
+    if model.token_cap is not None:
+        for k in range(model.stages):
+            prompts = zip(columns.in_stage, model.prompts.tolist(), strict=True)
+            cp.add(sum(tokens * row[k] for row, tokens in prompts) <= model.token_cap)
+
+
+def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> None:
+    """
+    Keep the KV tokens under the capacity in the last round of each request.
+
+    What is held grows from round to round until a request ends, so it is largest in such a round.
+    """
+    capacity = model.kv_capacity
+    peaks = model.kv_at_start + model.lengths - 1
+    if capacity is None or int(np.sort(peaks)[-model.slots :].sum()) <= capacity:
+        return
+    lengths, first = model.lengths.tolist(), model.kv_at_start.tolist()
+    for j, last in enumerate(columns.starts):
+        held: list[cp_model.LinearExprT] = [int(peaks[j])]
+        for i, start in enumerate(columns.starts):
+            if i == j:
+                continue
+            age = last + lengths[j] - 1 - start
+            begun, running = cp.new_bool_var(""), cp.new_bool_var("")
+            cp.add(age >= 0).only_enforce_if(begun)
+            cp.add(age <= -1).only_enforce_if(begun.negated())
+            cp.add(age <= lengths[i] - 1).only_enforce_if(running)
+            cp.add(age >= lengths[i]).only_enforce_if(running.negated())
+            tokens = cp.new_int_var(0, int(peaks[i]), "")
+            cp.add(tokens >= first[i] + age).only_enforce_if(begun, running)
+            held.append(tokens)
+        cp.add(sum(held) <= capacity)
+
+
+def _objective(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> cp_model.LinearExprT:
+    rounds = model.round_cost * columns.end
+    if not model.stage_floor:
+        return rounds + model.stage_cost * sum(columns.opened)
+    most = model.stage_floor + model.stage_cost + model.token_cost * int(model.prompts.sum())
+    seconds = [cp.new_int_var(0, most, f"np{k}") for k in range(model.stages)]
+    for k, stage in enumerate(seconds):
+        tokens = sum(n * row[k] for n, row in zip(model.prompts.tolist(), columns.in_stage, strict=True))
+        cp.add(stage >= model.stage_floor * columns.opened[k])
+        cp.add(stage >= model.stage_cost * columns.opened[k] + model.token_cost * tokens)
+    return rounds + sum(seconds)
+
+
+def _hint(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns, start: IntArray) -> None:
+    ordered = start.copy()
+    for group in model.groups:
+        ordered[group] = np.sort(start[group])
+    times, place = np.unique(ordered, return_inverse=True)
+    for i, (at, stage) in enumerate(zip(ordered.tolist(), place.ravel().tolist(), strict=True)):
+        cp.add_hint(columns.starts[i], at)
+        for k, column in enumerate(columns.in_stage[i]):
+            cp.add_hint(column, k == stage)
+    for k in range(model.stages):
+        cp.add_hint(columns.opened[k], k < len(times))
+        cp.add_hint(columns.times[k], int(times[min(k, len(times) - 1)]))
+    cp.add_hint(columns.end, int((ordered + model.lengths).max()))

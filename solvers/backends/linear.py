@@ -1,0 +1,180 @@
+"""Solving a linear model on a backend, in a process of its own, and believing only what was checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.costs.cost import FloatArray
+from ...models.formulations.linear_model import TOLERANCE, LinearModel
+from ..result import Limits, Status, StoppedBy
+from .backend import BACKENDS, HUGE, Answer, Backend
+from .worker import Outcome, run_in_worker
+
+
+class BackendError(ValueError):
+    """A backend cannot be asked: there is none of this name, or it can't be trusted with the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearResult:
+    """
+    What is known about a linear model.
+
+    Parameters
+    ----------
+    status
+        What is in hand and what is proven.
+    stopped_by
+        Why the backend stopped.
+    values
+        The best solution, checked against the model's rows and bounds by us; shape (columns,), or None.
+    objective
+        The model's objective at ``values``, computed by us, or None.
+    bound
+        A proven lower bound on the objective, or None if the backend has none.
+    seconds
+        Wall-clock seconds, the worker's start included.
+    backend, version
+        Who solved it.
+    message
+        What else a person should know; empty if nothing.
+    """
+
+    status: Status
+    stopped_by: StoppedBy
+    values: FloatArray | None
+    objective: float | None
+    bound: float | None
+    seconds: float
+    backend: str
+    version: str
+    message: str = ""
+
+
+def solve_linear(
+    model: LinearModel, backend: str, limits: Limits | None = None, start: npt.ArrayLike | None = None
+) -> LinearResult:
+    """
+    Return what a backend finds out about a linear model.
+
+    The backend runs in a worker process, which is killed when it overruns its limit; Ctrl-C ends it and
+    returns the best solution so far. The solution is made exactly whole where it has to be and checked
+    against the model; the start is returned if nothing better comes.
+
+    Parameters
+    ----------
+    model
+        To be minimised.
+    backend
+        A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
+    limits
+        The work is in the backend's ``work_unit``; seconds count from the worker's start-up on. Threads and
+        seed are ignored by a backend that has no such setting.
+    start
+        A solution to start from, shape (columns,), or None.
+
+    Raises
+    ------
+    BackendError
+        If there is no such backend, or it can't be trusted with this model.
+    ImportError
+        If the backend's library is not installed.
+    ValueError
+        If ``start`` is not a solution.
+    """
+    chosen = find_backend(backend)
+    limits = limits or Limits()
+    if (refusal := chosen.refusal(model)) is not None:
+        raise BackendError(f"{backend} can't be asked for this model: {refusal}. Use another backend.")
+    point = None if start is None else model.rounded(start)
+    if point is not None and (broken := model.violation(point)) is not None:
+        raise ValueError(f"the start is not a solution: {broken}")
+    outcome = run_in_worker(
+        "batchbound.solvers.backends.backend",
+        "solve_here",
+        (chosen, model, limits, point),
+        limits.seconds,
+        stops_when_asked=chosen.stops_when_asked,
+    )
+    return _checked(model, chosen, point, outcome)
+
+
+def find_backend(name: str) -> Backend:
+    """
+    Return the backend of this name, whose library is installed.
+
+    Raises
+    ------
+    BackendError
+        If there is none.
+    ImportError
+        If its library is missing.
+    """
+    if name not in BACKENDS:
+        raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}")
+    if not BACKENDS[name].installed:
+        raise ImportError(f"the backend {name!r} needs the package {BACKENDS[name].distribution!r}")
+    return BACKENDS[name]
+
+
+def _checked(
+    model: LinearModel, backend: Backend, start: FloatArray | None, outcome: Outcome
+) -> LinearResult:
+    """Return the best of the points that stand our check, and the proof as far as it fits them."""
+    answer = outcome.answer if isinstance(outcome.answer, Answer) else Answer(None)
+    message = outcome.message
+    best, objective = None, math.inf
+    for point in (answer.values, outcome.reports.get("incumbent"), start):
+        if point is None:
+            continue
+        values = model.rounded(np.asarray(point))
+        if (broken := model.violation(values)) is not None:
+            message = message or f"a solution of the backend was refused: {broken}"
+        elif (value := model.objective_value(values)) < objective:
+            best, objective = values, value
+    bound = _believable(answer.bound)
+    bound = _believable(outcome.reports.get("bound")) if bound is None else bound
+    slack = TOLERANCE * max(1.0, abs(objective))
+    proof = answer.proof
+    if proof is Status.OPTIMAL and answer.values is None:
+        proof = None
+    if proof in (Status.INFEASIBLE, Status.UNBOUNDED):
+        if best is not None and proof is Status.INFEASIBLE:
+            proof, message = None, "the backend calls the model infeasible, which has a checked solution"
+        bound = None
+    if proof is Status.UNBOUNDED:
+        best = None
+    if best is not None and bound is not None and bound > objective + slack:
+        proof, bound, message = None, None, f"the backend's bound {bound:g} is above a checked solution"
+    if proof is Status.OPTIMAL:
+        if best is None or (bound is not None and objective - bound > slack):
+            proof = None
+            message = message or f"the backend's optimum {bound} is not what its solution gives, {objective}"
+        else:
+            bound = objective if bound is None else min(bound, objective)
+    if proof is not None:
+        status, stopped_by = proof, StoppedBy.PROOF
+    else:
+        status = Status.NO_SOLUTION if best is None else Status.FEASIBLE
+        stopped_by = outcome.stopped_by or answer.limit or StoppedBy.GAVE_UP
+    return LinearResult(
+        status,
+        stopped_by,
+        best,
+        None if best is None else objective,
+        bound,
+        outcome.seconds,
+        backend.name,
+        backend.version,
+        message,
+    )
+
+
+def _believable(bound: object) -> float | None:
+    if not isinstance(bound, int | float) or not math.isfinite(bound) or abs(bound) >= HUGE:
+        return None
+    return float(bound)

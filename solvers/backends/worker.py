@@ -1,0 +1,293 @@
+"""
+One process per solve: a solver's library crashes, hangs or clashes with another one there, not here.
+
+The parent starts a fresh interpreter in its own session, sends it the task over a pipe, and collects what the
+task reports. At the deadline the task is asked to stop, and killed with all its children if it doesn't; the
+same on Ctrl-C. What it reported until then is kept. A worker whose parent dies ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from typing import IO
+
+from ..result import StoppedBy
+
+logger = logging.getLogger(__name__)
+
+START_UP_SECONDS = 60.0
+"""A worker that has not imported its library after this long counts as hung."""
+GRACE_SECONDS = 1.5
+GRACE_SHARE = 0.05
+"""What a solver that is asked to stop gets to hand over its best: so much and a share of its limit."""
+
+_BOOT = """
+import sys, pickle
+from multiprocessing.connection import Connection
+channel = Connection(int(sys.argv[1]))
+sys.path[:] = pickle.loads(channel.recv_bytes())
+from batchbound.solvers.backends.worker import serve
+serve(channel)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    What became of a task.
+
+    Parameters
+    ----------
+    answer
+        What the task returned, or None if it did not get to the end.
+    reports
+        The last value reported under each name.
+    stopped_by
+        None if the task ended of its own accord, else what ended it.
+    seconds
+        Wall-clock seconds, the worker's start included.
+    message
+        The error of a crash; empty if there was none.
+    """
+
+    answer: object
+    reports: Mapping[str, object]
+    stopped_by: StoppedBy | None
+    seconds: float
+    message: str = ""
+
+
+@dataclass(slots=True)
+class Desk:
+    """
+    Where a task in a worker hands over what it finds, and learns when to stop.
+
+    Parameters
+    ----------
+    send
+        Carries a message to the parent.
+    seconds
+        Seconds the task may take from :meth:`ready` on, or None.
+    """
+
+    send: Callable[[tuple[str, object]], None]
+    seconds: float | None
+    _deadline: float | None = None
+    _stop: Callable[[], None] | None = None
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def ready(self) -> None:
+        """Start the clock: the library is imported."""
+        if self.seconds is not None:
+            self._deadline = time.monotonic() + self.seconds
+        self.send(("ready", None))
+
+    def report(self, name: str, value: object) -> None:
+        """Hand over a value (the best solution so far, say), that replaces the last one of this name."""
+        self.send(("report", (name, value)))
+
+    def remaining(self) -> float | None:
+        """Return the seconds left, at least a hundredth, or None without a limit."""
+        return None if self._deadline is None else max(0.01, self._deadline - time.monotonic())
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """Have ``stop`` called, from another thread, when the task is asked to hand over what it has."""
+        self._stop = stop
+        if self._stopping.is_set():
+            stop()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the task was asked to stop."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ask the task to stop."""
+        self._stopping.set()
+        if self._stop is not None:
+            self._stop()
+
+
+def run_in_worker(
+    module: str,
+    function: str,
+    task: tuple[object, ...],
+    seconds: float | None,
+    *,
+    stops_when_asked: bool = True,
+) -> Outcome:
+    """
+    Call a function in a process of its own and return what became of it.
+
+    Parameters
+    ----------
+    module, function
+        The function's name; it is called with the task's entries and a :class:`Desk`.
+    task
+        What it is called with; anything that can be pickled.
+    seconds
+        Wall-clock limit from the moment the function calls :meth:`Desk.ready`, or None.
+    stops_when_asked
+        Whether it is worth waiting for the task after Ctrl-C.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If Ctrl-C is pressed a second time while the task is handing over.
+    """
+    begun = time.monotonic()
+    here, there = Pipe()
+    with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "log"), "w+b") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOT, str(there.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "TMPDIR": folder},
+            pass_fds=[there.fileno()],
+            start_new_session=True,
+        )
+        there.close()
+        call = _Call(here, seconds, stops_when_asked)
+        try:
+            with here:
+                call.send([path for path in sys.path if path])
+                call.send((module, function, task, seconds))
+                call.listen()
+        finally:
+            _kill(process.pid)
+            process.wait()
+        message = call.message
+        if call.stopped_by is StoppedBy.CRASH and not message:
+            message = _last_words(process.returncode, log)
+    logger.debug("%s.%s ended: %s %s", module, function, call.stopped_by, message)
+    return Outcome(call.answer, call.reports, call.stopped_by, time.monotonic() - begun, message)
+
+
+class _Call:
+    """The parent's side of one task."""
+
+    def __init__(self, channel: Connection, seconds: float | None, stops_when_asked: bool) -> None:
+        self.channel = channel
+        self.seconds = seconds
+        self.stops_when_asked = stops_when_asked
+        self.deadline: float | None = time.monotonic() + START_UP_SECONDS
+        self.answer: object = None
+        self.reports: dict[str, object] = {}
+        self.stopped_by: StoppedBy | None = None
+        self.message = ""
+        self.asked = False
+
+    def send(self, value: object) -> None:
+        # A worker that died at birth is found out by listen(), which has its last words.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.channel.send_bytes(pickle.dumps(value))
+
+    def listen(self) -> None:
+        while True:
+            try:
+                if not self._next():
+                    return
+            except KeyboardInterrupt:
+                if self.stopped_by is StoppedBy.INTERRUPT:
+                    raise
+                self._ask(StoppedBy.INTERRUPT)
+            except (EOFError, ConnectionResetError):
+                if self.stopped_by is not StoppedBy.INTERRUPT:
+                    self.stopped_by = StoppedBy.CRASH
+                return
+
+    def _next(self) -> bool:
+        wait = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        if self.channel.poll(wait):
+            return self._take(pickle.loads(self.channel.recv_bytes()))
+        if self.asked:
+            if self.stopped_by is not StoppedBy.INTERRUPT:
+                self.stopped_by = StoppedBy.HANG
+            return False
+        self._ask(StoppedBy.TIME)
+        return True
+
+    def _ask(self, why: StoppedBy) -> None:
+        self.asked = True
+        self.stopped_by = why
+        self.deadline = time.monotonic()
+        if self.stops_when_asked or why is not StoppedBy.INTERRUPT:
+            self.deadline += GRACE_SECONDS + GRACE_SHARE * (self.seconds or 0.0)
+        self.send("stop")
+
+    def _take(self, message: tuple[str, object]) -> bool:
+        kind, value = message
+        if kind == "ready":
+            if not self.asked:
+                self.deadline = None if self.seconds is None else time.monotonic() + self.seconds + 0.25
+            return True
+        if kind == "report":
+            assert isinstance(value, tuple)
+            self.reports[value[0]] = value[1]
+            return True
+        if kind == "error":
+            self.stopped_by, self.message = StoppedBy.CRASH, str(value)
+        else:
+            self.answer = value
+        return False
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _last_words(code: int, log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    return f"the solver's process ended with {ended}" + (f": {lines[-1]}" if lines else "")
+
+
+def serve(channel: Connection) -> None:
+    """Run the one task that arrives on ``channel``, in this process. The worker's main function."""
+    # A terminal's Ctrl-C is the parent's to handle; children of ours install their own handlers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    module, function, task, seconds = pickle.loads(channel.recv_bytes())
+    lock = threading.Lock()
+
+    def send(message: tuple[str, object]) -> None:
+        with lock:
+            channel.send_bytes(pickle.dumps(message))
+
+    desk = Desk(send, seconds)
+    threading.Thread(target=_heed, args=(channel, desk), daemon=True).start()
+    try:
+        answer = getattr(importlib.import_module(module), function)(*task, desk)
+    except Exception as error:
+        traceback.print_exc()
+        send(("error", f"{type(error).__name__}: {error}"))
+    else:
+        send(("answer", answer))
+    sys.stdout.flush()
+    # Some libraries abort in their destructors once the answer is out.
+    os._exit(0)
+
+
+def _heed(channel: Connection, desk: Desk) -> None:
+    try:
+        channel.recv_bytes()
+        desk.stop()
+        channel.recv_bytes()
+    except (EOFError, OSError):
+        os.killpg(0, signal.SIGKILL)

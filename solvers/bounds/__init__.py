@@ -1,0 +1,1 @@
+"""What searches for the strongest bound in the time it is given."""

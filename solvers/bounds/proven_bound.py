@@ -1,0 +1,135 @@
+"""The strongest bound that some seconds of proof give, whatever solver makes the schedule."""
+
+from __future__ import annotations
+
+import time
+
+from ...data.bound import Bound
+from ...data.problem import Problem
+from ...models.bounds.difference_set import Differences
+from ...models.bounds.least_counts import PRICED_WORK, least_counts
+from ...models.bounds.makespan import trivial_bound
+from ...models.bounds.rounded_packing import MOST_WORK
+from ...models.bounds.slot_ends import SlotEnds
+from ..packing.partition import partition_bound
+from .rounded_packing import refute_rounds
+from .slot_ends import refute_case
+
+DEFAULT_SECONDS = 5.0
+"""CPU seconds for what takes a search; most bounds need less."""
+
+PACKING_SHARE = 0.4
+"""The share of them that packing the requests as they are takes at most."""
+
+LONGEST = 2048
+"""Rounds of a longest request up to which the ends of slots are looked at: a step takes as many."""
+
+SHARE = 0.3
+"""The share of its time that a solver gives to its bound at most."""
+
+LEAST_LEFT = 1e-6
+"""Seconds that a bound leaves a solver at least, which then ends with the first schedules it makes."""
+
+NEAR = 3
+"""Prices found last from which the next ones are sought."""
+
+
+def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
+    """
+    Return the strongest valid bound found within a time limit.
+
+    Beyond :func:`~batchbound.models.bounds.makespan.best_bound`, the rounds are at least the makespan of
+    any packing
+    of the requests over the slots, the hybrid paper's (26)-(30), which column generation bounds from below
+    (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a slot, there is
+    nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are refuted, again and
+    again until they stand: by the first and the last requests of slots, which have few values to be
+    rounded
+    up to (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), and in small problems by packing lengths rounded
+    up to the differences that so many stages have.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded. Arrival times are left out, which only lowers the bound.
+    seconds
+        CPU seconds for what takes a search.
+
+    Returns
+    -------
+    Bound
+        Its certificate holds all a checker needs: prices in place of the search.
+    """
+    deadline = time.process_time() + seconds
+    counts = least_counts(problem)
+    counts = counts.with_packing(partition_bound(problem.rounds, counts.slots, PACKING_SHARE * seconds))
+    differences = Differences(problem, counts)
+    if len(differences.lengths):
+        _refute_ends(differences, deadline)
+        while _refute_packings(differences, deadline):
+            _refute_ends(differences, deadline)
+        _drop_idle_ends(differences)
+    return max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
+
+
+def bound_within(problem: Problem, seconds: float | None, least: float = 0.0) -> tuple[Bound, float | None]:
+    """
+    Return the strongest bound that a share of a solver's time proves, and the seconds left of it.
+
+    Parameters
+    ----------
+    problem
+        The problem bounded.
+    seconds
+        Wall-clock seconds of the solver, or None for no limit.
+    least
+        CPU seconds that the bound may take in any case.
+    """
+    if seconds is None:
+        return proven_bound(problem), None
+    begun = time.perf_counter()
+    bound = proven_bound(problem, max(least, SHARE * seconds))
+    return bound, max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
+
+
+def _refute_packings(differences: Differences, deadline: float) -> bool:
+    """Refute that lengths rounded up fit the slots one by one while it can; return whether it could."""
+    lengths, before = differences.lengths, differences.refuted
+    while True:
+        cheapest = differences.cheapest()
+        values, rounds = cheapest.values, cheapest.rounds
+        if values * len(lengths) ** 2 > MOST_WORK or rounds * len(lengths) > PRICED_WORK:
+            break
+        left = deadline - time.process_time()
+        proof = refute_rounds(lengths, differences.numbers, differences.slots, values, rounds, left)
+        if proof is None:
+            break
+        told = [old for old in differences.refuted if old.values > values or old.capacity > rounds]
+        differences.refuted = [*told, proof]
+    return differences.refuted is not before
+
+
+def _refute_ends(differences: Differences, deadline: float) -> None:
+    """Add what ends of slots waste until the cheapest counts stand."""
+    lengths = differences.lengths
+    if len(lengths) < 2 or lengths[-1] > LONGEST:
+        return
+    ends = SlotEnds(lengths, differences.numbers, differences.slots)
+    while True:
+        cheapest = differences.cheapest()
+        case = differences.weakest(cheapest.stages)
+        near = [waste.prices for waste in differences.ends[: -NEAR - 1 : -1]]
+        waste = refute_case(ends, case, differences.charge(case.values), near, deadline)
+        if waste is None:
+            return
+        differences.ends = [*differences.ends, waste]
+
+
+def _drop_idle_ends(differences: Differences) -> None:
+    """Keep only those wastes of ends without which less would be proven."""
+    seconds = differences.bound().seconds
+    for waste in differences.ends:
+        others = [other for other in differences.ends if other is not waste]
+        differences.ends, kept = others, differences.ends
+        if differences.bound().seconds < seconds:
+            differences.ends = kept

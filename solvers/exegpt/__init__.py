@@ -1,0 +1,1 @@
+"""The search of execution configurations under a latency bound."""

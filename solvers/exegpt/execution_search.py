@@ -1,0 +1,319 @@
+"""The best execution configuration under a latency bound, of every strategy and tensor-parallel degree."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...models.exegpt.configuration import ExecConfig, Performance, Strategy
+from ...models.exegpt.timeline import Timeline
+from .configuration_search import Evaluate, Point, SearchResult, Variable, branch_and_bound
+from .row_search import RowRange, best_of_rows
+
+GAP = 0.005
+"""Of throughput: no better configuration is looked for that is better by less."""
+LEAST_MICRO_BATCH = 4
+"""Prompts that an RRA micro-batch encodes at least: smaller ones vary too much to plan with."""
+_START_GAP = 0.2
+"""Of throughput: what the first search, which takes the grid as monotone, may miss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """
+    A grid on which latency and throughput can be expected to be monotone.
+
+    The paper takes the number of tensor-parallel devices as a monotone variable, at a fixed degree. On
+    measured profiles it is not (a pipeline of unlike stages gains less than it loses); nor is the batch where
+    the workload-aware allocation moves a device. So there is one space for each number of groups and each
+    range of batches with the same allocation.
+
+    Parameters
+    ----------
+    strategy
+        The strategy.
+    tensor_degree, tensor_groups
+        Of the configurations.
+    variables
+        ``encode_batch``, and ``decode_rounds`` (RRA) or ``micro_batches`` (WAA).
+    """
+
+    strategy: Strategy
+    tensor_degree: int
+    tensor_groups: int
+    variables: tuple[Variable, ...]
+
+    @property
+    def grid(self) -> int:
+        """Configurations in all."""
+        return math.prod(each.high - each.low + 1 for each in self.variables)
+
+    def config(self, point: Point) -> ExecConfig:
+        """Return the configuration at values of the variables."""
+        chosen = {each.name: value for each, value in zip(self.variables, point, strict=True)}
+        return ExecConfig(
+            self.strategy, tensor_degree=self.tensor_degree, tensor_groups=self.tensor_groups, **chosen
+        )
+
+    def evaluate(self, rows: Sequence[RowRange]) -> Evaluate:
+        """Return what simulates a configuration at values of the variables, by :meth:`rows`."""
+
+        def reached(point: Point) -> tuple[float, float]:
+            probe = rows[self.number(point)].row.probe(point[0], point[0])
+            return probe.latency, probe.throughput
+
+        return reached
+
+    def number(self, point: Point) -> int:
+        """Return which of :meth:`rows` a point is in."""
+        return sum(value - each.low for value, each in zip(point[1:], self.variables[1:], strict=True))
+
+    def rows(self, timeline: Timeline) -> list[RowRange]:
+        """Return the configurations as rows along the encoding batch, in the order of the other variable."""
+        batch = self.variables[0]
+        others = self.variables[1:]
+        values = itertools.product(*(range(each.low, each.high + 1) for each in others))
+        rows = []
+        for value in values:
+            row = timeline.row(self.config((batch.low, *value)), batch.high)
+            if row is not None:
+                rows.append(RowRange(row, batch.low, batch.high))
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """
+    The best configuration of a strategy at one tensor-parallel degree.
+
+    Parameters
+    ----------
+    strategy, tensor_degree
+        Where it was searched.
+    config, performance
+        The best; None if no configuration meets the bound.
+    evaluated, grid
+        Configurations looked at, and in all.
+    results
+        Of the spaces searched.
+    """
+
+    strategy: Strategy
+    tensor_degree: int
+    config: ExecConfig | None
+    performance: Performance | None
+    evaluated: int
+    grid: int
+    results: tuple[SearchResult, ...]
+
+
+def spaces(
+    timeline: Timeline,
+    strategy: Strategy,
+    tensor_degree: int,
+    *,
+    encode_batches: tuple[int, int] = (1, 256),
+    decode_rounds: tuple[int, int] | None = None,
+) -> Iterator[Space]:
+    """
+    Yield the spaces of a strategy at a tensor-parallel degree; none where the devices are too few.
+
+    Parameters
+    ----------
+    timeline
+        The model, cluster and lengths.
+    strategy, tensor_degree
+        Of the configurations.
+    encode_batches
+        Range of :math:`B_E`.
+    decode_rounds
+        Range of :math:`N_D`; by default from 1 to the longest answer, beyond which it changes nothing.
+    """
+    devices, shared = timeline.cluster.devices, tensor_degree > 1
+    rounds = decode_rounds or (1, timeline.lengths.outputs.high)
+    if strategy is Strategy.RRA:
+        least = max(encode_batches[0], LEAST_MICRO_BATCH * devices if devices > 1 else 1)
+        if least > encode_batches[1]:
+            return
+        variables = (
+            Variable("encode_batch", least, encode_batches[1]),
+            Variable("decode_rounds", *rounds, rises=False),
+        )
+        for groups in range(1, devices // tensor_degree + 1) if shared else (0,):
+            yield Space(strategy, tensor_degree, groups, variables)
+        return
+    if devices < 2:
+        return
+    for low, high in _same_allocation(timeline, strategy, encode_batches):
+        decoders = devices - int(timeline.encoders(strategy, np.array([low]))[0])
+        batch = Variable("encode_batch", low, high)
+        most = decoders // tensor_degree + (devices - decoders) // tensor_degree
+        for groups in range(1, most + 1) if shared else (0,):
+            stages = decoders - min(groups, decoders // tensor_degree) * (tensor_degree - 1)
+            micro = (Variable("micro_batches", 1, stages, False),) if stages > 1 else ()
+            yield Space(strategy, tensor_degree, groups, (batch, *micro))
+
+
+def whole_grid(
+    timeline: Timeline,
+    strategy: Strategy,
+    tensor_degree: int,
+    *,
+    encode_batches: tuple[int, int] = (1, 256),
+    decode_rounds: tuple[int, int] | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """
+    Return latency and throughput of every configuration: what :func:`search` is judged by.
+
+    Parameters
+    ----------
+    timeline, strategy, tensor_degree, encode_batches, decode_rounds
+        As in :func:`spaces`.
+
+    Returns
+    -------
+    tuple
+        Seconds (infinite where a configuration does not fit) and requests a second, shape (configurations,).
+    """
+    parts = [(np.zeros(0), np.zeros(0))]
+    for space in spaces(
+        timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
+    ):
+        for each in space.rows(timeline):
+            parts.append(each.row.reach(np.arange(each.low, each.high + 1)))
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def whole_frontier(
+    timeline: Timeline,
+    *,
+    strategies: Sequence[Strategy] = tuple(Strategy),
+    encode_batches: tuple[int, int] = (1, 256),
+    decode_rounds: tuple[int, int] | None = None,
+) -> list[tuple[float, float]]:
+    """
+    Return latency and throughput of the configurations that no other beats in both, by rising latency.
+
+    Parameters
+    ----------
+    timeline, strategies, encode_batches, decode_rounds
+        As in :func:`search_all`; every configuration of theirs is simulated.
+    """
+    degrees = [degree for degree in sorted(timeline.costs) if degree <= timeline.cluster.devices]
+    grids = [
+        whole_grid(timeline, strategy, degree, encode_batches=encode_batches, decode_rounds=decode_rounds)
+        for strategy in strategies
+        for degree in degrees
+    ]
+    latency, throughput = (np.concatenate(column) for column in zip(*grids, strict=True))
+    order = np.lexsort((-throughput, latency))
+    order = order[np.isfinite(latency[order])]
+    before = np.maximum.accumulate(np.concatenate(([-math.inf], throughput[order])))[:-1]
+    best = order[throughput[order] > before]
+    return list(zip(latency[best].tolist(), throughput[best].tolist(), strict=True))
+
+
+def search(
+    timeline: Timeline,
+    strategy: Strategy,
+    tensor_degree: int,
+    latency_bound: float,
+    *,
+    encode_batches: tuple[int, int] = (1, 256),
+    decode_rounds: tuple[int, int] | None = None,
+    gap: float = GAP,
+) -> Found:
+    """
+    Return the best configuration of a strategy at a tensor-parallel degree.
+
+    A first search takes the grid as monotone (:func:`.branch_and_bound`, the paper's Algorithm 1) and says
+    where it is not. The second (:func:`.best_of_rows`) assumes nothing: it finds what the first missed, and
+    proves that nothing is better by more than the gap.
+
+    Parameters
+    ----------
+    timeline
+        Simulates a configuration.
+    strategy, tensor_degree
+        Of the configurations.
+    latency_bound
+        Seconds for an answer of the 99th-percentile length.
+    encode_batches, decode_rounds
+        As in :func:`spaces`.
+    gap
+        Of throughput, as a fraction: nothing better by less is looked for.
+    """
+    best: ExecConfig | None = None
+    throughput, grid, evaluated = -math.inf, 0, 0
+    results = []
+    for space in spaces(
+        timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
+    ):
+        rows, first, guess = space.rows(timeline), 0, 1
+        start = branch_and_bound(
+            space.evaluate(rows), space.variables, latency_bound, gap=_START_GAP, at_least=throughput
+        )
+        if start.best is not None:
+            best, throughput = space.config(start.best), start.throughput
+            first, guess = space.number(start.best), start.best[0]
+        proven = best_of_rows(rows, latency_bound, first=first, guess=guess, at_least=throughput, gap=gap)
+        if proven.row is not None:
+            others = (each.low + proven.row for each in space.variables[1:])
+            best, throughput = space.config((proven.batch, *others)), proven.throughput
+        grid += space.grid
+        evaluated += start.evaluated + proven.evaluated
+        results.append(start)
+    performance = None if best is None else timeline(best)
+    return Found(strategy, tensor_degree, best, performance, evaluated, grid, tuple(results))
+
+
+def search_all(
+    timeline: Timeline,
+    latency_bound: float,
+    *,
+    strategies: Sequence[Strategy] = tuple(Strategy),
+    encode_batches: tuple[int, int] = (1, 256),
+    decode_rounds: tuple[int, int] | None = None,
+    gap: float = GAP,
+) -> list[Found]:
+    """
+    Return the best configuration of each strategy and degree, the best of all first.
+
+    Parameters
+    ----------
+    timeline, latency_bound, encode_batches, decode_rounds, gap
+        As in :func:`search`.
+    strategies
+        Those to search.
+    """
+    found = [
+        search(
+            timeline,
+            strategy,
+            degree,
+            latency_bound,
+            encode_batches=encode_batches,
+            decode_rounds=decode_rounds,
+            gap=gap,
+        )
+        for strategy in strategies
+        for degree in sorted(timeline.costs)
+        if degree <= timeline.cluster.devices
+    ]
+    found = [each for each in found if each.grid]
+    return sorted(found, key=lambda each: -each.performance.throughput if each.performance else math.inf)
+
+
+def _same_allocation(
+    timeline: Timeline, strategy: Strategy, batches: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Return the ranges of encoding batches for which as many devices encode."""
+    low, high = batches
+    counts = timeline.encoders(strategy, np.arange(low, high + 1))
+    starts = [low, *(low + 1 + np.flatnonzero(np.diff(counts))).tolist()]
+    return [(start, end - 1) for start, end in zip(starts, [*starts[1:], high + 1], strict=True)]

@@ -1,0 +1,129 @@
+"""A new configuration for lengths that are not those planned for, and what changing to it costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...models.exegpt.configuration import ExecConfig, Performance, Strategy
+from ...models.exegpt.timeline import Timeline
+from ...models.exegpt.workload_aware_row import WorkloadAwareRow
+from .execution_search import GAP, search
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """
+    What to run from now on.
+
+    Parameters
+    ----------
+    config, performance
+        The new configuration; None if none of those within reach meets the latency bound.
+    unchanged
+        What the old one reaches with the lengths observed.
+    reload_seconds
+        In which the devices load their new layers before it runs; 0 if each keeps its own.
+    evaluated
+        Configurations looked at.
+    """
+
+    config: ExecConfig | None
+    performance: Performance | None
+    unchanged: Performance
+    reload_seconds: float
+    evaluated: int
+
+    @property
+    def pays_after(self) -> float:
+        """
+        Seconds after which the change has served more requests than the old configuration would have.
+
+        Infinite if it never does: it may still be needed to meet the latency bound.
+        """
+        gain = (
+            -math.inf if self.performance is None else self.performance.throughput - self.unchanged.throughput
+        )
+        if gain <= 0 or self.performance is None:
+            return math.inf
+        return self.reload_seconds * self.performance.throughput / gain
+
+
+def replan(
+    planned: Timeline,
+    observed: Timeline,
+    config: ExecConfig,
+    latency_bound: float,
+    *,
+    encode_batches: tuple[int, int] = (1, 256),
+    gap: float = GAP,
+) -> Replan:
+    """
+    Return the best change of a running configuration (ExeGPT, section 7.6).
+
+    RRA changes its decode iterations alone, which no device notices; WAA shares out the devices anew, and
+    those load other layers from the host's memory (Table 4).
+
+    Parameters
+    ----------
+    planned, observed
+        Simulate a configuration with the lengths it was chosen for, and with those observed.
+    config
+        The running one.
+    latency_bound
+        Seconds for an answer of the 99th-percentile length observed.
+    encode_batches, gap
+        Of the search for a WAA configuration (see :func:`.search`).
+    """
+    unchanged = on_planned_devices(planned, observed, config)
+    if config.strategy is Strategy.RRA:
+        best, throughput = None, -math.inf
+        rounds = observed.lengths.outputs.high
+        for count in range(1, rounds + 1):
+            changed = replace(config, decode_rounds=count)
+            probe = observed.rra_row(changed, config.encode_batch).probe(
+                config.encode_batch, config.encode_batch
+            )
+            if (
+                probe.latency <= latency_bound
+                and math.isfinite(probe.latency)
+                and probe.throughput > throughput
+            ):
+                best, throughput = changed, probe.throughput
+        return Replan(best, None if best is None else observed(best), unchanged, 0.0, rounds)
+    found = search(
+        observed,
+        config.strategy,
+        config.tensor_degree,
+        latency_bound,
+        encode_batches=encode_batches,
+        gap=gap,
+    )
+    seconds = 0.0
+    if found.config is not None and _layers(found.config, observed(found.config)) != _layers(
+        config, unchanged
+    ):
+        seconds = observed.waa_weight_bytes(found.config) / observed.cluster.host_bandwidth
+    return Replan(found.config, found.performance, unchanged, seconds, found.evaluated)
+
+
+def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig) -> Performance:
+    """
+    Return what a configuration reaches with other lengths than those that shared out its devices.
+
+    Parameters
+    ----------
+    planned, observed, config
+        As in :func:`replan`.
+    """
+    if config.strategy is Strategy.RRA or planned.cluster.devices < 2:
+        return observed(config)
+    encoders = int(planned.encoders(config.strategy, np.array([config.encode_batch]))[0])
+    return WorkloadAwareRow(observed, config, encoders, config.encode_batch).performance(config.encode_batch)
+
+
+def _layers(config: ExecConfig, performance: Performance) -> tuple[object, ...]:
+    """Return what decides which layers each device holds."""
+    return (*performance.stages, config.tensor_degree, config.tensor_groups)

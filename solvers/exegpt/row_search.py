@@ -1,0 +1,181 @@
+"""An exact search of rows of configurations, by bounds that hold whether or not a row is monotone."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...models.exegpt.row import Probe, Row
+
+_LOOKS = 4
+"""At each row in turn: what is left of it then waits until the best of all rows is nearly known."""
+_ROUNDING = 1e-12
+"""Of a latency: added up in another order, what is no slower than another may seem so by as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """
+    The configurations of a row that are searched.
+
+    Parameters
+    ----------
+    row
+        Says what they reach.
+    low, high
+        Encoding batches, both included.
+    """
+
+    row: Row
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowBest:
+    """
+    The best configuration of some rows.
+
+    Parameters
+    ----------
+    row, batch
+        Number of the row, and encoding batch; None if nothing is better than what was known.
+    throughput
+        Of the best, or what was known.
+    evaluated
+        Configurations looked at.
+    """
+
+    row: int | None
+    batch: int
+    throughput: float
+    evaluated: int
+
+
+def best_of_rows(
+    ranges: Sequence[RowRange],
+    latency_bound: float,
+    *,
+    first: int = 0,
+    guess: int = 1,
+    at_least: float = -math.inf,
+    gap: float = 0.0,
+) -> RowBest:
+    """
+    Return the configuration of most throughput within a latency bound, whatever is monotone or not.
+
+    A look at one configuration excludes the smaller encoding batches of its row if the row's bound on
+    their throughput is no better than the best known, and the larger ones if that on their latency is too
+    slow. In most rows one look excludes both: where it is taken follows from the rows before.
+
+    Parameters
+    ----------
+    ranges
+        The rows, like ones next to each other.
+    latency_bound
+        Seconds.
+    first, guess
+        The row to begin with, and an encoding batch of it: those of a good configuration.
+    at_least
+        Throughput already reached: nothing that is no better is looked for.
+    gap
+        Nothing better by a smaller fraction is looked for.
+    """
+    search = _Rows(ranges, latency_bound, at_least, 1 + gap)
+    begin = search.look(first, guess)
+    for numbers in (range(first + 1, len(ranges)), range(first - 1, -1, -1)):
+        near = begin
+        for number in numbers:
+            near = search.look(number, near)
+    search.finish()
+    return RowBest(search.row, search.batch, search.best, search.evaluated)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Block:
+    """Encoding batches of a row that may hold the best: the most promising first, and where to look."""
+
+    rank: float
+    number: int
+    low: int
+    high: int
+    at: int
+
+
+class _Rows:
+    def __init__(self, ranges: Sequence[RowRange], bound: float, best: float, factor: float) -> None:
+        self.ranges, self.bound, self.best, self.factor = ranges, bound, best, factor
+        self.row: int | None = None
+        self.batch, self.evaluated = 0, 0
+        self.left: list[_Block] = []
+        # Of the last two looks at a row: what one prompt more changes.
+        self.latency_slope, self.throughput_slope = 0.0, 0.0
+
+    def look(self, number: int, guess: int) -> int:
+        """Look at a row, and return the encoding batch seen whose latency is nearest to the bound."""
+        whole = self.ranges[number]
+        at = min(max(guess, whole.low), whole.high)
+        blocks = [_Block(-math.inf, number, whole.low, whole.high, at)]
+        nearest, closest = guess, math.inf
+        before: tuple[int, Probe] | None = None
+        for _ in range(_LOOKS):
+            if not blocks:
+                return nearest
+            block = blocks.pop()
+            probe, parts = self._split(block)
+            blocks += parts
+            if before is not None and math.isfinite(probe.latency) and math.isfinite(before[1].latency):
+                self._learn(block.at - before[0], before[1], probe)
+            before = (block.at, probe)
+            off = abs(probe.least_latency - self.bound)
+            if off <= closest:
+                nearest, closest = block.at, off
+        for block in blocks:
+            heapq.heappush(self.left, block)
+        return nearest
+
+    def finish(self) -> None:
+        """Look at what is left of the rows, the most promising part first."""
+        while self.left:
+            block = heapq.heappop(self.left)
+            if -block.rank <= self.best * self.factor:
+                return
+            for part in self._split(block)[1]:
+                heapq.heappush(self.left, part)
+
+    def _split(self, block: _Block) -> tuple[Probe, list[_Block]]:
+        """Look at a configuration of a block; return what that says, and what may still hold the best."""
+        low, high, at = block.low, block.high, block.at
+        probe = self.ranges[block.number].row.probe(low, at)
+        self.evaluated += 1
+        met = probe.latency <= self.bound and math.isfinite(probe.latency)
+        if met and probe.throughput > self.best:
+            self.best, self.row, self.batch = probe.throughput, block.number, at
+        parts = []
+        least = probe.least_latency * (1 - _ROUNDING)
+        excess = probe.most_throughput - self.best * self.factor
+        if low < at and excess > 0:
+            # What does not fit says nothing of how far away something does.
+            fits = math.isfinite(probe.latency)
+            step = _steps(excess, self.throughput_slope if fits else 0.0, at - low)
+            rank = max(block.rank, -probe.most_throughput)
+            parts.append(_Block(rank, block.number, low, at - 1, at - step))
+        if at < high and least <= self.bound and math.isfinite(least):
+            step = _steps(self.bound - least, self.latency_slope, high - at)
+            parts.append(_Block(block.rank, block.number, at + 1, high, at + step))
+        return probe, parts
+
+    def _learn(self, apart: int, before: Probe, after: Probe) -> None:
+        slope = (after.latency - before.latency) / apart
+        self.latency_slope = slope if slope > 0 else self.latency_slope
+        slope = (after.throughput - before.throughput) / apart
+        self.throughput_slope = slope if slope > 0 else self.throughput_slope
+
+
+def _steps(distance: float, slope: float, most: int) -> int:
+    """Return how many prompts away a line of this slope points; the middle if it points nowhere."""
+    if slope <= 0 or not math.isfinite(distance):
+        return (most + 1) // 2
+    return min(max(1, math.ceil(distance / slope)), (most + 1) // 2 if distance / slope > most else most)

@@ -1,0 +1,1 @@
+"""Makespan bin packing over machines: patterns, local search, proof."""

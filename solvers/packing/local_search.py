@@ -1,0 +1,207 @@
+"""Local search for makespan bin packing: pairs of machines re-split by exact subset sums."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+
+from ...models.bounds.partition_heuristics import IntArray
+
+MOST_PARTNERS = 16
+"""Machines below the target tried with an overloaded one before others are shuffled."""
+SHUFFLED_SHARE = 8
+"""One in so many machines is shuffled when an overloaded one is stuck."""
+
+
+def subset_sums(weights: list[int]) -> int:
+    """
+    Return the sums of all subsets as the set bits of one integer.
+
+    Parameters
+    ----------
+    weights
+        Item weights, not negative.
+
+    Returns
+    -------
+    int
+        Bit s is set when some subset sums to s.
+    """
+    sums = 1
+    for weight in weights:
+        sums |= sums << weight
+    return sums
+
+
+def subset_of_sum(items: list[int], values: list[int], total: int) -> list[int]:
+    """
+    Return items of exactly the wanted total value.
+
+    Parameters
+    ----------
+    items
+        The items to choose from.
+    values
+        Value of every item, indexed by item.
+    total
+        A sum that some subset has.
+
+    Returns
+    -------
+    list of int
+        The chosen items.
+
+    Raises
+    ------
+    ValueError
+        If no subset has that sum.
+    """
+    reachable = [1]
+    for item in items:
+        reachable.append(reachable[-1] | (reachable[-1] << values[item]))
+    if not (reachable[-1] >> total) & 1:
+        raise ValueError(f"no subset of {len(items)} items sums to {total}")
+    chosen = []
+    for item, before in zip(reversed(items), reversed(reachable[:-1]), strict=True):
+        if not (before >> total) & 1:
+            chosen.append(item)
+            total -= values[item]
+    return chosen
+
+
+def _lowest_bit(bits: int) -> int:
+    """Return the lowest bit that is set in an integer above zero."""
+    return (bits & -bits).bit_length() - 1
+
+
+class Resplit:
+    """
+    Machines whose items are re-split two machines at a time until none is loaded beyond a target.
+
+    The sums of a machine's subsets are the bits of an integer, those of a pair a few shifts of it. A pair's
+    subsets of sum x are a subset of sum a of the first and x - a of the second; the sums of a machine are
+    symmetric (a subset's complement is a subset), so what a can be is one shift and one AND of two integers.
+
+    Parameters
+    ----------
+    weights
+        Weight of each item, shape (n,).
+    assignment
+        Machine of each item to start from, shape (n,).
+    machines
+        Number of machines.
+    target
+        Makespan asked for.
+    rng
+        Source of every random choice.
+    """
+
+    def __init__(
+        self, weights: IntArray, assignment: IntArray, machines: int, target: int, rng: np.random.Generator
+    ) -> None:
+        self.values: list[int] = weights.tolist()
+        self.machines = machines
+        self.target = target
+        # Python's own draws single numbers ten times as fast as NumPy's.
+        self.draw = random.Random(int(rng.integers(2**63)))
+        self.members: list[list[int]] = [[] for _ in range(machines)]
+        for item, machine in enumerate(assignment.tolist()):
+            self.members[machine].append(item)
+        self.loads = [sum(self.values[item] for item in items) for items in self.members]
+        self.sums = [subset_sums([self.values[item] for item in items]) for items in self.members]
+
+    def run(self, seconds: float) -> bool:
+        """
+        Return whether no machine is loaded beyond the target any more.
+
+        Parameters
+        ----------
+        seconds
+            CPU seconds after which the search gives up.
+
+        Returns
+        -------
+        bool
+            Whether the target is met.
+        """
+        deadline = time.process_time() + seconds
+        while (worst := max(self.loads)) > self.target:
+            if time.process_time() > deadline:
+                return False
+            over = self.loads.index(worst)
+            if not self._relieve(over):
+                # After a single shuffle most machines are as stuck as before; many are cheaper than a vain
+                # look.
+                for _ in range(self.machines // SHUFFLED_SHARE + 1):
+                    self._shuffle(over)
+        return True
+
+    def assignment(self) -> IntArray:
+        """
+        Return the machine of each item.
+
+        Returns
+        -------
+        IntArray
+            Shape (n,).
+        """
+        result = np.zeros(len(self.values), dtype=np.int64)
+        for machine, items in enumerate(self.members):
+            result[items] = machine
+        return result
+
+    def _relieve(self, over: int) -> bool:
+        """Return whether a re-split with some machine below the target took excess off an overloaded one."""
+        load = self.loads[over]
+        partners = [machine for machine, other in enumerate(self.loads) if other < self.target]
+        for other in self.draw.sample(partners, min(MOST_PARTNERS, len(partners))):
+            # From here up the excess of the pair grows with the sum, one machine standing for its mirror
+            # image.
+            least = max(0, min(self.target, load + self.loads[other] - self.target))
+            better = (self._sums_of_pair(over, other) >> least) & ((1 << (load - least)) - 1)
+            if better:
+                self._resplit(over, other, least + _lowest_bit(better))
+                return True
+        return False
+
+    def _shuffle(self, over: int) -> None:
+        """Split a random pair, often one with the overloaded machine, another way with no more excess."""
+        if self.machines == 1:
+            return
+        first = over if self.draw.random() < 0.5 else self.draw.randrange(self.machines)
+        second = self.draw.randrange(self.machines - 1)
+        second += second >= first
+        both = self.loads[first] + self.loads[second]
+        high = max(self.target, self.loads[first], self.loads[second])
+        low = max(0, both - high)
+        start = self.draw.randint(low, high)
+        above = (self._sums_of_pair(first, second) >> start) & ((1 << (high - start + 1)) - 1)
+        if above:
+            self._resplit(first, second, start + _lowest_bit(above))
+
+    def _sums_of_pair(self, first: int, second: int) -> int:
+        """Return the sums of all subsets of two machines' items, as bits."""
+        sums = self.sums[first]
+        for item in self.members[second]:
+            sums |= sums << self.values[item]
+        return sums
+
+    def _resplit(self, first: int, second: int, total: int) -> None:
+        """Split the pair with that total, which some subset has, on the first machine."""
+        shift = self.loads[second] - total
+        mirrored = self.sums[second] >> shift if shift >= 0 else self.sums[second] << -shift
+        meeting = self.sums[first] & mirrored
+        above = meeting >> (start := self.draw.randrange(meeting.bit_length()))
+        part = start + _lowest_bit(above)
+        from_first = set(subset_of_sum(self.members[first], self.values, part))
+        from_second = set(subset_of_sum(self.members[second], self.values, total - part))
+        stay = [item for item in self.members[first] if item in from_first] + list(from_second)
+        leave = [item for item in self.members[first] if item not in from_first]
+        leave += [item for item in self.members[second] if item not in from_second]
+        both = self.loads[first] + self.loads[second]
+        for machine, items, load in ((first, stay, total), (second, leave, both - total)):
+            self.members[machine] = items
+            self.loads[machine] = load
+            self.sums[machine] = subset_sums([self.values[item] for item in items])

@@ -1,0 +1,228 @@
+"""Makespan bin packing, the hybrid paper's (26)-(30): the fullest slot as light as can be."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...models.bounds.partition import PartitionBound, dual_feasible_bound, lifted_bound
+from ...models.bounds.partition_heuristics import (
+    IntArray,
+    checked_weights,
+    karmarkar_karp,
+    longest_processing_time,
+    machine_loads,
+    multifit,
+)
+from .local_search import Resplit
+from .patterns import PatternMaster
+
+FIRST_RESPLIT = 1.0
+"""CPU seconds that re-splits get before anything slower: they close nearly every instance of many items."""
+LARGEST_KNAPSACK = 20_000_000
+"""Items times capacity up to which column generation is tried."""
+SHARE_TO_MEET = 0.3
+"""The share of a bound's time that goes to assignments, which show that nothing more can be proven."""
+SMALL_KNAPSACK = 400_000
+"""Items times capacity up to which integer programming over patterns beats re-splits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """
+    An assignment of items to machines and what is proven about it.
+
+    Parameters
+    ----------
+    assignment
+        Machine of each item, int64, shape (n,).
+    makespan
+        Largest machine load.
+    bound
+        No assignment has a smaller makespan.
+    source
+        Which argument proves the bound.
+    witness
+        What a checker needs to repeat that argument, JSON-able.
+    seconds
+        CPU seconds spent.
+    """
+
+    assignment: IntArray
+    makespan: int
+    bound: int
+    source: str
+    seconds: float
+    witness: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def optimal(self) -> bool:
+        """
+        Return whether the makespan is proven optimal.
+
+        Returns
+        -------
+        bool
+            True when makespan and bound meet.
+        """
+        return self.makespan == self.bound
+
+    @property
+    def gap(self) -> float:
+        """
+        Return the relative gap.
+
+        Returns
+        -------
+        float
+            (makespan - bound) / makespan, 0 for an empty instance.
+        """
+        return (self.makespan - self.bound) / self.makespan if self.makespan else 0.0
+
+
+def solve_partition(
+    weights: IntArray, machines: int, seconds: float = 10.0, seed: int = 0
+) -> PartitionResult:
+    """
+    Return the best assignment found, proven optimal where time allows.
+
+    Bounds and constructive heuristics first, then re-splits of pairs of machines towards the bound, then
+    (only when a gap is left) column generation, which lifts the bound and assembles an assignment from its
+    patterns.
+
+    Parameters
+    ----------
+    weights, machines
+        As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
+    seconds
+        CPU seconds after which it stops with what it has; the constructive heuristics always run.
+    seed
+        Seed of the local search.
+    """
+    weights = checked_weights(weights, machines)
+    search = _Search(weights, machines, seconds, seed)
+    search.construct()
+    search.resplit(search.bound.value, max(0.1 * seconds, FIRST_RESPLIT))
+    knapsack = search.master(search.bound.value).work
+    if knapsack <= LARGEST_KNAPSACK:
+        search.price_out()
+    if knapsack <= SMALL_KNAPSACK:
+        search.assemble()
+    search.close_in()
+    bound = search.bound
+    return PartitionResult(
+        search.best, search.makespan, bound.value, bound.source, search.spent(), bound.witness
+    )
+
+
+def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int = 0) -> PartitionBound:
+    """
+    Return the best lower bound proven within a time limit.
+
+    As :func:`solve_partition`, with no more search for assignments than what shows that the bound is met.
+
+    Parameters
+    ----------
+    weights, machines, seed
+        As of :func:`solve_partition`.
+    seconds
+        CPU seconds after which it stops with what is proven.
+    """
+    search = _Search(checked_weights(weights, machines), machines, seconds, seed)
+    search.construct()
+    search.resplit(search.bound.value, SHARE_TO_MEET * seconds)
+    if search.master(search.bound.value).work <= LARGEST_KNAPSACK:
+        search.price_out()
+    return search.bound
+
+
+class _Search:
+    """The best assignment and bound so far, and the steps that improve them while there is a gap and time."""
+
+    def __init__(self, weights: IntArray, machines: int, seconds: float, seed: int) -> None:
+        self.started = time.process_time()
+        self.weights = weights
+        self.machines = machines
+        self.seconds = seconds
+        self.rng = np.random.default_rng(seed)
+        self.bound = lifted_bound(weights, machines)
+        self.best = longest_processing_time(weights, machines)
+        self.makespan = int(machine_loads(weights, self.best, machines).max())
+
+    def spent(self) -> float:
+        return time.process_time() - self.started
+
+    def load(self) -> None:
+        """Import what prices are solved with, off the clock: else a process's first proof has less time."""
+        before = time.process_time()
+        importlib.import_module("scipy.optimize")
+        self.started += time.process_time() - before
+
+    def open(self) -> bool:
+        return self.makespan > self.bound.value and self.spent() < self.seconds
+
+    def accept(self, assignment: IntArray) -> None:
+        makespan = int(machine_loads(self.weights, assignment, self.machines).max())
+        if makespan < self.makespan:
+            self.best, self.makespan = assignment, makespan
+
+    def construct(self) -> None:
+        """Try the constructive heuristics and the cheap bounds."""
+        for heuristic in (multifit, karmarkar_karp):
+            if self.makespan > self.bound.value:
+                self.accept(heuristic(self.weights, self.machines))
+        if self.makespan > self.bound.value:
+            refuted = dual_feasible_bound(self.weights, self.machines, self.bound.value, self.makespan)
+            self.bound = refuted or self.bound
+
+    def resplit(self, target: int, seconds: float) -> bool:
+        """Return whether re-splits reach the target."""
+        if not self.open():
+            return False
+        search = Resplit(self.weights, self.best, self.machines, target, self.rng)
+        search.run(min(seconds, self.seconds - self.spent()))
+        self.accept(search.assignment())
+        return self.makespan <= target
+
+    def price_out(self) -> None:
+        """Lift the bound to the first capacity that prices cannot refute."""
+        if self.open():
+            self.load()
+        unrefuted = self.makespan
+        while self.open() and self.bound.value < unrefuted:
+            capacity = (self.bound.value + unrefuted) // 2
+            refuted = self.master(capacity).refute(self.seconds - self.spent())
+            if refuted is None:
+                unrefuted = capacity
+            else:
+                self.bound = refuted
+
+    def close_in(self) -> None:
+        """Step the makespan down by re-splits, with half as long a step after each failure."""
+        step = self.makespan
+        while self.open():
+            step = max(1, min(step, (self.makespan - self.bound.value) // 2))
+            # The shortest step gets all the time there is.
+            seconds = 0.1 * self.seconds if step > 1 else self.seconds
+            if not self.resplit(self.makespan - step, seconds):
+                step //= 2
+
+    def assemble(self) -> None:
+        """Assemble assignments from patterns, halving the gap each time one is found."""
+        failed = self.bound.value - 1
+        while self.open() and failed + 1 < self.makespan:
+            capacity = failed + 1 if failed < self.bound.value else (failed + self.makespan) // 2
+            master = self.master(capacity)
+            master.refute(self.seconds - self.spent())
+            assembled = master.assemble(self.weights, max(0.0, 0.4 * (self.seconds - self.spent())))
+            if assembled is None:
+                failed = capacity
+            else:
+                self.accept(assembled)
+
+    def master(self, capacity: int) -> PatternMaster:
+        return PatternMaster(self.weights, self.machines, capacity)

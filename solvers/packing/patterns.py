@@ -1,0 +1,230 @@
+"""Column generation for makespan bin packing: patterns that fit a capacity, and prices that refute it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.bounds.partition import PartitionBound, priced_bound
+from ...models.bounds.partition_heuristics import IntArray
+
+if TYPE_CHECKING:
+    from scipy.sparse import csc_array
+
+FloatArray = NDArray[np.float64]
+Pattern = tuple[int, ...]
+
+PRICE_SCALE = 1_000_000
+"""Prices are rounded down to this fraction, so that a certificate holds whole numbers."""
+SMALLEST_GAIN = 1e-7
+SMOOTHING = 0.7
+"""Weight of the best prices so far where the next patterns are priced (Wentges 1997)."""
+
+
+class PatternMaster:
+    """
+    Patterns (sets of items that fit together) for one capacity, until it is refuted or they suffice.
+
+    The Gilmore-Gomory relaxation: the least number of patterns, fractions allowed, that cover every item.
+    If it exceeds the machines, its prices refute the capacity.
+
+    Parameters
+    ----------
+    weights
+        Weight of each item, at most ``capacity``, shape (n,). Items of no weight are left to any machine.
+    machines
+        Number of machines.
+    capacity
+        Largest load allowed on a machine.
+    """
+
+    def __init__(self, weights: IntArray, machines: int, capacity: int) -> None:
+        self.machines = machines
+        self.capacity = capacity
+        self.lengths, self.counts = np.unique(weights[weights > 0], return_counts=True)
+        self.most = np.minimum(self.counts, capacity // self.lengths)
+        self.patterns: list[Pattern] = [(kind,) for kind in range(len(self.lengths))]
+        self._known = set(self.patterns)
+
+    def refute(self, seconds: float) -> PartitionBound | None:
+        """
+        Return the bound that refutes the capacity, or None when the patterns suffice (or time is up).
+
+        Parameters
+        ----------
+        seconds
+            CPU seconds after which it gives up.
+
+        Returns
+        -------
+        PartitionBound or None
+            The bound ``capacity + 1`` with its prices.
+        """
+        deadline = time.process_time() + seconds
+        best_prices: FloatArray = self.lengths / self.capacity
+        best_bound = float(best_prices @ self.counts)
+        master_prices: FloatArray | None = None
+        weight = SMOOTHING
+        prices = best_prices
+        while time.process_time() < deadline:
+            dearest, offered = dear_patterns(self.lengths, self.most, self.capacity, prices)
+            proven = float(prices @ self.counts) / dearest
+            if proven > best_bound:
+                best_prices, best_bound = prices / dearest, proven
+            if best_bound > self.machines + SMALLEST_GAIN:
+                bound = self._whole_prices(best_prices)
+                if bound is not None:
+                    return bound
+            fresh = [pattern for pattern in offered if self._gains(pattern, master_prices)]
+            self.patterns.extend(fresh)
+            self._known.update(fresh)
+            if fresh or master_prices is None:
+                weight = SMOOTHING
+                used, master_prices = self._solve_master()
+                if used <= self.machines + SMALLEST_GAIN:
+                    return None
+            elif weight == 0:
+                return None
+            else:
+                weight = weight / 2 if weight > 0.1 else 0.0
+            prices = weight * best_prices + (1 - weight) * master_prices
+        return None
+
+    @property
+    def work(self) -> int:
+        """
+        Return the size of one pricing knapsack.
+
+        Returns
+        -------
+        int
+            Items times capacity.
+        """
+        return int(self.most.sum()) * self.capacity
+
+    def assemble(self, weights: IntArray, seconds: float) -> IntArray | None:
+        """
+        Return an assignment made of the patterns at hand, if integer programming finds one in time.
+
+        Parameters
+        ----------
+        weights
+            Weight of each item, shape (n,).
+        seconds
+            Seconds after which HiGHS gives up.
+
+        Returns
+        -------
+        IntArray or None
+            Machine of each item, shape (n,), no load above the capacity.
+        """
+        from scipy.optimize import LinearConstraint, milp
+
+        cover = self._cover()
+        count = len(self.patterns)
+        result = milp(
+            np.ones(count),
+            integrality=np.ones(count, dtype=np.int64),
+            constraints=[
+                LinearConstraint(cover, self.counts, np.inf),
+                LinearConstraint(np.ones((1, count)), 0, self.machines),
+            ],
+            options={"time_limit": seconds, "mip_rel_gap": 1.0},
+        )
+        if result.x is None:
+            return None
+        waiting = {int(length): np.flatnonzero(weights == length).tolist() for length in self.lengths}
+        assignment = np.zeros(len(weights), dtype=np.int64)
+        machine = 0
+        for pattern, times in zip(self.patterns, np.round(result.x).astype(int).tolist(), strict=True):
+            for _ in range(times):
+                for kind in pattern:
+                    if waiting[int(self.lengths[kind])]:
+                        assignment[waiting[int(self.lengths[kind])].pop()] = machine
+                machine += 1
+        return assignment
+
+    def _gains(self, pattern: Pattern, prices: FloatArray | None) -> bool:
+        if pattern in self._known:
+            return False
+        return prices is None or float(prices[list(pattern)].sum()) > 1 + SMALLEST_GAIN
+
+    def _cover(self) -> csc_array[np.float64]:
+        from scipy.sparse import csc_array
+
+        rows = np.concatenate([np.array(pattern) for pattern in self.patterns])
+        columns = np.repeat(np.arange(len(self.patterns)), [len(pattern) for pattern in self.patterns])
+        shape = (len(self.lengths), len(self.patterns))
+        return csc_array((np.ones(len(rows)), (rows, columns)), shape=shape)
+
+    def _solve_master(self) -> tuple[float, FloatArray]:
+        """Return the fractional number of patterns needed and the price of each kind of item."""
+        from scipy.optimize import linprog
+
+        # scipy takes a sparse matrix here, its type stubs do not.
+        cover = cast(Any, -self._cover())
+        result = linprog(np.ones(len(self.patterns)), A_ub=cover, b_ub=-self.counts, method="highs")
+        return cast(float, result.fun), -np.asarray(result.ineqlin.marginals)
+
+    def _whole_prices(self, prices: FloatArray) -> PartitionBound | None:
+        """Return the bound of the prices rounded down to whole numbers, if they still refute the capacity."""
+        whole = np.floor(np.maximum(prices, 0) * PRICE_SCALE).astype(np.int64)
+        dearest = np.zeros(self.capacity + 1, dtype=np.int64)
+        kinds = zip(self.lengths.tolist(), self.most.tolist(), whole.tolist(), strict=True)
+        for length, most, price in kinds:
+            for _ in range(most):
+                dearest[length:] = np.maximum(dearest[length:], dearest[:-length] + price)
+        limit = int(dearest[-1])
+        if int(whole @ self.counts) <= self.machines * limit:
+            return None
+        return priced_bound("column generation prices", self.capacity, self.lengths, whole, limit)
+
+
+def dear_patterns(
+    lengths: IntArray, most: IntArray, capacity: int, prices: FloatArray
+) -> tuple[float, list[Pattern]]:
+    """
+    Return the price of the dearest pattern, and for each kind of item a dear pattern that holds it.
+
+    Parameters
+    ----------
+    lengths, most, prices
+        Length, largest number in a pattern, and price of each kind of item, shape (kinds,).
+    capacity
+        Largest total length of a pattern.
+
+    Returns
+    -------
+    tuple of float and list
+        The price, and patterns as kinds of items in order.
+    """
+    order = np.argsort(-prices / lengths, kind="stable")
+    dearest = np.zeros(capacity + 1)
+    steps: list[tuple[int, int, NDArray[np.bool_]]] = []
+    for kind in order.tolist():
+        length = int(lengths[kind])
+        for _ in range(int(most[kind])):
+            candidate = dearest[:-length] + prices[kind]
+            better = candidate > dearest[length:] + 1e-12
+            if not better.any():
+                break
+            dearest[length:] = np.where(better, candidate, dearest[length:])
+            steps.append((kind, length, better))
+    found = {_recovered(steps, capacity, ())}
+    for kind, length in enumerate(lengths.tolist()):
+        pattern = _recovered(steps, capacity - length, (kind,))
+        if pattern.count(kind) <= most[kind]:
+            found.add(pattern)
+    return float(dearest[capacity]), sorted(found)
+
+
+def _recovered(steps: list[tuple[int, int, NDArray[np.bool_]]], load: int, held: Pattern) -> Pattern:
+    items = list(held)
+    for kind, length, better in reversed(steps):
+        if load >= length and better[load - length]:
+            items.append(kind)
+            load -= length
+    return tuple(sorted(items))

@@ -1,0 +1,1 @@
+"""The one search for schedules: starts, annealing over stage times, exact enumeration."""

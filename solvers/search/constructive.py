@@ -1,0 +1,198 @@
+"""A schedule built in one pass: requests in an order, prefill stages by the ski-rental rule."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+
+LOOK_AHEAD = 48
+"""Waiting requests tried in a row without finding one that fits before a stage is closed."""
+
+FULL_STAGE = 0.95
+"""Share of the token cap from which a prefill stage counts as full, so that waiting saves no stage."""
+
+
+def longest_first(problem: Problem) -> IntArray:
+    """Return the requests by decreasing decode rounds, the order of LPT, shape (requests,)."""
+    return np.argsort(-problem.rounds, kind="stable")
+
+
+def ski_rental_schedule(
+    problem: Problem, *, order: IntArray | None = None, patience: float = 0.5, burst: int | None = None
+) -> Schedule:
+    """
+    Return a schedule that fills free slots in the given order whenever waiting has cost enough.
+
+    A prefill stage starts once the slot-rounds idle since the last one, priced at the share
+    ``decode_base / slots`` of a round each, reach ``patience`` times the cost of opening a stage: the rule
+    of ski rental, under which either choice is paid for at most twice. A stage also starts when its
+    requests already fill the token cap, when no others are left, or when nothing runs. A request joins only
+    if the KV capacity holds to the end of everything that runs, which known lengths tell.
+
+    Parameters
+    ----------
+    problem
+        The problem scheduled. Arrival times are not looked at.
+    order
+        The requests in the order they are taken, shape (requests,); longest first if left out.
+    patience
+        Stage openings' worth of idle rounds to wait for.
+    burst
+        Most requests a stage starts, or None for no limit. Requests that start together also hold most
+        tokens together, so a tight KV capacity is better used by small bursts.
+    """
+    waiting = list((longest_first(problem) if order is None else order).tolist())
+    waiting.reverse()
+    chooser = _Chooser(problem)
+    opening = max(problem.cost.prefill_base, problem.cost.prefill_floor)
+    longest = float(problem.rounds.max() * problem.slots)
+    free_rounds = problem.cost.decode_base == 0
+    bearable = longest if free_rounds else patience * opening * problem.slots / problem.cost.decode_base
+    bin_of = np.empty(len(problem), dtype=np.int64)
+    starts: list[int] = []
+    finishes: list[int] = []
+    rounds = problem.rounds.tolist()
+    now, idle = 0, 0.0
+    most = problem.slots if burst is None else burst
+    while waiting:
+        chosen, full = chooser.choose(waiting, min(most, problem.slots - len(finishes)), now)
+        if chosen:
+            # The last requests wait for nobody who could still join them.
+            now_or_never = full or len(chosen) == len(waiting) or not finishes
+            wait = 0 if now_or_never else math.ceil((bearable - idle) / len(chosen))
+            if wait <= 0:
+                bin_of[chosen] = len(starts)
+                starts.append(now)
+                chooser.admit()
+                _remove(waiting, chosen)
+                for request in chosen:
+                    heapq.heappush(finishes, now + rounds[request])
+                idle = 0.0
+                continue
+            # Choosing anew at every finish is slow where memory is checked, and four times a wait is enough.
+            elapsed = min(wait, max(finishes[0] - now, -(-wait // 4) if problem.kv_capacity else 1))
+            idle += len(chosen) * elapsed
+            now += elapsed
+        else:
+            now = finishes[0]
+        while finishes and finishes[0] <= now:
+            heapq.heappop(finishes)
+    end = max(finishes, default=now)
+    return Schedule.from_bins(problem, bin_of, np.diff(np.array([*starts, end], dtype=np.int64)))
+
+
+def _remove(waiting: list[int], chosen: list[int]) -> None:
+    """Take the chosen requests, which lie near the end, out of the waiting list."""
+    left = set(chosen)
+    kept: list[int] = []
+    while left:
+        request = waiting.pop()
+        if request in left:
+            left.remove(request)
+        else:
+            kept.append(request)
+    waiting.extend(reversed(kept))
+
+
+class _Chooser:
+    """Which waiting requests the next prefill stage takes."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._cap = problem.prefill_token_cap
+        self._prompt = problem.prompt_tokens.tolist()
+        self._memory = None if problem.kv_capacity is None else Memory(problem, problem.kv_capacity)
+        self._held = 0
+
+    def choose(self, waiting: list[int], free: int, now: int) -> tuple[list[int], bool]:
+        """Return the requests a stage at round ``now`` takes, and whether it is as full as can be."""
+        if self._cap is None and self._memory is None:
+            return waiting[-free:][::-1] if free else [], False
+        if self._memory is not None:
+            self._memory.forget(self._held)
+            self._memory.advance(now)
+        chosen: list[int] = []
+        tokens, misses = 0, 0
+        for request in reversed(waiting):
+            if len(chosen) == free or misses == LOOK_AHEAD:
+                break
+            prompt = self._prompt[request]
+            fits = self._cap is None or tokens + prompt <= self._cap
+            if fits and (self._memory is None or self._memory.hold(request, now)):
+                chosen.append(request)
+                tokens += prompt
+            else:
+                misses += 1
+        self._held = len(chosen)
+        return chosen, self._cap is not None and tokens >= FULL_STAGE * self._cap
+
+    def admit(self) -> None:
+        """Note that the requests chosen last run from the round they were chosen for."""
+        self._held = 0
+
+
+class Memory:
+    """
+    The KV tokens that running requests will hold, up to the end of the last of them.
+
+    What is held only grows between two finishes, so the capacity holds at every round if it holds in the
+    last round of every running request.
+
+    Parameters
+    ----------
+    problem
+        Its requests' prompts and rounds are read.
+    capacity
+        Most tokens held at any moment.
+    """
+
+    def __init__(self, problem: Problem, capacity: int) -> None:
+        self._capacity = capacity
+        self._rounds = problem.rounds.tolist()
+        self._at_start = problem.kv_at_start.tolist()
+        self._prompt = problem.prompt_tokens.tolist()
+        self._running: list[tuple[int, int]] = []
+        self._index()
+
+    def _index(self) -> None:
+        """Sort the running requests by their last round, latest first, and add up what they hold."""
+        last, offset = np.array(self._running, dtype=np.int64).reshape(-1, 2).T
+        latest_first = np.argsort(-last, kind="stable")
+        last, offset = last[latest_first], offset[latest_first]
+        held = np.cumsum(offset) + np.arange(1, len(last) + 1) * last
+        self._before = (-last).tolist()
+        self._offsets = [0, *np.cumsum(offset).tolist()]
+        # What a newcomer's offset is added to, at the worst of the last rounds up to its own.
+        self._worst = [*np.maximum.accumulate((held + last)[::-1])[::-1].tolist(), -self._capacity]
+
+    def advance(self, now: int) -> None:
+        """Forget the requests that have finished by round ``now``."""
+        self._running = [entry for entry in self._running if entry[0] >= now]
+        self._index()
+
+    def forget(self, count: int) -> None:
+        """Take the requests let in last out again."""
+        if count:
+            del self._running[-count:]
+
+    def hold(self, request: int, now: int) -> bool:
+        """Let a request run from round ``now`` on if the capacity allows, and return whether it does."""
+        offset, last = self._at_start[request] - now, now + self._rounds[request] - 1
+        count = len(self._before)
+        if self._offsets[-1] + count * now + self._prompt[request] > self._capacity:
+            return False
+        if last >= now:
+            if offset + self._worst[bisect_left(self._before, -last)] > self._capacity:
+                return False
+            beside = bisect_right(self._before, -last)
+            if self._offsets[beside] + offset + (beside + 1) * last > self._capacity:
+                return False
+        self._running.append((last, offset))
+        self._index()
+        return True

@@ -1,0 +1,80 @@
+"""A job's full levels of longest requests, set apart from the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ...models.bounds.least_counts import cost_terms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelSplit:
+    """
+    A head of full levels, every slot busy with a longest request in each, and the rest of the problem.
+
+    Levels waste nothing, and leave a problem whose stage times are far fewer.
+
+    Parameters
+    ----------
+    problem
+        The whole problem.
+    levels
+        Requests of each level, shape (levels, slots).
+    rest
+        The problem without them.
+    others
+        The requests of the rest, shape (requests of the rest,).
+    """
+
+    problem: Problem
+    levels: IntArray
+    rest: Problem
+    others: IntArray
+
+    @classmethod
+    def of(cls, problem: Problem, spare: int = 0) -> LevelSplit:
+        """
+        Return the problem split so that the rest has at least one longest request beside some levels.
+
+        Parameters
+        ----------
+        problem
+            The problem split.
+        spare
+            Full levels left to the rest.
+        """
+        longest = np.flatnonzero(problem.rounds == problem.rounds.max())
+        levels = (len(longest) - 1) // problem.slots - spare
+        if levels < 1 or problem.prefill_token_cap is not None:
+            none = np.empty((0, problem.slots), dtype=np.int64)
+            return cls(problem, none, problem, np.arange(len(problem)))
+        head = longest[: levels * problem.slots]
+        others = np.setdiff1d(np.arange(len(problem)), head)
+        rest = Problem(
+            problem.workload.select(others),
+            problem.cost,
+            problem.slots,
+            prefill_emits_first_token=problem.prefill_emits_first_token,
+        )
+        return cls(problem, head.reshape(levels, problem.slots), rest, others)
+
+    def least_makespan(self, times: IntArray) -> float:
+        """Return the least seconds of the whole problem's schedules, given the stage times of the rest."""
+        levels = len(self.levels)
+        stages = levels + len(times) - 1
+        rounds = levels * int(self.problem.rounds.max()) + int(times[-1])
+        return sum(cost_terms(self.problem, stages, rounds).values())
+
+    def schedule(self, bin_of: IntArray, rounds: IntArray) -> Schedule:
+        """Return the whole schedule, given that of the rest."""
+        levels = len(self.levels)
+        bins = np.empty(len(self.problem), dtype=np.int64)
+        bins[self.levels] = np.arange(levels)[:, None]
+        bins[self.others] = bin_of + levels
+        full = np.full(levels, self.problem.rounds.max())
+        return Schedule.from_bins(self.problem, bins, np.concatenate((full, rounds)))

@@ -1,0 +1,245 @@
+"""Given the rounds at which prefill stages happen, how few slots can serve all requests."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+
+if TYPE_CHECKING:
+    from scipy.sparse import csc_array
+
+
+ROUNDING_NODES = 200
+"""Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""
+
+SOME_SPANS, FEW_SPANS = 400, 120
+"""Spans up to which one slot more is tried in each, and any number in each: both take long."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthProfile:
+    """
+    How many requests need how many rounds, and how many may start at a stage.
+
+    Parameters
+    ----------
+    at_most
+        Requests that need at most L rounds, shape (longest + 1,).
+    shortest
+        Fewest rounds any request needs.
+    starts_per_stage
+        Most requests one stage can start, or None for no limit.
+    """
+
+    at_most: IntArray
+    shortest: int
+    starts_per_stage: float | None = None
+
+    @classmethod
+    def of(cls, rounds: IntArray, starts_per_stage: float | None = None) -> LengthProfile:
+        """Return the profile of the given requests' rounds, shape (requests,)."""
+        return cls(np.cumsum(np.bincount(rounds)), int(rounds.min()), starts_per_stage)
+
+    @property
+    def longest(self) -> int:
+        """Most rounds any request needs."""
+        return len(self.at_most) - 1
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return int(self.at_most[-1])
+
+
+@functools.cache
+def pairs(points: int) -> tuple[IntArray, IntArray]:
+    """Return the earlier and the later one of each pair of points, read-only, each shape (pairs,)."""
+    first, last = np.triu_indices(points, 1)
+    first.flags.writeable = last.flags.writeable = False
+    return first, last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """
+    The spans between two stages in which a request can run: the arcs of the slot flow.
+
+    Parameters
+    ----------
+    first, last
+        The stage that opens each span and the one (or the end) that closes it, shape (spans,).
+    rounds
+        Rounds of each span, cut at the longest request, shape (spans,).
+    """
+
+    first: IntArray
+    last: IntArray
+    rounds: IntArray
+
+    @classmethod
+    def between(cls, times: IntArray, profile: LengthProfile) -> Spans:
+        """
+        Return the spans worth using: no shorter than any request, none that a shorter one replaces.
+
+        Parameters
+        ----------
+        times
+            The rounds of the stages and the end, not decreasing, shape (stages + 1,).
+        profile
+            The requests' lengths.
+        """
+        first, last = pairs(len(times))
+        rounds = times[last] - times[first]
+        useful = (rounds >= profile.shortest) & (times[last - 1] - times[first] < profile.longest)
+        useful |= (last == first + 1) & (rounds >= profile.shortest)
+        first, last, rounds = first[useful], last[useful], rounds[useful]
+        return cls(first, last, np.minimum(rounds, profile.longest))
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def demand(self, profile: LengthProfile) -> tuple[IntArray, IntArray]:
+        """
+        Return each span's rank by length, and the requests that need at least each rank.
+
+        A request of any length between two ranks needs a span of the upper one, so only the spans' own
+        lengths matter.
+
+        Returns
+        -------
+        rank
+            Shape (spans,), 0 for the shortest.
+        at_least
+            Requests that only spans of this rank or above can hold, shape (ranks,).
+        """
+        lengths, rank = np.unique(self.rounds, return_inverse=True)
+        below = np.concatenate(([0], profile.at_most[lengths[:-1]]))
+        return rank.astype(np.int64), profile.requests - below
+
+
+def whole_slots(
+    times: IntArray, profile: LengthProfile, slots: int, seconds: float, most: IntArray | None = None
+) -> tuple[Spans, IntArray] | None:
+    """
+    Return how many slots pass through each span so that every request has one, or None if not found.
+
+    The fractional flow that holds slots for the fewest rounds is rounded up or down in each span where that
+    gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few.
+
+    Parameters
+    ----------
+    times
+        The rounds of the stages and the end, not decreasing, shape (stages + 1,).
+    profile
+        The requests' lengths.
+    slots
+        Slots there are.
+    seconds
+        Time allowed.
+    most
+        Most requests that each stage starts, shape (stages,), if there is a limit.
+
+    Returns
+    -------
+    tuple or None
+        The spans, and the slots in each, shape (spans,).
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    spans = Spans.between(times, profile)
+    if not len(spans) or spans.rounds.max() < profile.longest:
+        return None
+    rank, at_least = spans.demand(profile)
+    stages, ranks = len(times) - 1, len(at_least)
+    column = np.arange(len(spans))
+    idle = len(spans) + np.arange(stages)
+    held = len(spans) + stages + np.arange(ranks)
+    # Rows: what leaves each stage has entered it; spans of a rank or above; starts of a stage.
+    entries = [
+        (spans.first, column, 1.0),
+        (spans.last, column, -1.0),
+        (np.arange(stages), idle, 1.0),
+        (1 + np.arange(stages), idle, -1.0),
+        (stages + 1 + np.arange(ranks), held, -1.0),
+        (stages + 1 + np.arange(ranks - 1), held[1:], 1.0),
+        (stages + 1 + rank, column, 1.0),
+    ]
+    low = np.zeros(stages + 1 + ranks)
+    low[0], low[stages] = slots, -slots
+    high = low.copy()
+    rows = stages + 1 + ranks
+    if most is not None:
+        entries.append((rows + spans.first, column, 1.0))
+        rows += stages
+        low = np.concatenate((low, np.zeros(stages)))
+        high = np.concatenate((high, most))
+    columns = len(spans) + stages + ranks
+    lower = np.zeros(columns)
+    lower[-ranks:] = at_least
+    whole = np.ones(columns, dtype=np.int64)
+    whole[-ranks:] = 0
+    constraints = LinearConstraint(sparse(entries, (rows, columns)), low, high)
+    holding = np.zeros(columns)
+    holding[: len(spans)] = spans.rounds
+    fractional = milp(
+        holding, bounds=Bounds(lower, np.inf), constraints=constraints, options={"time_limit": seconds}
+    )
+    if fractional.x is None:
+        return None
+    nearest = lower.copy()
+    nearest[: len(spans)] = np.floor(fractional.x[: len(spans)] + 1e-7)
+    above = np.full(columns, np.inf)
+    above[: len(spans)] = np.ceil(fractional.x[: len(spans)] - 1e-7)
+    boxes = [Bounds(nearest, above)]
+    if len(spans) <= SOME_SPANS:
+        wider = above.copy()
+        wider[: len(spans)] = nearest[: len(spans)] + 1.0
+        boxes.append(Bounds(nearest, wider))
+    if len(spans) <= FEW_SPANS:
+        boxes.append(Bounds(lower, np.inf))
+    for bounds in boxes:
+        result = milp(
+            np.zeros(columns),
+            integrality=whole,
+            bounds=bounds,
+            constraints=constraints,
+            options={"time_limit": seconds, "node_limit": ROUNDING_NODES},
+        )
+        if result.x is not None:
+            return spans, np.rint(result.x[: len(spans)]).astype(np.int64)
+    return None
+
+
+def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArray:
+    """
+    Return the stage at which each request starts: the longest requests take the longest spans.
+
+    Parameters
+    ----------
+    spans
+        The spans.
+    used
+        Slots in each, shape (spans,).
+    rounds
+        Rounds each request needs, shape (requests,).
+    """
+    by_length = np.argsort(-spans.rounds, kind="stable")
+    offered = np.repeat(by_length, used[by_length])[: len(rounds)]
+    stage = np.empty(len(rounds), dtype=np.int64)
+    stage[np.argsort(-rounds, kind="stable")] = spans.first[offered]
+    return stage
+
+
+def sparse(entries: list[tuple[IntArray, IntArray, float]], shape: tuple[int, int]) -> csc_array[np.float64]:
+    """Return a matrix of that shape with the given entries: rows, columns, and one number for all of them."""
+    from scipy.sparse import csc_array
+
+    row = np.concatenate([rows for rows, _, _ in entries])
+    column = np.concatenate([columns for _, columns, _ in entries])
+    number = np.concatenate([np.full(len(rows), value) for rows, _, value in entries])
+    return csc_array((number, (row, column)), shape=shape)

@@ -1,0 +1,50 @@
+"""Prefill stages beyond the bend of their cost, made as several where that takes less."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from ...data.costs.cost import CostModel, IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+
+
+def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
+    """
+    Return the schedule with prefill stages made as several, one right after another, where that takes less.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled; where no stage can reach beyond the bend, the schedule stays as it is.
+    schedule
+        It keeps its slots and rounds.
+    """
+    if not problem.reaches_bend:
+        return schedule
+    bin_of, rounds = np.empty_like(schedule.bin_of), list[int]()
+    order = np.argsort(schedule.bin_of, kind="stable")
+    ends = np.searchsorted(schedule.bin_of[order], np.arange(schedule.bins + 1))
+    for first, last, lasting in zip(ends, ends[1:], schedule.rounds.tolist(), strict=False):
+        members = order[first:last]
+        part = _parts(problem.prompt_tokens[members], problem.cost)
+        bin_of[members] = len(rounds) + part
+        rounds += [0] * int(part.max(initial=0)) + [lasting]
+    return Schedule(bin_of, schedule.slot_of, np.array(rounds))
+
+
+def _parts(prompts: IntArray, cost: CostModel) -> IntArray:
+    """Return the part of a stage each prompt goes to, shape (prompts,): one where more are no better."""
+    tokens, alone = int(prompts.sum()), np.zeros(len(prompts), dtype=np.int64)
+    if len(prompts) < 2 or tokens <= cost.prefill_bend:
+        return alone
+    counts = np.arange(1, len(prompts) + 1)
+    count = int(counts[np.argmin(counts * cost.prefill_seconds(tokens / counts))])
+    part, loads = alone.copy(), [(0, k) for k in range(count)]
+    for at in np.argsort(-prompts, kind="stable").tolist():
+        load, part[at] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + int(prompts[at]), int(part[at])))
+    split = cost.prefill_seconds(np.bincount(part, weights=prompts, minlength=count)).sum()
+    return part if split < cost.prefill_seconds(tokens) else alone

@@ -1,0 +1,476 @@
+"""Every kind of bad input: one clear error on stderr, exit status 2, nothing half-written left behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchbound.cli import main
+
+LINE = {
+    "custom_id": "a",
+    "body": {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+}
+
+
+def line(**changes: object) -> str:
+    return json.dumps({**LINE, **changes})
+
+
+def body(**changes: object) -> str:
+    return line(body={**LINE["body"], **changes})  # type: ignore[dict-item]
+
+
+def batch(*lines: str, options: tuple[str, ...] = ()) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+        return ["plan", "prompts.jsonl", *options]
+
+    return write
+
+
+def table(text: str, *options: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "lengths.csv").write_text(text)
+        return ["plan", "lengths.csv", *options]
+
+    return write
+
+
+def options(*words: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text(line() + "\n")
+        return list(words)
+
+    return write
+
+
+def planned(
+    *lines: str,
+    change: Callable[[Path], None] = lambda _: None,
+    plan: tuple[str, ...] = (),
+    run: tuple[str, ...] = (),
+) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text("\n".join(lines or (line(),)) + "\n")
+        words = ["plan", "prompts.jsonl", "--tokenizer", "bytes", "--time-limit", "0.05", *plan]
+        assert main(words) == 0
+        change(folder)
+        return ["run", "plan.json", "--model", "tiny:llama", "--tokenizer", "bytes", *run]
+
+    return write
+
+
+def edited(**changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(json.dumps({**plan, **changes}))
+
+    return edit
+
+
+def cost_file(text: str, *options: str, command: str = "plan") -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_text(line() + "\n")
+        (folder / "cost.json").write_text(text)
+        return [command, "prompts.jsonl", "--cost", "cost.json", *options]
+
+    return write
+
+
+def binary(content: bytes) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        (folder / "prompts.jsonl").write_bytes(content)
+        return ["plan", "prompts.jsonl"]
+
+    return write
+
+
+def planned_report(*words: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        planned()(folder)
+        return ["report", "plan.json", *words]
+
+    return write
+
+
+def existing_output(folder: Path) -> list[str]:
+    (folder / "prompts.jsonl").write_text(line() + "\n")
+    (folder / "plan.json").write_text("precious")
+    return ["plan", "prompts.jsonl"]
+
+
+def model_of(config: dict[str, object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text(json.dumps(config))
+
+    return write
+
+
+def replaced(folder: Path) -> None:
+    (folder / "prompts.jsonl").write_text(line(custom_id="b"))
+
+
+def measured(**costs: float) -> str:
+    """A file of `profile`, of no seconds but those given."""
+    names = ("prefill_base", "prefill_per_token", "decode_base", "decode_per_slot")
+    error = {
+        "prefill_mape": 0.0,
+        "decode_mape": 0.0,
+        "makespan": 0.0,
+        "prefill_stages": 1,
+        "decode_rounds": 1,
+    }
+    engine = {"name": "huggingface", "model": "llama", "device": "cpu", "dtype": "float32"}
+    cost = {**dict.fromkeys(names, 0.0), **costs}
+    grids = {"slots_grid": [1], "prompt_grid": [8]}
+    whole = {
+        "batchbound_cost": 1,
+        "cost": cost,
+        "error": error,
+        "engine": engine,
+        "date": "2026-01-01",
+        **grids,
+    }
+    return json.dumps(whole)
+
+
+def planned_lengths(*run: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        assert main([*table("input_tokens,output_tokens\n5,6\n")(folder), "--time-limit", "0.05"]) == 0
+        return ["run", "plan.json", "--model", "tiny:llama", *run]
+
+    return write
+
+
+def trace_of_nothing(folder: Path) -> list[str]:
+    planned()(folder)
+    return ["report", "plan.json", "prompts.jsonl"]
+
+
+CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "half a line of JSON": (batch(line(), line(custom_id="b")[:40]), r"prompts.jsonl, line 2.*JSON"),
+    "a line that is no object": (batch(line(), "[1, 2]"), r"line 2"),
+    "an empty file": (batch(""), r"prompts.jsonl.*(empty|no request)"),
+    "a missing file": (options("plan", "absent.jsonl"), r"absent.jsonl.*(no such file|does not exist)"),
+    "a file that is not UTF-8": (binary(b'{"custom_id": "\xff"}\n'), r"prompts.jsonl.*UTF-8"),
+    "a missing custom_id": (batch(json.dumps({"body": LINE["body"]})), r"line 1, field 'custom_id'"),
+    "a duplicate custom_id": (batch(line(), line()), r"line 2.*custom_id.*'a'.*line 1"),
+    "an empty custom_id": (batch(line(custom_id="")), r"line 1, field 'custom_id'"),
+    "a custom_id that is a number": (batch(line(custom_id=7)), r"line 1, field 'custom_id'.*7"),
+    "no body": (batch(json.dumps({"custom_id": "a"})), r"line 1, field 'body'"),
+    "neither messages nor prompt": (batch(line(body={"max_tokens": 3})), r"line 1"),
+    "a message without content": (batch(body(messages=[{"role": "user"}])), r"line 1, .*content"),
+    "an endpoint that generates nothing": (
+        batch(line(url="/v1/embeddings")),
+        r"line 1, field 'url'.*embeddings",
+    ),
+    "zero max_tokens": (batch(body(max_tokens=0)), r"line 1, .*max_tokens.*0"),
+    "negative max_tokens": (batch(body(max_tokens=-5)), r"line 1, .*max_tokens.*-5"),
+    "absurd max_tokens": (batch(body(max_tokens=10**12)), r"line 1, .*max_tokens.*1000000000000"),
+    "max_tokens that is no number": (batch(body(max_tokens="many")), r"line 1, .*max_tokens.*many"),
+    "no answer length at all": (
+        batch(line(body={"prompt": "x"})),
+        r"no answer length.*--?lengths|no answer length",
+    ),
+    "an unknown source of lengths": (options("plan", "prompts.jsonl", "--lengths", "guess"), r"'guess'"),
+    "an answers file that answers nothing": (
+        options("plan", "prompts.jsonl", "--lengths", "answers:prompts.jsonl"),
+        r"prompts.jsonl",
+    ),
+    "a table without lengths": (table("a,b\n1,2\n"), r"lengths.csv.*"),
+    "a zero length in a table": (
+        table("input_tokens,output_tokens\n5,3\n4,0\n"),
+        r"line 3, column 'output_tokens'",
+    ),
+    "a negative length in a table": (
+        table("input_tokens,output_tokens\n-5,3\n"),
+        r"line 2, column 'input_tokens'.*-5",
+    ),
+    "a length that is no number": (
+        table("input_tokens,output_tokens\n5,x\n"),
+        r"line 2, column 'output_tokens'.*x",
+    ),
+    "an absurd length": (table("input_tokens,output_tokens\n5,1e15\n"), r"line 2, column 'output_tokens'"),
+    "a row of more values than columns": (
+        table("input_tokens,output_tokens\n5,3,7\n"),
+        r"lengths.csv, line 2: more values than the 2 columns",
+    ),
+    "two columns of one name": (
+        table("input_tokens,output_tokens,output_tokens\n5,3,4\n"),
+        r"lengths.csv, column 'output_tokens': 2 columns",
+    ),
+    "an arrival that never comes": (
+        table("input_tokens,output_tokens,arrival\n5,3,inf\n"),
+        r"line 2, column 'arrival': inf is too late",
+    ),
+    "an answer of months": (
+        table("input_tokens,output_tokens\n5,2000000000\n"),
+        r"lengths.csv, request 0: an answer of 2,000,000,000 tokens",
+    ),
+    "a job of months": (
+        table("input_tokens,output_tokens\n" + "5,90000000\n" * 4, "--slots", "2"),
+        r"lengths.csv: 2 slots need at least 180,000,000 decode rounds",
+    ),
+    "a compressed file": (binary(gzip.compress(b"{}")), r"prompts.jsonl: is compressed \(gzip\)"),
+    "zero bytes": (binary(b"{}\n\0\0\n"), r"prompts.jsonl, line 2: not text"),
+    "a zero character in a name": (batch(line(custom_id="a\0")), r"line 1, field 'custom_id'.*zero"),
+    "a name that is a list": (
+        batch('{"id": ["a"], "input_tokens": 1, "output_tokens": 2}'),
+        r"line 1, column 'id': \['a'\] is not a name",
+    ),
+    "JSON nested without end": (batch("[" * 100_000), r"prompts.jsonl, line 1: not valid JSON"),
+    "a token id beyond any model": (batch(line(body={"prompt": [10**30], "max_tokens": 3})), r"body.prompt"),
+    "a seed beyond 64 bits": (batch(body(seed=10**30)), r"line 1, field 'body.seed'.*64 bits"),
+    "prompts where lengths are served": (
+        options("serve", "prompts.jsonl", "--kv-capacity", "100"),
+        r"prompts.jsonl: holds prompts, not lengths",
+    ),
+    "costs of a device that is real": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--engine", "tiny:llama", "--cost", "c.json"),
+        r"--cost is for a simulated device",
+    ),
+    "a check of answers that nobody gives": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--verify"),
+        r"--verify is for a real device",
+    ),
+    "an unknown generator": (options("plan", "tabel3:0"), r"'tabel3'.*table3"),
+    "a name too long for a file": (
+        options("plan", "x" * 300),
+        r"x: cannot be reached \(File name too long\)",
+    ),
+    "a name too long for an output": (
+        options("plan", "table3:0:5", "-o", "x" * 300),
+        r"x: cannot be reached \(File name too long\)",
+    ),
+    "no request at all": (batch(""), r"the file is empty. Give requests, or a table"),
+    "a trace that is not there": (options("validate", "none.jsonl"), r"none.jsonl: no such file"),
+    "a cost model of no time": (cost_file(measured()), r"cost.json: no stage of this job takes any time"),
+    "decoding that takes no time, and no prefill either": (
+        cost_file(measured(decode_base=1.0), "--lengths", "constant:1"),
+        r"cost.json: no stage of this job takes any time",
+    ),
+    "a cost model of endless rounds": (
+        cost_file(measured(decode_base=1e308)),
+        r"cost.json: the job takes more seconds than can be counted",
+    ),
+    "a search with nothing to weigh": (
+        cost_file(measured(decode_base=1.0), command="search"),
+        r"cost.json: prefilling or decoding takes no time",
+    ),
+    "a plan of more slots than memory": (
+        planned(change=edited(limits={"slots": 10**12, "prefill_emits_first_token": True})),
+        r"plan.json: the plan is damaged \(slots is 1000000000000; it must be at most 1,000,000\)",
+    ),
+    "an endless temperature": (
+        planned(run=("--temperature", "inf")),
+        r"temperature must be 0 or more and finite",
+    ),
+    "an answer beyond the model's positions": (
+        table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),
+        r"lengths.csv.*110 tokens.*max_position = 100.*Lower its output_tokens.*--longest-answer \(50 fit",
+    ),
+    "a stated limit beyond the model's positions": (
+        batch(
+            line(),
+            line(custom_id="b", body={"prompt": "Hi", "max_completion_tokens": 999}),
+            options=("--model", "tiny:llama"),
+        ),
+        r"prompts.jsonl, line 2, field 'body.max_completion_tokens'.*max_position = 512.*"
+        r"Lower its max_completion_tokens, cap every answer with --longest-answer \(\d+ fit",
+    ),
+    "a stated limit beyond the model's positions, planned shorter": (
+        planned(body(max_tokens=999), plan=("--lengths", "constant:4")),
+        r"line 1, field 'body.max_tokens'.*512 positions.*Lower its max_tokens.*--longest-answer",
+    ),
+    "a prompt beyond the model's positions": (
+        table("input_tokens,output_tokens\n50,6\n", "--max-position", "50"),
+        r"Shorten its prompt, raise --max-position or leave",
+    ),
+    "a longest answer of none in a plan": (
+        planned(change=edited(lengths={"kind": "cap", "longest": 0})),
+        r"field 'lengths.longest'",
+    ),
+    "one request larger than the KV capacity": (
+        table("input_tokens,output_tokens\n50,60\n", "--kv-capacity", "64"),
+        r"kv_capacity = 64",
+    ),
+    "a prompt larger than a prefill stage": (
+        table("input_tokens,output_tokens\n50,6\n", "--prefill-token-cap", "16"),
+        r"prefill_token_cap = 16",
+    ),
+    "more slots than memory": (
+        options("plan", "prompts.jsonl", "--slots", "9" * 20),
+        r"--slots: 9+ is more than 1000000",
+    ),
+    "slots in words": (options("plan", "prompts.jsonl", "--slots", "many"), r"'many' is not a whole number"),
+    "more replicas than memory": (
+        options("plan", "prompts.jsonl", "--replicas", "9" * 12),
+        r"replicas: 999,999,999,999 replicas are more than 100,000",
+    ),
+    "more requests than memory": (options("plan", "table3:0:999999999999"), r"count from 1 to 10,000,000"),
+    "groups of no fleet": (
+        options("plan", "prompts.jsonl", "--groups", "together"),
+        r"--groups says nothing without --replicas",
+    ),
+    "a solver that has no equation for a cap": (
+        options("plan", "table3:0:8", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
+        r"--solver exact: the enumeration cannot take a cap .*The default, search, takes every job",
+    ),
+    "a solver that cannot prefill twice at one time": (
+        cost_file(
+            measured(decode_base=0.02, prefill_base=0.01, prefill_bend=1.0, prefill_per_token_beyond=0.01),
+            *("--tokenizer", "bytes", "--solver", "slot-free:highs"),
+        ),
+        r"--solver slot-free:highs: .* bends at 1 tokens",
+    ),
+    "a solver that plans for one replica": (
+        options("plan", "prompts.jsonl", "--replicas", "2", "--solver", "exact"),
+        r"--solver exact plans for one replica",
+    ),
+    "a seed below zero": (options("plan", "prompts.jsonl", "--seed", "-1"), r"--seed: -1 is not at least 0"),
+    "a seed below zero of a comparison": (options("compare", "table3:0:5", "--seed", "-1"), r"--seed: -1 is"),
+    "no slots": (options("plan", "prompts.jsonl", "--slots", "0"), r"--slots.*0 is not at least 1"),
+    "a cost model that is not there": (options("plan", "prompts.jsonl", "--cost", "none.json"), r"none.json"),
+    "a cost model that is none": (cost_file('{"prefill_base": 1}'), r"cost.json"),
+    "a cost model cut in half": (cost_file('{"prefill_base": '), r"cost.json, line 1: .*JSON"),
+    "an output that exists": (existing_output, r"plan.json: exists already.*--overwrite"),
+    "an output in place of the input": (
+        options("plan", "prompts.jsonl", "--overwrite", "-o", "prompts.jsonl"),
+        r"prompts.jsonl: is read by this command",
+    ),
+    "an output in place of a source of lengths": (
+        options(
+            "plan", "table3:0", "--lengths", "answers:prompts.jsonl", "--overwrite", "-o", "./prompts.jsonl"
+        ),
+        r"prompts.jsonl: is read by this command",
+    ),
+    "answers in place of the plan": (
+        planned(run=("-o", "plan.json", "--overwrite")),
+        r"plan.json: is read by this command",
+    ),
+    "answers in place of the prompts": (
+        planned(run=("-o", "prompts.jsonl", "--overwrite")),
+        r"prompts.jsonl: is read by this command",
+    ),
+    "answers and trace in one file": (
+        planned(run=("-o", "both.jsonl", "--trace", "both.jsonl")),
+        r"both.jsonl: is to hold two outputs",
+    ),
+    "a chart in place of the plan": (
+        planned_report("--perfetto", "plan.json"),
+        r"plan.json: is read by this command",
+    ),
+    "a chart in no folder": (planned_report("--gantt", "no/gantt.png"), r"no/gantt.png: its folder"),
+    "an output in no folder": (
+        options("plan", "prompts.jsonl", "-o", "no/plan.json"),
+        r"no/plan.json: its folder",
+    ),
+    "a full disk": (options("plan", "prompts.jsonl", "--overwrite", "-o", "/dev/full"), r"/dev/full"),
+    "a plan that is none": (options("run", "prompts.jsonl", "--model", "tiny:llama"), r"prompts.jsonl.*plan"),
+    "a plan of another version": (planned(change=edited(batchbound_plan=99)), r"plan.json.*version 99"),
+    "a plan whose schedule was edited": (
+        planned(change=edited(schedule={"bin_of": [0], "slot_of": [0], "rounds": [1]})),
+        r"plan.json: the plan's schedule breaks a rule: every request finishes",
+    ),
+    "prompts that changed since they were planned": (
+        planned(change=replaced),
+        r"prompts.jsonl: the file is not what was planned",
+    ),
+    "prompts that are gone": (
+        planned(change=lambda folder: (folder / "prompts.jsonl").unlink()),
+        r"--prompts",
+    ),
+    "prompts for a plan of lengths": (
+        planned_lengths("--prompts", "lengths.csv"),
+        r"plan.json: the plan is of lengths only, and --prompts says nothing",
+    ),
+    "an unknown tiny model": (planned(run=("--model", "tiny:lama")), r"tiny:lama"),
+    "a model that is not there": (planned(run=("--model", "./no/model")), r"no/model"),
+    "a model that keeps no keys and values": (
+        planned(change=model_of({"model_type": "mamba"}), run=("--model", "./model")),
+        r"mamba",
+    ),
+    "an encoder-decoder": (
+        planned(
+            change=model_of({"model_type": "t5", "is_encoder_decoder": True}), run=("--model", "./model")
+        ),
+        r"(?i)encoder-decoder",
+    ),
+    "a tokenizer other than planned": (
+        planned(run=("--tokenizer", "./absent")),
+        r"absent",
+    ),
+    "stop sequences": (planned(body(stop=["END"])), r"line 1, field 'body.stop'"),
+    "a number of likeliest tokens below zero": (
+        planned(body(top_k=-1), line(custom_id="b")),
+        r"prompts.jsonl, line 1, field 'body': top_k must be 0 \(off\) or more, got -1",
+    ),
+    "a device that is none": (planned(run=("--device", "gpu9")), r"'gpu9' is no device"),
+    "a random model's seed beyond 64 bits": (
+        planned(run=("--model", "tiny:llama:" + "9" * 20)),
+        r"tiny:FAMILY:SEED",
+    ),
+    "an encoding worker that the plan has not": (
+        planned(run=("--encode-device", "cpu")),
+        r"plan.json: --encode-device is for a plan",
+    ),
+    "a cluster for one replica": (planned(run=("--ray-address", "auto")), r"--ray-address is for several"),
+    "too little memory for the longest request": (planned(run=("--kv-tokens", "1")), r"--kv-tokens"),
+    "a temperature below zero": (planned(run=("--temperature", "-1")), r"temperature.*-1"),
+    "a token that the model has not": (
+        planned(line(body={"prompt": [7, 5000], "max_tokens": 2})),
+        r"the prompt of 'a' holds token 5000",
+    ),
+    "a demonstration in place of a file": (
+        options("demo", "-o", "prompts.jsonl"),
+        r"prompts.jsonl: cannot be made",
+    ),
+    "a trace of nothing": (
+        trace_of_nothing,
+        r"prompts.jsonl.*trace",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_bad_input_is_named_and_nothing_is_left(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, expected = CASES[kind]
+    words = make(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    capsys.readouterr()
+    try:
+        status = main(words)
+    except SystemExit as exit_:
+        status = int(exit_.code or 0)
+    said = capsys.readouterr()
+    assert status == 2, said
+    message = said.err.strip().splitlines()[-1]
+    assert re.search(expected, message), message
+    assert "Traceback" not in said.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_there_are_at_least_thirty_kinds() -> None:
+    assert len(CASES) >= 30
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Not by its permissions: those do not bind the user that some machines run tests as.
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr(
+        "batchbound.cli.commands.plan.read_inputs", lambda *_, **__: pytest.fail("the work began")
+    )
+    assert main(["plan", "table3:0:5", "-o", str(tmp_path / "plan.json")]) == 2
+    assert "plan.json: its folder cannot be written to" in capsys.readouterr().err

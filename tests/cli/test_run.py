@@ -1,0 +1,337 @@
+"""The whole path: prompts, plan, run on a model, answers. Tokens are judged against per-request generate."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.plan import Plan
+from batchbound.data.trace import Trace
+from batchbound.executor.runs.journal import Journal
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+FAMILIES = (
+    "gpt2",
+    "gpt-neo",
+    "opt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi",
+    "bloom",
+    "falcon",
+    "mpt",
+)
+
+
+def write_prompts(path: Path, count: int, longest: int, seed: int = 0) -> None:
+    rng = random.Random(seed)
+    with path.open("w") as stream:
+        for number in range(count):
+            text = "".join(rng.choice("abcdefgh ") for _ in range(rng.randint(1, 40)))
+            body = {"prompt": text, "max_tokens": rng.randint(1, longest)}
+            stream.write(json.dumps({"custom_id": f"r{number}", "body": body}) + "\n")
+
+
+def plan_and_run(folder: Path, model: str, *options: str, slots: int = 5) -> list[dict[str, Any]]:
+    common = [str(folder / "prompts.jsonl"), "--model", model, "--slots", str(slots)]
+    assert main(["plan", *common, "--time-limit", "0.2", "-o", str(folder / "plan.json"), "--overwrite"]) == 0
+    answers = folder / "answers.jsonl"
+    run = ["run", str(folder / "plan.json"), "--model", model, "--dtype", "float64", "--threads", "1"]
+    assert main([*run, "-o", str(answers), "--trace", str(folder / "trace.jsonl"), *options]) == 0
+    return [json.loads(line) for line in answers.read_text().splitlines()]
+
+
+def generated(model_name: str, prompts: Path) -> dict[str, tuple[str, int]]:
+    """Return the text and length that transformers' generate gives each prompt on its own."""
+    from transformers import GenerationConfig
+
+    from batchbound.executor.models.source import load_model
+    from batchbound.executor.models.tokenizers import load_tokenizer
+
+    torch.set_num_threads(1)
+    model, tokenizer = load_model(model_name, dtype="float64", device="cpu"), load_tokenizer(model_name)
+    answers = {}
+    for line in prompts.read_text().splitlines():
+        record = json.loads(line)
+        ids = torch.tensor([tokenizer.encode(record["body"]["prompt"])])
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=record["body"]["max_tokens"],
+            do_sample=False,
+            eos_token_id=list(tokenizer.eos_ids),
+            pad_token_id=0,
+        )
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        tokens = out[0, ids.shape[1] :].tolist()
+        text = tokens[:-1] if tokens[-1] in tokenizer.eos_ids else tokens
+        answers[record["custom_id"]] = (tokenizer.decode(text), len(tokens))
+    return answers
+
+
+def said(answers: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
+    bodies = {answer["custom_id"]: answer["response"]["body"] for answer in answers}
+    return {
+        name: (body["choices"][0]["text"], body["usage"]["completion_tokens"])
+        for name, body in bodies.items()
+    }
+
+
+def test_no_answer_is_longer_than_the_longest_planned_whatever_its_request_states(tmp_path: Path) -> None:
+    limits = {"old": {"max_tokens": 999}, "new": {"max_completion_tokens": 999}, "short": {"max_tokens": 2}}
+    prompts, plan = tmp_path / "prompts.jsonl", tmp_path / "plan.json"
+    lines = [{"custom_id": name, "body": {"prompt": "Count.", **limit}} for name, limit in limits.items()]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["plan", str(prompts), "--model", "tiny:llama", "--time-limit", "0.1", "-o", str(plan)]
+    assert main([*words, "--lengths", "constant:3", "--longest-answer", "7"]) == 0
+    out = ["-o", str(tmp_path / "answers.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
+    assert main(["run", str(plan), "--model", "tiny:llama", *out]) == 0
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {name: tokens for name, (_, tokens) in said(answers).items()} == {"old": 7, "new": 7, "short": 2}
+
+
+def test_answers_are_those_of_generate_in_input_order(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=30, longest=20)
+    answers = plan_and_run(tmp_path, "tiny:llama")
+    assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(30)]
+    assert said(answers) == generated("tiny:llama", tmp_path / "prompts.jsonl")
+    assert not (tmp_path / "answers.jsonl.journal").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_hundred_answers_are_those_of_generate(family: str, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=200, longest=24)
+    answers = plan_and_run(tmp_path, f"tiny:{family}", slots=16)
+    assert said(answers) == generated(f"tiny:{family}", tmp_path / "prompts.jsonl")
+
+
+def test_a_policy_may_serve_the_requests_instead_of_the_schedule(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=12, longest=12)
+    answers = plan_and_run(tmp_path, "tiny:llama", "--policy", "fcfs", slots=3)
+    assert said(answers) == generated("tiny:llama", tmp_path / "prompts.jsonl")
+    trace = Trace.load(tmp_path / "trace.jsonl")
+    assert (np.diff(trace.prefilled) >= 0).all()
+
+
+def test_a_run_at_pinned_lengths_follows_the_plan_to_the_round(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=40, longest=30)
+    plan_and_run(tmp_path, "tiny:llama", "--pinned")
+    plan, trace = Plan.load(tmp_path / "plan.json"), Trace.load(tmp_path / "trace.jsonl")
+    assert (trace.tokens == plan.problem.workload.output_tokens).all()
+    assert trace.decode_rounds == plan.schedule.rounds.sum()
+    assert trace.prefill_stages == plan.schedule.prefill_stages()
+    assert (trace.slot_of == plan.schedule.slot_of).all()
+
+
+def test_sampled_answers_do_not_depend_on_the_plan(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=20, longest=16)
+    sampling = ("--temperature", "0.9", "--top-p", "0.9", "--seed", "5", "--overwrite")
+    few = said(plan_and_run(tmp_path, "tiny:llama", *sampling, slots=3))
+    many = said(plan_and_run(tmp_path, "tiny:llama", *sampling, slots=20))
+    other = said(plan_and_run(tmp_path, "tiny:llama", *sampling[:-2], "6", "--overwrite", slots=20))
+    assert few == many
+    assert few != other
+
+
+def test_each_line_of_a_batch_file_is_sampled_as_it_asks(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=18, longest=16)
+    # Its weights are fixed: --seed would draw others.
+    model = "tiny:llama:0"
+    plain = (tmp_path / "prompts.jsonl").read_text()
+    asked: list[dict[str, float]] = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.2, "top_k": 7}]
+    alone = []
+    for fields in asked:
+        options = [
+            word for name, value in fields.items() for word in (f"--{name}".replace("_", "-"), str(value))
+        ]
+        alone.append(said(plan_and_run(tmp_path, model, *options, "--overwrite", slots=4)))
+    lines = [json.loads(line) for line in plain.splitlines()]
+    for number, record in enumerate(lines):
+        record["body"].update(asked[number % 3])
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    mixed = said(plan_and_run(tmp_path, model, "--overwrite", slots=4))
+    assert mixed == {f"r{number}": alone[number % 3][f"r{number}"] for number in range(18)}
+    greedy = said(plan_and_run(tmp_path, model, "--temperature", "0", "--overwrite", slots=4))
+    assert greedy == alone[0]
+
+
+def test_a_job_of_lengths_runs_on_random_prompts(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n5,7\n3,1\n9,4\n")
+    plan, answers = str(tmp_path / "plan.json"), tmp_path / "answers.jsonl"
+    assert (
+        main(["plan", str(tmp_path / "lengths.csv"), "--slots", "2", "--time-limit", "0.1", "-o", plan]) == 0
+    )
+    words = [
+        "run",
+        plan,
+        "--model",
+        "tiny:gpt2",
+        "--pinned",
+        "-o",
+        str(answers),
+        "--trace",
+        str(tmp_path / "t"),
+    ]
+    assert main(words) == 0
+    usages = [json.loads(line)["response"]["body"]["usage"] for line in answers.read_text().splitlines()]
+    assert [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in usages] == [
+        (5, 7),
+        (3, 1),
+        (9, 4),
+    ]
+
+
+def test_a_model_saved_to_a_directory_runs_with_its_own_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from batchbound.executor.models.tiny import tiny_config
+
+    folder = tmp_path / "model"
+    model = AutoModelForCausalLM.from_config(tiny_config("llama"))  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    words = {word: number for number, word in enumerate(["<unk>", "</s>", "how", "many", "eggs", "now"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>"
+    )
+    fast.save_pretrained(folder)
+    body = {"prompt": "how many eggs now", "max_tokens": 3}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}) + "\n")
+    [answer] = plan_and_run(tmp_path, str(folder))
+    assert answer["response"]["body"]["usage"]["prompt_tokens"] == 4
+
+
+def test_the_report_of_a_run_names_gap_and_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=12, longest=9)
+    plan_and_run(tmp_path, "tiny:llama")
+    capsys.readouterr()
+    picture = tmp_path / "gantt.png"
+    words = ["report", str(tmp_path / "plan.json"), str(tmp_path / "trace.jsonl"), "--json"]
+    assert main([*words, "--gantt", str(picture), "--perfetto", str(tmp_path / "events.json")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["clock"] == "measured"
+    assert report["requests"] == 12
+    assert report["bound_s"] <= report["plan_makespan_s"]
+    assert report["gap"] >= 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "events.json").read_text())
+
+
+def test_a_cost_model_of_another_machine_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=4, longest=4)
+    plan_and_run(tmp_path, "tiny:llama")
+    assert "was not measured on this machine" in capsys.readouterr().err
+
+
+def run_killed_at_random(folder: Path, kills: int, seed: int) -> int:
+    """Run a plan, kill it at random moments, run it to its end; return how often it was killed."""
+    rng = random.Random(seed)
+    words = [sys.executable, "-m", "batchbound", "run", str(folder / "plan.json"), "--model", "tiny:llama:1"]
+    words += ["--dtype", "float64", "--threads", "1", "-o", str(folder / "answers.jsonl")]
+    words += ["--trace", str(folder / "trace.jsonl")]
+    journal = folder / "answers.jsonl.journal"
+    killed = 0
+    for _ in range(kills):
+        before = journal.stat().st_size if journal.exists() else 0
+        with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+            started = time.monotonic()
+            while process.poll() is None and time.monotonic() - started < 120:
+                if journal.exists() and journal.stat().st_size > before:
+                    break
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0.0, 0.4))
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+            assert process.stderr is not None
+            process.stderr.read()
+    if not (folder / "answers.jsonl").exists():
+        subprocess.run(words, check=True, capture_output=True, env={**os.environ})
+    return killed
+
+
+def undisturbed(folder: Path, count: int) -> Mapping[str, Any]:
+    write_prompts(folder / "prompts.jsonl", count=count, longest=80)
+    answers = plan_and_run(folder, "tiny:llama:1", slots=3)
+    (folder / "answers.jsonl").unlink()
+    (folder / "trace.jsonl").unlink()
+    return {answer["custom_id"]: answer for answer in answers}
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_run_loses_no_answer_and_repeats_none(kills: int, tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path, count=100 + 45 * kills)
+    killed = run_killed_at_random(tmp_path, kills, seed=kills)
+    assert killed == kills, "the run was over before it could be killed: give it more to do"
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == list(expected)
+    assert {line["custom_id"]: line for line in lines} == expected
+
+
+@pytest.mark.parametrize(("answered", "said"), [(3, "3 finished answers are in"), (0, "no answer was fin")])
+def test_an_interrupted_run_says_what_is_kept_and_goes_on(
+    answered: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = undisturbed(tmp_path, count=9)
+    append = Journal.append
+
+    def interrupted(journal: Journal, name: str, answer: Mapping[str, object]) -> None:
+        if len(journal.finished) == answered:
+            raise KeyboardInterrupt
+        append(journal, name, answer)
+
+    words = ["run", str(tmp_path / "plan.json"), "--model", "tiny:llama:1", "--dtype", "float64"]
+    words += [
+        "--threads",
+        "1",
+        "-o",
+        str(tmp_path / "answers.jsonl"),
+        "--trace",
+        str(tmp_path / "trace.jsonl"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", interrupted)
+        assert main(words) == 130
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "answers.jsonl.journal").exists() == bool(answered)
+    assert not (tmp_path / "answers.jsonl").exists()
+    assert main(words) == 0
+    assert (f"after {answered} from before" in capsys.readouterr().out) == bool(answered)
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {line["custom_id"]: line for line in lines} == expected
+
+
+def test_a_plan_that_counts_the_first_token_as_a_round_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert main(["plan", "table3:0:5", "--slots", "2", "--time-limit", "0.1", "-o", plan]) == 0
+    assert Plan.load(plan).problem.cost == CostModel.paper()
+    out = ["-o", str(tmp_path / "a"), "--trace", str(tmp_path / "t")]
+    assert main(["run", plan, "--model", "tiny:llama", *out]) == 2
+    assert "--first-token prefill" in capsys.readouterr().err

@@ -1,0 +1,153 @@
+"""``batchbound search``, the plan it writes, and the policy behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.cli import main
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.plan import Plan
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
+from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
+from batchbound.heuristics.loop import schedule_of
+from batchbound.heuristics.simulate import simulate
+from batchbound.models.exegpt.layer_cost import LayerCost
+from batchbound.models.exegpt.whole_model_profile import whole_model_profile
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        CostModel.paper(),
+        CostModel(0.01, 1e-4, 0.02, 1e-4, 0.05, 1e-7),
+        CostModel(0.01, 1e-4, 0.02, 1e-4, 0.05, 1e-7, prefill_bend=300.0, prefill_per_token_beyond=2e-4),
+        CostModel(0.01, 1e-4, 0.02, 1e-4, prefill_bend=300.0, prefill_per_token_beyond=2e-4),
+        CostModel(0.01, 0.0, 0.02, 1e-4, 0.05, 1e-7, prefill_bend=3000.0, prefill_per_token_beyond=2e-4),
+    ],
+)
+def test_a_whole_model_profile_costs_what_the_cost_model_says(cost: CostModel) -> None:
+    composed = LayerCost(whole_model_profile(cost, "test"))
+    for tokens in (10, 350, 500, 3100, 4000):
+        assert sum(composed.encode(1, tokens)) == pytest.approx(cost.prefill_seconds(tokens), rel=1e-6)
+    for active, context in ((1, 50), (30, 700)):
+        expected = cost.decode_seconds(active, active * context)
+        assert sum(composed.decode(active, context)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_prompts_are_encoded_every_so_many_rounds() -> None:
+    problem = Problem(Workload.from_lengths([5] * 6, [4] * 6), CostModel.paper(), 6)
+    policy = RoundRobinAllocation(2, DynamicBatch(2, 5.0, None))
+    trace = simulate(problem, policy)
+    assert [(stage.kind, stage.active, stage.rounds) for stage in trace.stages] == [
+        ("prefill", 2, 0),
+        ("decode", 2, 2),
+        ("prefill", 2, 0),
+        ("decode", 4, 2),
+        ("prefill", 2, 0),
+        ("decode", 4, 2),
+        ("decode", 2, 2),
+    ]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=15),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.one_of(st.none(), st.integers(42, 120)),
+)
+def test_whatever_the_lengths_the_plan_breaks_no_rule(
+    lengths: list[tuple[int, int]], rounds: int, batch: int, slots: int, capacity: int | None
+) -> None:
+    workload = Workload.from_lengths(*zip(*lengths, strict=True))
+    problem = Problem(workload, CostModel.paper(), slots, kv_capacity=capacity)
+    policy = RoundRobinAllocation(rounds, DynamicBatch(batch, float(np.mean([a for a, _ in lengths])), 8.0))
+    schedule = schedule_of(simulate(problem, policy))
+    assert schedule.check(problem) is None
+
+
+def test_a_search_prints_a_table_and_writes_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "plan.json"
+    words = ["search", "exegpt-S:0:300", "--slots", "64", "--latency-bound", "8", "--json", "--frontier"]
+    assert main([*words, "-o", str(target)]) == 0
+    value = json.loads(capsys.readouterr().out)
+    best = value["configurations"][0]
+    assert best["strategy"] == "RRA"
+    assert best["latency_s"] <= 8
+    assert best["decode_batch"] <= 64
+    assert best["evaluated"] < best["grid"]
+    rates = [point["requests_per_s"] for point in value["frontier"]]
+    assert rates == sorted(rates)
+    plan = Plan.load(target)
+    assert plan.maker.solver.startswith("exegpt-rra B_E=")
+    assert len(plan.problem) == 300
+
+
+def test_after_a_drift_the_decode_rounds_alone_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", "exegpt-S:0:300", "--slots", "64", "--latency-bound", "8", "--json"]
+    assert main([*words, "--encode-batch", "20"]) == 0
+    best = json.loads(capsys.readouterr().out)["configurations"][0]
+    assert best["encode_batch"] == 20
+    assert main([*words, "--encode-batch", "20", "--latency-margin", "0.2"]) == 0
+    careful = json.loads(capsys.readouterr().out)["configurations"][0]
+    assert careful["encode_batch"] == 20
+    assert careful["latency_s"] <= 0.8 * 8
+    assert careful["requests_per_s"] <= best["requests_per_s"]
+    assert main([*words, "--latency-margin", "1"]) == 2
+
+
+def test_no_configuration_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "exegpt-S:0:100", "--latency-bound", "0.01"]) == 1
+    assert "RRA" in capsys.readouterr().out
+
+
+def test_a_roofline_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4, "vocab_size": 1000}
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(config))
+    words = ["search", "exegpt-S:0:200", "--roofline", "a40", "--model-config", str(path), "--devices", "2"]
+    assert main([*words, "--most-encode-batch", "32"]) == 0
+    captured = capsys.readouterr()
+    assert "not measured" in captured.err
+    assert "WAA-C" in captured.out
+
+
+def test_a_roofline_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "exegpt-S:0:100", "--roofline", "a40"]) == 2
+    assert "--model-config" in capsys.readouterr().err
+
+
+def test_a_decode_batch_that_nobody_measured_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured_to(sequences: int) -> str:
+        decode = {(1,): 0.010, (sequences,): 0.010 + 0.0001 * sequences}
+        points, seconds = np.array(list(decode)), np.array(list(decode.values()))
+        operations = (
+            Operation("layer", "encode", ("tokens",), np.array([[0], [100]]), np.array([0.0, 0.02])),
+            Operation("layer", "decode", ("sequences",), points, seconds),
+        )
+        shape = ModelShape("tiny", 1, 8, 1, 1, 8, 8, 8)
+        path = tmp_path / f"{sequences}.json"
+        LayerProfile(shape, "here", 1e9, 1, operations, "made up").save(path)
+        return str(path)
+
+    def said(path: str) -> str:
+        words = ["search", "exegpt-S:0:300", "--latency-bound", "8", "--encode-batch", "16"]
+        assert main([*words, "--profile", path]) == 0
+        return capsys.readouterr().err
+
+    assert "the profile was measured with 4 at most: its figures are extrapolated" in said(measured_to(4))
+    assert "extrapolated" not in said(measured_to(4000))

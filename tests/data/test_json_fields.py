@@ -1,0 +1,145 @@
+"""Files of ours that somebody changed: whatever it is, the field is named, or the file can still be read."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.data.costs.calibration import CalibratedCost, FitError
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.disk import InputError
+from batchbound.data.files.json_fields import JsonFields
+from batchbound.data.fleet import Fleet
+from batchbound.data.fleet_plan import FleetPlan
+from batchbound.data.plan import Plan
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.data.report import Report
+from batchbound.data.trace import Trace
+from batchbound.executor.reports.report import report
+from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.simulate import simulate
+from batchbound.planning.fleet import make_fleet_plan
+from batchbound.planning.plan import make_plan
+from batchbound.solvers.result import Limits
+
+VALUES: tuple[object, ...] = (None, "x", -1, 0, 1.5, True, [], {}, 10**30, float("nan"), [None], ["x"], [-1])
+
+
+def problem() -> Problem:
+    return Problem(generate("table3", 0, 3), CostModel.paper(), 2)
+
+
+def places(value: object, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where something stands in a JSON value, the first two entries of every list."""
+    if place:
+        yield place
+    if isinstance(value, dict):
+        for name in value:
+            yield from places(value[name], (*place, name))
+    elif isinstance(value, list):
+        for index in range(min(2, len(value))):
+            yield from places(value[index], (*place, index))
+
+
+def changed(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the value with one place in it set to something else, or gone."""
+    for place in places(value):
+        for other in (*VALUES, ...):
+            whole = copy.deepcopy(value)
+            inner: Any = whole
+            for step in place[:-1]:
+                inner = inner[step]
+            if other is ...:
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = other
+            yield whole
+
+
+def plan_file() -> Mapping[str, object]:
+    return make_plan(problem(), limits=Limits(work=1)).to_json()
+
+
+def fleet_file() -> Mapping[str, object]:
+    return make_fleet_plan(Fleet.of(problem(), 2), limits=Limits(work=1)).to_json()
+
+
+def cost_file() -> Mapping[str, object]:
+    error = FitError(0.1, 0.1, 0.0, 4, 4)
+    return CalibratedCost(CostModel.paper(), error, {"name": "e"}, "2026-01-01", (1, 2), (8, 16)).to_json()
+
+
+def report_file() -> Mapping[str, object]:
+    trace = simulate(problem(), policy_named("fcfs", problem()))
+    return report(problem(), trace, None, None).to_json()
+
+
+@pytest.mark.parametrize(
+    ("made", "load"),
+    [
+        (plan_file, Plan.load),
+        (fleet_file, FleetPlan.load),
+        (cost_file, CalibratedCost.load),
+        (report_file, Report.load),
+    ],
+)
+def test_a_changed_file_is_named_or_read(
+    made: Callable[[], dict[str, Any]], load: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path, refused = tmp_path / "file.json", 0
+    for value in changed(json.loads(json.dumps(made()))):
+        path.write_text(json.dumps(value))
+        try:
+            load(path)
+        except InputError as error:
+            assert "file.json" in str(error)
+            refused += 1
+    assert refused > 100
+
+
+def test_a_changed_trace_is_named_or_can_be_reported(tmp_path: Path) -> None:
+    path, refused = tmp_path / "trace.jsonl", 0
+    simulate(problem(), policy_named("fcfs", problem())).save(path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for number in (0, 1, 2, len(rows) - 1):
+        for value in changed(rows[number]):
+            path.write_text(
+                "".join(json.dumps(row) + "\n" for row in [*rows[:number], value, *rows[number + 1 :]])
+            )
+            try:
+                trace = Trace.load(path)
+            except InputError as error:
+                assert "trace.jsonl" in str(error)
+                refused += 1
+            else:
+                if set(trace.ids) <= set(problem().workload.ids.tolist()):
+                    assert np.isfinite(report(problem(), trace, None, None).makespan)
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("take", "said"),
+    [
+        (lambda read: read.number("a"), "line 3, field 'in.a': True is not a number"),
+        (lambda read: read.integer("b"), "line 3, field 'in.b': 1.5 is not a whole number"),
+        (lambda read: read.at_least(3, "c"), "line 3, field 'in.c': 2 is not at least 3"),
+        (lambda read: read.flag("c"), "line 3, field 'in.c': 2 is neither true nor false"),
+        (lambda read: read.integers("d"), "line 3, field 'in.d': is not a list of whole numbers"),
+        (lambda read: read.text("c"), "line 3, field 'in.c': 2 is not a text"),
+        (lambda read: read.inside("c"), "line 3, field 'in.c': is not an object"),
+        (lambda read: read.number("z"), "line 3, field 'in.z': None is not a number"),
+    ],
+)
+def test_a_field_of_another_kind_is_named_with_its_place(
+    take: Callable[[JsonFields], object], said: str
+) -> None:
+    value = {"a": True, "b": 1.5, "c": 2, "d": [1, True]}
+    with pytest.raises(InputError, match=said):
+        take(JsonFields(value, "f.json", "in", line=3))

@@ -1,0 +1,200 @@
+"""Measuring an engine and fitting a cost model to it: engines whose true cost is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.costs.calibration import CalibratedCost
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.disk import InputError
+from batchbound.data.problem import Problem
+from batchbound.data.trace import Stage
+from batchbound.executor.profiling.calibrate import calibrate, fit_cost, fit_error
+from batchbound.executor.profiling.grid_run import grid, profile
+from batchbound.heuristics.simulator import Simulator
+
+TRUE = CostModel(0.025, 0.00013, 0.029, 0.00021, prefill_floor=0.06, decode_per_kv_token=2e-6)
+SLOTS, PROMPTS = [1, 4, 16, 64], [16, 64, 256]
+
+
+def engine_of(cost: CostModel) -> Callable[[Problem], Simulator]:
+    return lambda problem: Simulator(replace(problem, cost=cost))
+
+
+def stretched(stage: Stage, factor: float) -> Stage:
+    return replace(stage, end=stage.start + factor * stage.seconds)
+
+
+def same(fitted: CostModel, true: CostModel, tolerance: float) -> bool:
+    sizes = [(tokens, active, active * 300) for tokens in (16, 300, 4000, 20000) for active in (1, 30, 64)]
+    return all(
+        fitted.prefill_seconds(tokens) == pytest.approx(true.prefill_seconds(tokens), rel=tolerance)
+        and fitted.decode_seconds(active, kv) == pytest.approx(true.decode_seconds(active, kv), rel=tolerance)
+        for tokens, active, kv in sizes
+    )
+
+
+def test_a_profile_has_a_prefill_and_a_decode_stage_at_every_point() -> None:
+    seen: list[tuple[int, int]] = []
+    stages = profile(engine_of(TRUE), [1, 4], [16, 64], rounds=3, on_point=lambda *at: seen.append(at))
+    assert [(stage.kind, stage.active, stage.tokens) for stage in stages] == [
+        ("prefill", 1, 16),
+        ("decode", 1, 3),
+        ("prefill", 1, 64),
+        ("decode", 1, 3),
+        ("prefill", 4, 64),
+        ("decode", 4, 12),
+        ("prefill", 4, 256),
+        ("decode", 4, 12),
+    ]
+    assert seen[-1] == (13, 13)
+
+
+def test_a_profile_takes_the_median_of_its_repeats() -> None:
+    made = 0
+
+    def disturbed(problem: Problem) -> Simulator:
+        nonlocal made
+        made += 1
+        slow = replace(TRUE, decode_base=100 * TRUE.decode_base) if made in (2, 3) else TRUE
+        return Simulator(replace(problem, cost=slow))
+
+    stages = profile(disturbed, [1], [16, 64], rounds=2)
+    assert stages[1].seconds == pytest.approx(TRUE.decode_seconds(1, 17) + TRUE.decode_seconds(1, 18))
+
+
+def test_a_profile_leaves_out_points_beyond_the_kv_capacity() -> None:
+    stages = profile(engine_of(TRUE), [1, 64], [16, 256], kv_capacity=2000)
+    assert {(stage.active, stage.tokens) for stage in stages if stage.kind == "prefill"} == {
+        (1, 16),
+        (1, 256),
+        (64, 1024),
+    }
+    with pytest.raises(ValueError, match="fits into 10 tokens"):
+        profile(engine_of(TRUE), [1, 64], [16, 256], kv_capacity=10)
+
+
+def test_a_grid_keeps_its_ends() -> None:
+    assert grid(200) == [1, 3, 8, 24, 69, 200]
+    assert grid(3) == [1, 2, 3]
+    assert grid(512, least=32, points=3) == [32, 128, 512]
+
+
+def test_a_fit_recovers_the_cost_of_what_was_measured() -> None:
+    fitted = fit_cost(profile(engine_of(TRUE), SLOTS, PROMPTS))
+    for name, value in TRUE.to_json().items():
+        assert getattr(fitted, name) == pytest.approx(value, rel=1e-6), name
+
+
+def test_a_line_that_meets_nothing_below_zero_is_fitted_as_a_bend() -> None:
+    bent = CostModel(0.0, 0.0001, 0.029, 0.00021, 0.06, prefill_bend=600.0, prefill_per_token_beyond=0.0003)
+    assert bent.prefill_seconds(1600) == pytest.approx(-0.18 + 0.0004 * 1600)
+    fitted = fit_cost(profile(engine_of(bent), SLOTS, PROMPTS))
+    for name, value in bent.to_json().items():
+        assert getattr(fitted, name) == pytest.approx(value, rel=1e-6, abs=1e-12), name
+
+
+def test_a_cost_without_a_floor_is_fitted_without_one() -> None:
+    fitted = fit_cost(profile(engine_of(CostModel.paper()), SLOTS, PROMPTS))
+    assert fitted.prefill_floor == 0
+    assert fitted.decode_per_kv_token == pytest.approx(0, abs=1e-12)
+    assert fitted.prefill_base == pytest.approx(0.025)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0, 0.1), st.floats(0, 1e-3), st.floats(0, 0.1), st.floats(0, 1e-3))
+def test_a_fit_bears_noise(seed: int, base: float, per_token: float, round_: float, per_slot: float) -> None:
+    true = CostModel(0.001 + base, 1e-5 + per_token, 0.001 + round_, per_slot, decode_per_kv_token=1e-6)
+    rng = np.random.default_rng(seed)
+    stages = [
+        stretched(stage, 1 + 0.02 * rng.uniform(-1, 1)) for stage in profile(engine_of(true), SLOTS, PROMPTS)
+    ]
+    fitted = fit_cost(stages)
+    assert min(fitted.to_json().values()) >= 0
+    error = fit_error(fitted, stages)
+    assert error.prefill_mape < 0.03
+    assert error.decode_mape < 0.03
+    assert abs(error.makespan) < 0.03
+
+
+def test_a_fit_is_not_moved_by_a_disturbed_stage() -> None:
+    rng = np.random.default_rng(7)
+    stages = [
+        stretched(stage, 1 + 0.01 * rng.uniform(-1, 1)) for stage in profile(engine_of(TRUE), SLOTS, PROMPTS)
+    ]
+    for disturbed in (5, 18):
+        stages[disturbed] = stretched(stages[disturbed], 5.0)
+    assert same(fit_cost(stages), TRUE, 0.03)
+
+
+def test_the_errors_by_hand() -> None:
+    cost = CostModel(1.0, 0.5, 1.0, 0.5, decode_per_kv_token=0.1)
+    stages = [
+        Stage("prefill", 0, 2.5, 0, 1, 2, 2, 2),
+        # Two rounds over two slots that read 10 tokens, padding included: the model says 2 x 2 + 1 = 5 s.
+        Stage("decode", 2.5, 6.5, 2, 2, 4, 8, 10),
+        # One round of one slot without any: 1.5 s.
+        Stage("decode", 6.5, 8.0, 1, 1, 1, 0, 0),
+    ]
+    error = fit_error(cost, stages)
+    assert error.prefill_mape == pytest.approx(0.2)
+    assert error.decode_mape == pytest.approx((2 * 0.25 + 0.0) / 3)
+    assert error.makespan == pytest.approx(8.5 / 8.0 - 1)
+    assert (error.prefill_stages, error.decode_rounds) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("slots", "prompts", "named"), [([4], [16, 64], "active slots"), ([1], [16], "tokens")]
+)
+def test_too_small_a_grid_is_refused(slots: list[int], prompts: list[int], named: str) -> None:
+    with pytest.raises(ValueError, match=f"different numbers of {named}; a fit needs at least two"):
+        fit_cost(profile(engine_of(TRUE), slots, prompts))
+
+
+@pytest.fixture
+def calibration() -> CalibratedCost:
+    stages = profile(engine_of(TRUE), SLOTS, PROMPTS)
+    engine = {"name": "simulator", "model": "none", "torch": "2.13"}
+    return calibrate(stages, engine=engine, date="2026-01-31", slots_grid=SLOTS, prompt_grid=PROMPTS)
+
+
+def test_a_calibration_survives_its_file(calibration: CalibratedCost, tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    calibration.save(path)
+    assert CalibratedCost.load(path) == calibration
+    assert json.loads(path.read_text())["error"]["decode_rounds"] == 8 * len(SLOTS) * len(PROMPTS)
+
+
+def test_a_calibration_says_in_what_another_machine_differs(calibration: CalibratedCost) -> None:
+    assert calibration.differences(calibration.engine) == ()
+    other = dict(calibration.engine) | {"torch": "2.14", "device": "cuda"}
+    assert calibration.differences(other) == ("device cuda instead of unknown", "torch 2.14 instead of 2.13")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batchbound_cost", None),
+        ("batchbound_cost", 9),
+        ("cost", 3),
+        ("cost", {"decode_base": 1.0}),
+        ("error", {}),
+        ("engine", "cpu"),
+        ("date", 20260131),
+        ("slots_grid", [1.5]),
+    ],
+)
+def test_a_damaged_calibration_names_the_field(
+    calibration: CalibratedCost, field: str, value: object
+) -> None:
+    with pytest.raises(InputError, match=r"cost\.json") as refusal:
+        CalibratedCost.from_json(calibration.to_json() | {field: value}, file="cost.json")
+    assert field in str(refusal.value) or "coefficient" in str(refusal.value)

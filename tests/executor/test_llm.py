@@ -1,0 +1,171 @@
+"""The engine as a library: an iterator of answers, a call per token, log-probabilities, rollouts."""
+
+from __future__ import annotations
+
+import runpy
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchbound.data.files.disk import InputError
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.rollout import rollout_function
+
+PROMPTS = ["a", "bb bb", "some longer prompt", "dd", "and one more"]
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "rlhf_rollout.py"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLM]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=3)
+    torch.set_num_threads(threads)
+
+
+def in_order(completions: Iterator[Completion]) -> list[Completion]:
+    return sorted(completions, key=lambda completion: completion.index)
+
+
+def test_greedy_answers_are_those_of_generate(engine: LLM) -> None:
+    completions = in_order(engine.generate(PROMPTS, max_tokens=9, ignore_eos=True))
+    assert [completion.index for completion in completions] == list(range(len(PROMPTS)))
+    engine.model.generation_config.eos_token_id = None
+    for completion in completions:
+        ids = torch.tensor([completion.prompt_ids])
+        out = engine.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, pad_token_id=0
+        )
+        assert completion.completion_ids == tuple(out[0, ids.shape[1] :].tolist())
+        assert completion.finish_reason == "length"
+        assert completion.log_probabilities is None
+
+
+def test_log_probabilities_are_those_of_the_whole_text_read_at_once(engine: LLM) -> None:
+    completions = list(
+        engine.generate(PROMPTS, max_tokens=12, temperature=0.7, top_k=50, seed=3, log_probabilities=True)
+    )
+    assert len(completions) == len(PROMPTS)
+    for completion in completions:
+        prompt, answer = completion.prompt_ids, completion.completion_ids
+        with torch.no_grad():
+            logits = engine.model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])[:, 0]
+        assert completion.log_probabilities == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def test_log_probabilities_survive_requests_taking_turns(engine: LLM) -> None:
+    tight = LLM(engine.model, engine.tokenizer, slots=3, kv_tokens=70)
+    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "seed": 5, "log_probabilities": True}
+    wanted = in_order(engine.generate(PROMPTS, **asked))
+    got = in_order(tight.generate(PROMPTS, **asked))
+    for one, other in zip(got, wanted, strict=True):
+        assert one.completion_ids == other.completion_ids
+        assert one.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-9)
+
+
+def test_a_short_answer_is_there_while_long_ones_decode_and_each_token_is_told(engine: LLM) -> None:
+    told: dict[int, list[int]] = defaultdict(list)
+    answers = engine.generate(
+        PROMPTS[:3],
+        max_tokens=[20, 3, 20],
+        ignore_eos=True,
+        on_token=lambda index, token: told[index].append(token),
+    )
+    assert not told
+    first = next(answers)
+    assert first.index == 1
+    assert len(told[0]) == len(told[2]) == 3
+    completions = {completion.index: completion for completion in (first, *answers)}
+    assert {index: tuple(tokens) for index, tokens in told.items()} == {
+        index: completion.completion_ids for index, completion in completions.items()
+    }
+
+
+def test_expected_lengths_put_the_longest_first(engine: LLM) -> None:
+    lengths = [2, 2, 2, 30, 30]
+    told: list[int] = []
+    list(
+        engine.generate(
+            PROMPTS,
+            max_tokens=lengths,
+            expected_tokens=lengths,
+            ignore_eos=True,
+            on_token=lambda index, _: told.append(index),
+        )
+    )
+    assert set(told[:3]) == {3, 4, 0}
+    report = engine.report()
+    assert report.requests == len(PROMPTS)
+    assert report.run_gap is not None
+    assert report.run_gap >= 0.0
+
+
+def test_the_next_call_uses_the_weights_as_they_are_then() -> None:
+    engine = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=2)
+    before = [completion.completion_ids for completion in in_order(engine.generate(PROMPTS, max_tokens=8))]
+    with torch.no_grad():
+        engine.model.lm_head.weight.mul_(-1.0)
+    after = [completion.completion_ids for completion in in_order(engine.generate(PROMPTS, max_tokens=8))]
+    assert before != after
+
+
+def test_token_ids_and_chats_are_prompts_too(engine: LLM) -> None:
+    ids = tuple(engine.tokenizer.encode("hello"))
+    text, same, chat = in_order(
+        engine.generate(["hello", ids, [{"role": "user", "content": "hello"}]], max_tokens=4)
+    )
+    assert text.prompt_ids == same.prompt_ids == ids
+    assert text.completion_ids == same.completion_ids
+    assert chat.prompt_ids == tuple(engine.tokenizer.encode_chat([{"role": "user", "content": "hello"}]))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "kind", "message"),
+    [
+        ([[]], {}, InputError, "prompt 0 is empty"),
+        (["a", [10**6]], {}, InputError, "prompt 1 holds token 1000000"),
+        (["a"], {"max_tokens": 10**6}, InputError, "positions"),
+        (["a"], {"max_tokens": 0}, ValueError, "positive"),
+        (["a"], {"max_tokens": 4, "expected_tokens": [5]}, ValueError, "expected 5 tokens of at most 4"),
+        (["a"], {"expected_tokens": [5, 5]}, ValueError, "2 expected lengths were given for 1 prompts"),
+        (["a"], {"temperature": -1.0}, ValueError, "temperature"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_decoded(
+    engine: LLM, prompts: Any, options: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        engine.generate(prompts, **options)
+
+
+def test_no_prompts_have_no_answers(engine: LLM) -> None:
+    assert list(engine.generate([])) == []
+
+
+def test_a_rollout_has_the_prompts_order_and_new_answers_each_call(engine: LLM) -> None:
+    seen: list[int] = []
+    rollout = rollout_function(
+        engine, max_tokens=6, seed=1, on_completion=lambda completion: seen.append(completion.index)
+    )
+    prompts = [prompt for prompt in PROMPTS[:2] for _ in range(3)]
+    first, second = rollout(prompts, None), rollout(prompts, None)
+    assert first["prompt_ids"] == [engine.tokenizer.encode(prompt) for prompt in prompts]
+    assert [len(ids) for ids in first["completion_ids"]] == [len(values) for values in first["logprobs"]]
+    assert len({tuple(ids) for ids in first["completion_ids"]}) == len(prompts)
+    assert first["completion_ids"] != second["completion_ids"]
+    assert sorted(seen) == sorted([*range(6), *range(6)])
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all("12 answers" in line and "above the proven bound" in line for line in lines)

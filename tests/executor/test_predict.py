@@ -1,0 +1,266 @@
+"""Length prediction: what is learnt, how its error is measured, and the command line around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.costs.cost import IntArray
+from batchbound.data.files.disk import InputError
+from batchbound.data.predictor import Examples, Predicted, PredictionQuality, bucket_of
+from batchbound.executor.predictors.encoder import EncoderPredictor, save_small_distilbert
+from batchbound.executor.predictors.kinds import METHODS, learn
+from batchbound.executor.predictors.predictor import TrainedPredictor
+
+
+def texts(count: int, seed: int = 0) -> Examples:
+    """Prompts that ask for so many words, and answers of about that length."""
+    rng = np.random.default_rng(seed)
+    asked = rng.integers(1, 8, count)
+    lengths = np.maximum(1, (asked * 20 * np.exp(0.1 * rng.standard_normal(count))).round()).astype(np.int64)
+    prompts = tuple(f"Write {'many ' * a}words, please. Number {i}." for i, a in enumerate(asked.tolist()))
+    return Examples(prompts, lengths)
+
+
+def tokens(*values: int) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_labels_are_the_papers() -> None:
+    # l_max = 1024, N = 10: ranges of 102.4 tokens.
+    assert bucket_of(tokens(1, 102, 103, 1023, 5000), 1024, 10).tolist() == [0, 0, 1, 9, 9]
+
+
+def test_quality_counts_what_it_says() -> None:
+    predicted = Predicted(tokens(10, 20, 30, 40), tokens(5, 5, 29, 39), tokens(15, 25, 31, 41))
+    quality = PredictionQuality.measured(predicted, tokens(10, 31, 90, 40), longest=100)
+    assert quality.accuracy == 0.5
+    assert quality.neighbour_accuracy == 0.75
+    assert quality.coverage == 0.5
+    assert quality.mean_error == (0 + 11 + 60 + 0) / 4
+    assert quality.log_bias == pytest.approx((np.log(20 / 31) + np.log(1 / 3)) / 4)
+
+
+def test_a_constant_is_the_median() -> None:
+    predicted = learn("constant", Examples(("a", "b", "c"), tokens(1, 5, 100))).predict(["x", "y"])
+    assert predicted.tokens.tolist() == [5, 5]
+
+
+def test_the_group_mean_is_of_the_same_prompt() -> None:
+    examples = Examples(("a", "a", "b", "b", "b"), tokens(10, 20, 100, 110, 120))
+    predicted = learn("group-mean", examples).predict(["b", "a", "new"])
+    assert predicted.tokens.tolist() == [110, 15, 100]
+
+
+def test_quantile_regression_beats_the_constant_and_its_intervals_hold() -> None:
+    learnt, unseen = texts(400), texts(300, seed=1)
+    errors = {}
+    for method in ("constant", "quantile"):
+        predicted = learn(method, learnt).predict(unseen.prompts)
+        errors[method] = PredictionQuality.measured(predicted, unseen.lengths, longest=200)
+    assert errors["quantile"].log_sd < 0.5 * errors["constant"].log_sd
+    assert 0.82 < errors["quantile"].coverage < 0.98
+
+
+def test_prompts_are_held_out_whole() -> None:
+    examples = Examples(("a", "a", "b", "b", "c"), tokens(1, 2, 3, 4, 5))
+    known, unseen = examples.split(0.34, seed=0)
+    assert set(known.prompts).isdisjoint(unseen.prompts)
+    assert len(known) + len(unseen) == 5
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "encoder"])
+def test_a_predictor_survives_its_folder(method: str, tmp_path: Path) -> None:
+    examples = texts(120)
+    trained = TrainedPredictor.train(method, examples)
+    trained.save(tmp_path / "predictor")
+    again = TrainedPredictor.load(tmp_path / "predictor")
+    before, after = (one.predictor.predict(examples.prompts) for one in (trained, again))
+    assert before.tokens.tolist() == after.tokens.tolist()
+    assert before.high.tolist() == after.high.tolist()
+    assert again.quality == trained.quality
+    assert again.predicted.tolist() == trained.predicted.tolist()
+
+
+def test_a_small_random_distilbert_takes_the_path_of_a_checkpoint(tmp_path: Path) -> None:
+    examples = texts(128)
+    save_small_distilbert(tmp_path / "checkpoint", examples.prompts, words=60)
+    predictor = EncoderPredictor.learnt(
+        examples, str(tmp_path / "checkpoint"), epochs=9, learning_rate=3e-3, buckets=4
+    )
+    labels = bucket_of(examples.lengths, predictor.longest, 4)
+    right = predictor.probabilities(examples.prompts).argmax(axis=1) == labels
+    commonest = np.bincount(labels).max() / len(labels)
+    assert right.mean() > commonest + 0.1
+    fields = predictor.save(tmp_path)
+    again = EncoderPredictor.load(tmp_path, json.loads(json.dumps(fields)))
+    assert np.allclose(again.probabilities(examples.prompts), predictor.probabilities(examples.prompts))
+    refreshed = EncoderPredictor.learnt(texts(32, 1), str(tmp_path / "encoder"), epochs=1, buckets=4)
+    assert refreshed.predict(["Write many words, please."]).tokens.shape == (1,)
+
+
+def test_an_encoder_is_trained_saved_and_loaded_like_the_others(tmp_path: Path) -> None:
+    examples = texts(60)
+    save_small_distilbert(tmp_path / "checkpoint", examples.prompts, words=60)
+    trained = TrainedPredictor.train("encoder", examples, encoder=str(tmp_path / "checkpoint"))
+    trained.save(tmp_path / "predictor")
+    again = TrainedPredictor.load(tmp_path / "predictor")
+    before, after = (one.predictor.predict(examples.prompts) for one in (trained, again))
+    assert before.tokens.tolist() == after.tokens.tolist()
+
+
+def test_the_same_prompts_are_held_out_when_there_are_more() -> None:
+    few, many = texts(100), texts(400)
+    apart = set(few.split(0.2, seed=3)[1].prompts)
+    known, unseen = few.joined(many).split(0.2, seed=3)
+    assert apart <= set(unseen.prompts)
+    assert apart.isdisjoint(known.prompts)
+    assert 0.1 < len(unseen) / 500 < 0.3
+
+
+def test_a_predictor_is_refreshed_from_new_answers(tmp_path: Path) -> None:
+    before = TrainedPredictor.train("constant", Examples(("a", "b", "c", "d"), tokens(10, 10, 10, 10)))
+    before.save(tmp_path / "p")
+    new = Examples(tuple("efghijklm"), np.full(9, 50))
+    after = TrainedPredictor.load(tmp_path / "p").refreshed(new, tmp_path / "p")
+    assert after.predictor.predict(["x"]).tokens.tolist() == [50]
+    assert len(after.examples) == 13
+
+
+KILLED_WHILE_SAVING = """
+import itertools, os, sys
+from pathlib import Path
+
+import numpy as np
+
+from batchbound.data.predictor import Examples
+from batchbound.executor.predict import TrainedPredictor
+
+folder = Path(sys.argv[1])
+
+
+def trained(count):
+    return TrainedPredictor.train("constant", Examples(tuple(map(str, range(count))), np.full(count, 5)))
+
+
+def save(predictor, step):
+    if os.fork() == 0:
+        steps = itertools.count()
+
+        def watch(event, arguments):
+            # Opening, making, linking, renaming and deleting say the path that they are about to touch.
+            if any(str(argument).startswith(str(folder)) for argument in arguments) and next(steps) == step:
+                os._exit(9)
+
+        sys.addaudithook(watch)
+        predictor.save(folder)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.wait()[1])
+
+
+old, new = trained(10), trained(20)
+old.save(folder)
+found = []
+for step in itertools.count():
+    status = save(new, step)
+    left = TrainedPredictor.load(folder)
+    assert len((folder / "errors.csv").read_text().splitlines()) == 1 + len(left.actual)
+    found.append(len(left.examples))
+    if status == 0:
+        break
+    assert status == 9
+    save(old, -1)
+print(found)
+"""
+
+
+def test_a_predictor_killed_while_it_is_saved_is_the_one_before_or_the_new_one_whole(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "p")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found == sorted(found)
+    assert found.count(10) > 5
+    assert found.count(20) > 2
+    assert len(list((tmp_path / "p").glob("version-*"))) == 1
+
+
+def test_what_else_stands_in_the_folder_of_a_predictor_stays(tmp_path: Path) -> None:
+    trained = TrainedPredictor.train("constant", texts(20))
+    for _ in range(2):
+        trained.save(tmp_path / "p")
+        (tmp_path / "p" / "lengths.jsonl").write_text("mine")
+    assert (tmp_path / "p" / "lengths.jsonl").read_text() == "mine"
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no method"):
+        learn("guess", texts(3))
+    with pytest.raises(ValueError, match="no token"):
+        Examples(("a",), tokens(0))
+    with pytest.raises(InputError, match="fewer than two prompts"):
+        TrainedPredictor.train("constant", Examples(("a",), tokens(1)))
+    with pytest.raises(InputError, match=r"predictor\.json"):
+        TrainedPredictor.load(tmp_path)
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> tuple[str, str]:
+    examples = texts(80)
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    with prompts.open("w") as asked, answers.open("w") as said:
+        for i, (prompt, length) in enumerate(zip(examples.prompts, examples.lengths.tolist(), strict=True)):
+            body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": 100}
+            line = {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            asked.write(json.dumps(line) + "\n")
+            usage = {"prompt_tokens": 5, "completion_tokens": length, "total_tokens": 5 + length}
+            response = {"status_code": 200, "body": {"usage": usage}}
+            said.write(json.dumps({"custom_id": f"r{i}", "response": response, "error": None}) + "\n")
+    return str(prompts), str(answers)
+
+
+def test_the_command_trains_evaluates_and_applies(
+    past: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = str(tmp_path / "predictor"), str(tmp_path / "lengths.jsonl")
+    assert main(["predict", "train", *past, "-o", folder]) == 0
+    assert "held-out answers" in capsys.readouterr().out
+    assert main(["predict", "eval", folder, *past]) == 0
+    assert "80 held-out answers" in capsys.readouterr().out
+    assert main(["predict", "refresh", folder, *past]) == 0
+    assert "before: " in capsys.readouterr().out
+    assert main(["predict", "apply", folder, past[0], "-o", output]) == 0
+    lines = [json.loads(line) for line in Path(output).read_text().splitlines()]
+    assert len(lines) == 80
+    assert all(1 <= line["response"]["body"]["usage"]["completion_tokens"] <= 100 for line in lines)
+    assert (tmp_path / "predictor" / "errors.csv").read_text().startswith("predicted,actual\n")
+    plan = ["plan", past[0], "--lengths", f"answers:{output}", "--slots", "4"]
+    assert main([*plan, "-o", str(tmp_path / "plan.json")]) == 0
+
+
+def test_the_command_names_mistakes(
+    past: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "train", past[0], "-o", str(tmp_path / "p")]) == 2
+    assert "pairs" in capsys.readouterr().err
+    assert main(["predict", "train", *past, "--method", "constant", "-o", str(tmp_path / "p")]) == 0
+    assert main(["predict", "train", *past, "--method", "constant", "-o", str(tmp_path / "p")]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["predict", "train", *past, "-o", past[0]]) == 2
+    assert "prompts.jsonl: is a file" in capsys.readouterr().err
+    assert main(["predict", "train", *past, "--encoder", "x", "-o", str(tmp_path / "q")]) == 2
+    assert "--encoder says nothing with --method quantile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["errors.csv", "examples.jsonl", "model.joblib", "predictor.json"])
+@pytest.mark.parametrize("content", [b"", b"x\n", b"{}", b"\xff\x00"])
+def test_a_damaged_folder_is_named(file: str, content: bytes, tmp_path: Path) -> None:
+    TrainedPredictor.train("quantile", texts(12)).save(tmp_path / "p")
+    (tmp_path / "p" / "current" / file).write_bytes(content)
+    with pytest.raises(InputError, match=r"/p\b"):
+        TrainedPredictor.load(tmp_path / "p")

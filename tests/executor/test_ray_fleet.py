@@ -1,0 +1,163 @@
+"""Replicas as Ray actors: the answers of one engine, also when an actor dies; skipped without Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet
+from batchbound.data.fleet_plan import FleetPlan
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.executor.processes.engine_spec import EngineSpec
+from batchbound.executor.processes.ray_fleet import FleetLostError, FleetOutcome, RayFleet
+from batchbound.executor.reports.perfetto import save_perfetto
+from batchbound.heuristics.loop import schedule_of
+from batchbound.planning.fleet import make_fleet_plan
+from batchbound.solvers.result import Limits
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.slow,
+]
+
+RUNS = int(os.environ.get("BATCHBOUND_RAY_RUNS", "1"))
+"""How many times an actor is killed."""
+
+SPEC = EngineSpec("tiny:llama", dtype="float64", device="cpu", tier="window")
+
+
+@pytest.fixture
+def fleet() -> Iterator[RayFleet]:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    made = RayFleet(SPEC, 3)
+    yield made
+    made.close()
+
+
+def job(count: int, seed: int = 0) -> tuple[Problem, list[list[int]]]:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(3, 200, size).tolist() for size in rng.integers(2, 12, count)]
+    work = Workload.from_lengths([len(prompt) for prompt in prompts], rng.integers(1, 24, count))
+    return Problem(work, CostModel.paper(), 4, prefill_emits_first_token=True), prompts
+
+
+def alone(problem: Problem, prompts: list[list[int]]) -> list[list[int]]:
+    from batchbound.executor.engines.huggingface import HuggingFaceEngine
+    from batchbound.executor.engines.tiers import choose_tier
+    from batchbound.executor.models.source import load_model
+    from batchbound.heuristics.fleet.simulation import longest_first_policy
+    from batchbound.heuristics.loop import execute
+
+    model = load_model(SPEC.model, dtype="float64", device="cpu")
+    engine = HuggingFaceEngine(
+        problem, model, prompts, problem.workload.output_tokens, tier=choose_tier(model, "window")
+    )
+    execute(problem, longest_first_policy(problem), engine)
+    return engine.answers
+
+
+def planned(problem: Problem, replicas: int) -> FleetPlan:
+    return make_fleet_plan(Fleet.of(problem, replicas), limits=Limits(work=1))
+
+
+def served(
+    fleet: RayFleet,
+    problem: Problem,
+    prompts: list[list[int]],
+    kill_after: int | None = None,
+    victim: int = 0,
+    plan: FleetPlan | None = None,
+    backoff: bool = True,
+) -> tuple[dict[int, list[int]], FleetOutcome]:
+    answers: dict[int, list[int]] = {}
+    pids: list[int] = []
+    if kill_after is not None:
+        import ray
+
+        pids = ray.get([actor.pid.remote() for actor in fleet.actors])
+
+    def keep(request: int, tokens: list[int]) -> None:
+        assert request not in answers
+        answers[request] = tokens
+        if len(answers) == kill_after:
+            os.kill(pids[victim], signal.SIGKILL)
+
+    plan, most = plan or planned(problem, len(fleet.actors)), problem.workload.output_tokens
+    return answers, fleet.serve(plan.fleet, plan.schedule, prompts, most, keep, backoff=backoff)
+
+
+def decode_tokens(outcome: FleetOutcome) -> int:
+    stages = [stage for trace in outcome.traces for stage in trace.stages]
+    return sum(stage.tokens for stage in stages if stage.kind == "decode")
+
+
+def test_each_actor_follows_its_schedule_to_the_round(fleet: RayFleet) -> None:
+    problem, prompts = job(60, seed=7)
+    plan = planned(problem, 3)
+    answers, outcome = served(fleet, problem, prompts, plan=plan, backoff=False)
+    assert len(answers) == 60
+    assert outcome.moved == 0
+    for k, (trace, schedule) in enumerate(zip(outcome.traces, plan.schedule.schedules, strict=True)):
+        assert schedule is not None
+        done = schedule_of(trace)
+        assert done.rounds.tolist() == schedule.rounds.tolist()
+        assert done.bin_of.tolist() == schedule.bin_of.tolist()
+        members = plan.schedule.members(k)
+        assert trace.ids == tuple(problem.workload.ids[members].tolist())
+
+
+def test_three_actors_give_the_answers_of_one_engine(fleet: RayFleet, tmp_path: Path) -> None:
+    problem, prompts = job(60)
+    answers, outcome = served(fleet, problem, prompts)
+    expected = alone(problem, prompts)
+    assert [answers[i] for i in range(60)] == expected
+    assert not outcome.lost
+    assert all(len(trace) for trace in outcome.traces)
+    # Every token after a prompt's first comes of a decode round: the merged trace holds the replicas' work.
+    assert decode_tokens(outcome) == int(problem.rounds.sum())
+    save_perfetto(tmp_path / "trace.json", outcome.traces)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2}
+    requests = [event["name"] for event in events if event.get("cat") == "request"]
+    assert sorted(requests) == sorted(problem.workload.ids.tolist())
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_a_killed_actor_loses_no_answer(fleet: RayFleet, run: int) -> None:
+    problem, prompts = job(300, seed=run)
+    rng = np.random.default_rng(run)
+    answers, outcome = served(fleet, problem, prompts, int(rng.integers(1, 200)), int(rng.integers(3)))
+    assert sorted(answers) == list(range(300))
+    assert [answers[i] for i in range(300)] == alone(problem, prompts)
+    assert len(outcome.lost) == 1
+    finished = [name for trace in outcome.traces for name in trace.ids]
+    assert sorted(finished) == sorted(problem.workload.ids.tolist())
+    # The dead actor's unfinished work was done again elsewhere, so all stages hold at least the job's rounds.
+    assert decode_tokens(outcome) >= int(problem.rounds.sum())
+
+
+def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost(fleet: RayFleet) -> None:
+    problem, prompts = job(30)
+    answers, outcome = served(fleet, problem, prompts, kill_after=30, victim=1)
+    assert len(answers) == 30
+    assert list(outcome.lost) == [1]
+    assert outcome.traces[1].engine["lost"] == outcome.lost[1]
+
+
+def test_a_fleet_without_replicas_left_says_so() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    fleet = RayFleet(SPEC, 1)
+    try:
+        problem, prompts = job(40)
+        with pytest.raises(FleetLostError, match="all 1 replicas died"):
+            served(fleet, problem, prompts, kill_after=3)
+    finally:
+        fleet.close()

@@ -1,0 +1,128 @@
+"""Keys and values promised in blocks, and lent."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.heuristics.serving.kv_ledger import KvLedger, KvLedgerError
+
+
+def test_a_request_is_promised_whole_blocks() -> None:
+    ledger = KvLedger(100, requests=2, block_tokens=32)
+    assert ledger.blocks == 3
+    assert ledger.grow(0, 33)
+    assert (ledger.free, int(ledger.room[0])) == (1, 64)
+
+
+def test_too_few_blocks_change_nothing_and_are_counted() -> None:
+    ledger = KvLedger(96, requests=2, block_tokens=32)
+    ledger.grow(0, 64)
+    assert not ledger.grow(1, 33)
+    assert (ledger.free, int(ledger.room[1]), ledger.failures) == (1, 0, 1)
+
+
+def test_a_host_may_write_up_to_what_it_lent_until_the_guest_leaves() -> None:
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.grow(1, 4)
+    ledger.lend(0, 1, start=16, tokens=16)
+    assert ledger.room[:2].tolist() == [16, 20]
+    assert ledger.free == 28
+    ledger.release(1)
+    assert ledger.room[:2].tolist() == [32, 0]
+
+
+def test_russian_dolls_lend_what_they_borrowed() -> None:
+    # Figure 7: a region of 32 tokens lends 16, of which the guest lends 8, and the left half lends 8.
+    ledger = KvLedger(64, requests=4, block_tokens=1)
+    for request in range(4):
+        ledger.grow(request, 32 if request == 0 else 1)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.lend(1, 2, start=9, tokens=8)
+    ledger.lend(0, 3, start=8, tokens=8)
+    assert ledger.room.tolist() == [8, 9, 9, 9]
+    assert ledger.first_guests(0) == [3]
+    assert ledger.guests_of(0) == [2, 1, 3]
+
+
+def test_blocks_of_a_host_that_is_done_are_kept_for_its_guest() -> None:
+    ledger = KvLedger(64, requests=2, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.grow(1, 4)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.release(0)
+    assert (ledger.free, int(ledger.room[1])) == (28, 20)
+    ledger.release(1)
+    assert ledger.free == 64
+
+
+def test_a_guest_borrows_from_several_hosts() -> None:
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 20)
+    ledger.grow(1, 10)
+    ledger.lend(0, 2, start=15, tokens=5)
+    ledger.lend(1, 2, start=7, tokens=3)
+    ledger.lend(0, 2, start=10, tokens=5)
+    assert ledger.room.tolist() == [10, 7, 13]
+    ledger.release(2)
+    assert ledger.room.tolist() == [20, 10, 0]
+
+
+def test_a_guest_that_is_done_hands_its_own_guests_to_its_host() -> None:
+    # The guest's 4 own places and 16 of its host's; its guest lies in both.
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.grow(1, 4)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.lend(1, 2, start=2, tokens=10)
+    ledger.release(1)
+    assert [(loan.host, loan.start, loan.tokens) for loan in ledger.loans[2]] == [(1, 2, 2), (0, 16, 8)]
+    assert int(ledger.room[0]) == 16
+    ledger.release(2)
+    assert (ledger.free, int(ledger.room[0])) == (32, 32)
+
+
+def test_a_guest_settles_in_blocks_of_its_own() -> None:
+    ledger = KvLedger(64, requests=2, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.grow(1, 4)
+    ledger.lend(0, 1, start=16, tokens=16)
+    assert not ledger.settle(1, 40)
+    assert ledger.settle(1, 12)
+    assert (ledger.free, ledger.room.tolist()) == (20, [32, 12])
+
+
+@pytest.mark.parametrize(("start", "tokens"), [(24, 9), (16, 16), (31, 0)])
+def test_what_is_not_the_hosts_to_lend_is_refused(start: int, tokens: int) -> None:
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.lend(0, 1, start=30, tokens=2)
+    with pytest.raises(KvLedgerError, match="cannot be lent"):
+        ledger.lend(0, 2, start, tokens)
+
+
+def test_holding_more_than_promised_is_found() -> None:
+    ledger = KvLedger(64, requests=1, block_tokens=32)
+    ledger.grow(0, 32)
+    ledger.check(np.array([0]), np.array([32]))
+    with pytest.raises(KvLedgerError, match="holds 33 tokens and may hold 32"):
+        ledger.check(np.array([0]), np.array([33]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 40)), max_size=40))
+def test_no_place_is_ever_given_to_two(moves: list[tuple[int, int, int]]) -> None:
+    ledger = KvLedger(64, requests=6, block_tokens=4)
+    for request, other, tokens in moves:
+        if other == request:
+            ledger.release(request)
+        elif tokens % 2 and request not in ledger.loans:
+            ledger.grow(request, tokens)
+        elif (room := int(ledger.room[other])) and not ledger.guests.get(request):
+            ledger.lend(other, request, start=room // 2, tokens=room - room // 2)
+        assert ledger.free + sum(ledger.own.values()) == ledger.blocks
+        assert int(ledger.room.sum()) <= ledger.blocks * ledger.block_tokens
+    for request in range(6):
+        ledger.release(request)
+    assert ledger.free == ledger.blocks

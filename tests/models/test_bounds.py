@@ -1,0 +1,394 @@
+"""No bound exceeds an optimum, and a certificate proves what it says and nothing more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.models.bounds.difference_set import difference_set_bound, useful_differences
+from batchbound.models.bounds.least_counts import least_counts
+from batchbound.models.bounds.makespan import best_bound, paper_bound, trivial_bound
+from batchbound.models.bounds.rounded_packing import cheapest_rounding
+from batchbound.models.certificates.checker import verify_bound
+from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.solvers.bounds.rounded_packing import refute_rounds
+
+Optimum = Callable[[Problem], float]
+
+
+def problem_of(
+    prompts: list[int], outputs: list[int], slots: int, cost: CostModel | None = None, **limits: Any
+) -> Problem:
+    return Problem(Workload.from_lengths(prompts, outputs), cost or CostModel.paper(), slots, **limits)
+
+
+def tiny_problem(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, 7))
+    prompts = rng.integers(1, 7, requests)
+    outputs = rng.integers(1, 7, requests)
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.0, 0.5, 2.0, 5.0])),
+        prefill_per_token=float(rng.choice([0.0, 0.1])),
+        decode_base=float(rng.choice([0.0, 1.0])),
+        decode_per_slot=float(rng.choice([0.0, 0.2])),
+        prefill_floor=float(rng.choice([0.0, 1.0, 3.0])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+        prefill_bend=float(rng.choice([0.0, 4.0, 9.0])),
+        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
+    )
+    largest = int((prompts + outputs).max())
+    return Problem(
+        Workload.from_lengths(prompts, outputs),
+        cost,
+        slots=int(rng.integers(1, 4)),
+        kv_capacity=int(largest + rng.integers(0, 12)) if rng.random() < 0.5 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if rng.random() < 0.5 else None,
+        prefill_emits_first_token=bool(rng.random() < 0.5),
+    )
+
+
+@pytest.mark.parametrize("batch", range(10))
+def test_no_valid_bound_exceeds_the_optimum_of_a_tiny_problem(batch: int, optimal_makespan: Optimum) -> None:
+    for seed in range(40 * batch, 40 * batch + 40):
+        problem = tiny_problem(seed)
+        optimum = optimal_makespan(problem)
+        for bound in (trivial_bound(problem), difference_set_bound(problem), best_bound(problem)):
+            assert bound.valid
+            assert bound.seconds <= optimum + 1e-9, (seed, bound.source)
+            assert sum(bound.terms.values()) == pytest.approx(bound.seconds)
+            assert verify_bound(problem, bound) is None, (seed, bound.source)
+
+
+def test_no_searched_bound_exceeds_the_optimum_of_a_tiny_problem(optimal_makespan: Optimum) -> None:
+    for seed in range(60):
+        problem = tiny_problem(seed)
+        bound = proven_bound(problem, seconds=0.2)
+        assert best_bound(problem).seconds <= bound.seconds <= optimal_makespan(problem) + 1e-9, seed
+        assert verify_bound(problem, bound) is None, seed
+
+
+def few_long_requests(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    outputs = rng.integers(2, 15, rng.integers(5, 7)).tolist()
+    stage = float(rng.choice([0.25, 0.5, 1.0]))
+    cost = CostModel(prefill_base=stage, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+    return problem_of([1] * len(outputs), outputs, int(rng.integers(2, 4)), cost)
+
+
+def test_no_bound_from_packing_rounded_lengths_exceeds_the_optimum(optimal_makespan: Optimum) -> None:
+    used = 0
+    for seed in range(80):
+        problem = few_long_requests(seed)
+        bound = proven_bound(problem, seconds=1.0)
+        if "prices" in bound.source:
+            used += 1
+            assert best_bound(problem).seconds <= bound.seconds <= optimal_makespan(problem) + 1e-9, seed
+            assert verify_bound(problem, bound) is None, seed
+    assert used >= 8, "of 80 problems, enough must have such a bound"
+
+
+def test_a_span_of_just_the_longest_request_leaves_fewer_differences(optimal_makespan: Optimum) -> None:
+    # Ten rounds hold 4 + 6 and 5 + 5, but one stage after the first leaves two differences: if the 6 is to
+    # waste nothing these are 4 and 6, which hold a 5 for a round too many.
+    cost = CostModel(prefill_base=0.5, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+    problem = problem_of([1] * 4, [4, 5, 5, 6], 2, cost)
+    assert problem.rounds.tolist() == [4, 5, 5, 6]
+    bound = difference_set_bound(problem)
+    assert bound.seconds == pytest.approx(3 * 0.5 + 10)
+    assert bound.seconds == pytest.approx(optimal_makespan(problem))
+    assert verify_bound(problem, bound) is None
+
+
+def fewest_rounds(lengths: list[int], slots: int, values: int) -> int:
+    """Return the least makespan of packing lengths rounded up to so few of them and the longest."""
+    distinct = sorted(set(lengths))
+    least = sum(lengths) * 2
+    for chosen in combinations(distinct[:-1], min(values, len(distinct) - 1)):
+        held = [min(value for value in (*chosen, distinct[-1]) if value >= n) for n in lengths]
+        for slot_of in product(range(slots), repeat=len(held)):
+            loads = np.bincount(slot_of, weights=held)
+            least = min(least, int(loads.max()))
+    return least
+
+
+def test_only_rounds_that_no_rounding_fits_are_refuted() -> None:
+    rng = np.random.default_rng(0)
+    refuted = 0
+    for _ in range(40):
+        lengths = rng.integers(2, 15, 6).tolist()
+        slots, values = int(rng.integers(2, 4)), int(rng.integers(0, 3))
+        fewest = fewest_rounds(lengths, slots, values)
+        distinct, counts = np.unique(lengths, return_counts=True)
+        assert refute_rounds(distinct, counts, slots, values, fewest, 5.0) is None
+        refuted += refute_rounds(distinct, counts, slots, values, fewest - 1, 5.0) is not None
+    assert refuted >= 20, "most of the time prices alone see that one round less is too few"
+
+
+def test_lengths_rounded_up_at_the_least_price() -> None:
+    counts, prices = np.array([2, 1, 3]), np.array([1, 5, 6])
+    assert cheapest_rounding(counts, prices, 2)[0] == 2 * 1 + 5 + 3 * 6
+    worth, become = cheapest_rounding(counts, prices, 1)
+    assert worth == 2 * 1 + 4 * 6
+    assert become.tolist() == [2, 0, 4]
+    assert cheapest_rounding(counts, prices, 0)[0] == 6 * 6
+
+
+def test_bounds_are_often_tight_on_tiny_problems(optimal_makespan: Optimum) -> None:
+    tight = 0
+    for seed in range(100):
+        problem = tiny_problem(seed)
+        tight += best_bound(problem).seconds >= optimal_makespan(problem) - 1e-9
+    assert tight >= 40
+
+
+def test_one_stage_and_the_longest_request_are_the_whole_cost_of_a_batch_that_fits() -> None:
+    problem = problem_of([10, 20], [5, 3], slots=2)
+    bound = trivial_bound(problem)
+    assert bound.terms["prefill stages"] == pytest.approx(0.025)
+    assert bound.terms["prompt tokens"] == pytest.approx(30 * 0.00013)
+    assert bound.terms["decode rounds"] == pytest.approx(5 * 0.029)
+    assert bound.terms["slot-rounds"] == pytest.approx(8 * 0.00021)
+    schedule = Schedule.from_bins(problem, [0, 0], [5])
+    assert bound.seconds == pytest.approx(schedule.makespan(problem))
+
+
+def test_stages_are_counted_by_the_token_cap() -> None:
+    problem = problem_of([6, 6, 6, 5], [1, 1, 1, 1], slots=4, prefill_token_cap=10)
+    counts = least_counts(problem)
+    assert counts.stages == 4, "no two of these prompts fit into one stage although 23 tokens fit into three"
+    assert counts.claims["stages"]["kind"] == "prices"
+
+
+def test_slots_that_the_kv_capacity_cannot_fill_do_not_count() -> None:
+    problem = problem_of([10] * 6, [2] * 6, slots=6, kv_capacity=25)
+    counts = least_counts(problem)
+    assert counts.slots == 2
+    assert counts.stages == 3
+    assert counts.rounds == 6
+
+
+def test_the_kv_read_over_the_job_needs_rounds_of_the_capacity() -> None:
+    problem = problem_of([1, 1, 1], [9, 9, 9], slots=3, kv_capacity=12)
+    assert problem.kv_token_rounds == 3 * sum(range(1, 10))
+    assert least_counts(problem).rounds == 12
+    assert least_counts(problem).claims["rounds"]["kind"] == "KV tokens over capacity"
+
+
+def test_prices_of_lengths_prove_rounds_that_no_average_shows() -> None:
+    # Whatever fits into 35 rounds is worth 6 at most with 2 for a ten and 1 for a six, and all together are
+    # worth 13; the average load is 34.
+    problem = problem_of([1] * 8, [10] * 5 + [6] * 3, slots=2)
+    assert least_counts(problem).rounds == 35
+    bound = proven_bound(problem)
+    assert bound.terms["decode rounds"] == pytest.approx(36 * 0.029)
+    assert verify_bound(problem, bound) is None
+    assert best_bound(problem).seconds < bound.seconds
+    forged = raised(bound, 0.029)
+    claim = {**bound.certificate["rounds"], "at_least": 37, "capacity": 36}  # type: ignore[dict-item]
+    assert verify_bound(problem, replace(forged, certificate={**bound.certificate, "rounds": claim}))
+
+
+def test_few_stages_leave_few_differences() -> None:
+    # The first point and the end are always as far apart as the longest request.
+    assert useful_differences(1, longest=10, rounds=10) == 0
+    assert useful_differences(4, longest=10, rounds=19) == 9
+    # Three steps of less than 10 at least lead over 20 rounds: three pairs of the chain's four points are two
+    # steps apart, and the fifth point is too far from one of them.
+    assert useful_differences(4, longest=10, rounds=20) == 6
+    # Two steps of 10 and nothing between.
+    assert useful_differences(2, longest=10, rounds=20) == 0
+
+
+def test_lengths_that_few_points_cannot_measure_waste_slot_time(optimal_makespan: Optimum) -> None:
+    cost = CostModel(prefill_base=100.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+    problem = problem_of([1] * 6, [1, 2, 3, 4, 5, 6], slots=3, cost=cost)
+    assert trivial_bound(problem).seconds == pytest.approx(2 * 100 + 21 / 3)
+    # Two stages: two differences below 6 for five lengths, so three of these wait a round, and so does the 6
+    # unless two points are 6 apart, which leaves one difference beside it: at best 3, and six rounds waited.
+    assert difference_set_bound(problem).seconds == pytest.approx(2 * 100 + (21 + 6) / 3)
+    assert optimal_makespan(problem) == pytest.approx(2 * 100 + 3 + 6)
+
+
+def test_requests_of_no_rounds_need_stages_only(optimal_makespan: Optimum) -> None:
+    problem = problem_of([3, 3, 3], [1, 1, 1], slots=2, prefill_emits_first_token=True)
+    assert best_bound(problem).seconds == pytest.approx(optimal_makespan(problem))
+    assert best_bound(problem).seconds == pytest.approx(2 * 0.025 + 9 * 0.00013)
+
+
+def table3_like(requests: int = 1319, seed: int = 0) -> Problem:
+    rng = np.random.default_rng(seed)
+    outputs = np.where(rng.random(requests) < 0.5, 512, np.clip(rng.gamma(1.5, 136.0, requests), 1, 511))
+    prompts = np.maximum(1, rng.lognormal(4.16, 0.36, requests)).astype(np.int64)
+    return Problem(Workload.from_lengths(prompts, outputs.astype(np.int64)), CostModel.paper(), slots=200)
+
+
+def test_the_difference_set_bound_is_stronger_at_the_papers_size_and_survives_json() -> None:
+    problem = table3_like()
+    trivial, difference = trivial_bound(problem), best_bound(problem)
+    assert difference.seconds > trivial.seconds + 0.2
+    again = Bound.from_json(json.loads(json.dumps(difference.to_json())))
+    assert verify_bound(problem, again) is None
+
+
+def forged(bound: Bound, **changes: object) -> Bound:
+    return replace(bound, certificate={**bound.certificate, **changes})
+
+
+def raised(bound: Bound, seconds: float) -> Bound:
+    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + seconds}
+    return replace(bound, seconds=bound.seconds + seconds, terms=terms)
+
+
+def test_a_checker_refuses_what_the_certificate_does_not_prove() -> None:
+    problem = table3_like(300)
+    bound = difference_set_bound(problem)
+    trivial = trivial_bound(problem)
+    assert verify_bound(problem, bound) is None
+    claim: Mapping[str, object] = trivial.certificate["rounds"]  # type: ignore[assignment]
+    forgeries = {
+        "the certificate proves the bound": raised(bound, 0.01),
+        "terms add up": replace(bound, seconds=bound.seconds + 0.01),
+        "rounds": forged(raised(trivial, 1.0), rounds={**claim, "at_least": 10_000}),
+        "stages": forged(bound, stages={"at_least": 50, "kind": "requests over slots"}),
+        "slots": forged(bound, slots=100),
+        "charges": forged(bound, charges=[-5]),
+        "late": forged(bound, late=[-1]),
+        "a certificate is of a known kind": forged(bound, kind="trust me"),
+        "a certificate is readable": forged(bound, stages=None),
+        "a bound is valid": replace(bound, valid=False),
+    }
+    for rule, forgery in forgeries.items():
+        violation = verify_bound(problem, forgery)
+        assert violation is not None, rule
+        assert violation.rule == rule
+
+
+def test_a_checker_refuses_a_rounding_that_fits_and_a_slot_that_holds_more() -> None:
+    problem = few_long_requests(14)
+    bound = proven_bound(problem, seconds=1.0)
+    claims: Any = bound.certificate["refuted"]
+    claim = claims[-1]
+    for change in (
+        {"values": claim["values"] + 10},
+        {"limit": claim["limit"] // 2},
+        {"limit": claim["limit"] * 2},
+        {"capacity": claim["capacity"] + 5},
+        {"prices": [-1] * len(claim["prices"])},
+    ):
+        violation = verify_bound(problem, forged(bound, refuted=[{**claim, **change}]))
+        assert violation is not None, change
+        assert violation.rule == "refuted"
+    without = verify_bound(problem, forged(bound, refuted=[]))
+    assert without is not None
+    assert without.rule == "the certificate proves the bound"
+
+
+def test_prices_that_a_full_slot_exceeds_prove_nothing() -> None:
+    problem = problem_of([1, 1, 1], [3, 3, 4], slots=2)
+    prices = {"kind": "prices", "capacity": 6, "lengths": [3, 4], "prices": [3, 4], "limit": 3, "at_least": 7}
+    violation = verify_bound(problem, forged(raised(trivial_bound(problem), 0.029), rounds=prices))
+    assert violation is not None
+    assert violation.rule == "prices"
+
+
+def test_the_papers_prefill_formula_exceeds_an_optimum() -> None:
+    problem = problem_of([10, 10], [1, 1], slots=2)
+    bound = paper_bound(problem, levels=[(10, 1.0), (20, 3.0)], rounds=1)
+    assert bound.terms["prefill (31)"] == pytest.approx(3.0)
+    assert not bound.valid
+    two_small_stages = 2 * 1.0
+    assert bound.terms["prefill (31)"] > two_small_stages
+
+
+def test_the_papers_bound_exceeds_a_schedule_with_idle_slots() -> None:
+    problem = problem_of([68] * 6, [512, 300, 200, 100, 50, 20], slots=200)
+    printed = paper_bound(problem, levels=[(4096, 0.025 + 4096 * 0.00013)], rounds=512)
+    assert printed.seconds == pytest.approx(512 * 0.071, abs=0.01)
+    schedule = Schedule.from_bins(problem, [0] * 6, [512])
+    assert schedule.check(problem) is None
+    assert schedule.makespan(problem) == pytest.approx(15.17, abs=0.01)
+    assert best_bound(problem).seconds <= schedule.makespan(problem) + 1e-9
+    with pytest.raises(ValueError, match="not a valid"):
+        printed.gap(schedule.makespan(problem))
+
+
+def test_the_bound_command_lists_what_a_checker_proves_the_strongest_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bound", "table3:1:60", "--slots", "20", "--json"]) == 0
+    bounds = [Bound.from_json(value) for value in json.loads(capsys.readouterr().out)]
+    problem = Problem(generate("table3", 1, 60), CostModel.paper(), 20)
+    valid = [bound for bound in bounds if bound.valid]
+    assert len({bound.source for bound in bounds}) == len(bounds) >= 3
+    assert [bound.seconds for bound in valid] == sorted((bound.seconds for bound in valid), reverse=True)
+    assert valid[0].seconds >= best_bound(problem).seconds
+    assert all(verify_bound(problem, bound) is None for bound in valid)
+    assert main(["bound", "table3:1:60", "--slots", "20"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith(valid[0].source)
+    assert "NOT a bound" in printed[-3]
+
+
+def test_a_bound_without_levels_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one prefill level"):
+        paper_bound(problem_of([1], [1], slots=1), levels=[], rounds=1)
+
+
+def spans_in_a_row(points: np.ndarray, longest: int, late: int) -> int:
+    """Return how many pairs of points that far apart, or a little farther, can follow one another."""
+    count, free = 0, 0
+    for end in points.tolist():
+        if any(end - longest - late <= start <= end - longest for start in points[points >= free]):
+            count, free = count + 1, end
+    return count
+
+
+def test_points_with_spans_of_the_longest_request_have_fewer_useful_differences() -> None:
+    rng = np.random.default_rng(1)
+    most_met = several = 0
+    for _ in range(6000):
+        longest = int(rng.integers(2, 9))
+        some = np.cumsum(rng.integers(0, longest + 1, int(rng.integers(1, 6))))
+        spans = some[rng.random(len(some)) < 0.6]
+        points = np.unique(np.concatenate(([0], some, spans + longest)))
+        first, last = np.triu_indices(len(points), 1)
+        useful = int((points[last] - points[first] < longest).sum())
+        late = int(rng.integers(0, 3))
+        in_a_row = spans_in_a_row(points, longest, late)
+        several += in_a_row > 1
+        if np.diff(points).max(initial=0) <= longest:
+            for exact in range(in_a_row + 1):
+                counted = useful_differences(len(points) - 1, longest, int(points[-1]), exact, late)
+                assert useful <= counted, (longest, late, points, exact)
+            most_met += in_a_row > 0 and useful == counted
+    assert several > 1000
+    assert most_met > 300, "the count is often met, so it cannot be much too large"
+
+
+def test_no_points_have_more_useful_differences_than_counted() -> None:
+    rng = np.random.default_rng(0)
+    most_met = 0
+    for _ in range(3000):
+        longest = int(rng.integers(2, 9))
+        gaps = rng.integers(1, longest + 1, int(rng.integers(1, 9)))
+        points = np.concatenate(([0], np.cumsum(gaps)))
+        first, last = np.triu_indices(len(points), 1)
+        useful = int((points[last] - points[first] < longest).sum())
+        counted = useful_differences(len(gaps), longest, int(points[-1]))
+        assert useful <= counted, (longest, points)
+        most_met += useful == counted
+    assert most_met > 300, "the count is often met, so it cannot be much too large"

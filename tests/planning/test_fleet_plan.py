@@ -1,0 +1,150 @@
+"""One plan for several replicas: made, written, read again, and made by the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+from batchbound.cli.run_fleet import left_of
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.disk import InputError
+from batchbound.data.fleet import Fleet
+from batchbound.data.fleet_plan import FleetPlan, is_fleet_plan
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.models.certificates.fleet import verify_fleet_bound
+from batchbound.planning.fleet import fleet_of, make_fleet_plan
+from batchbound.solvers.result import Limits
+
+BRIEF = Limits(work=1)
+
+
+def problem(count: int = 60, slots: int = 4) -> Problem:
+    return Problem(generate("table3", 0, count), CostModel.paper(), slots)
+
+
+def test_a_fleets_plan_survives_its_file(tmp_path: Path) -> None:
+    plan = make_fleet_plan(Fleet.of(problem(), 3), limits=BRIEF)
+    plan.save(tmp_path / "plan.json")
+    again = FleetPlan.load(tmp_path / "plan.json")
+    assert is_fleet_plan(tmp_path / "plan.json")
+    assert again.digest() == plan.digest()
+    assert again.schedule.check(plan.fleet) is None
+    assert again.gap == plan.gap
+    assert verify_fleet_bound(again.fleet, again.bound) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"makespan_s": 1.0}, "not 1.0"),
+        ({"groups": "apart"}, "damaged"),
+        ({"replicas": []}, "damaged"),
+        ({"batchbound_fleet_plan": 99}, "of this version"),
+    ],
+)
+def test_a_damaged_plan_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    plan = make_fleet_plan(Fleet.of(problem(), 2), limits=BRIEF)
+    (tmp_path / "plan.json").write_text(json.dumps({**plan.to_json(), **change}))
+    with pytest.raises(InputError, match=said):
+        FleetPlan.load(tmp_path / "plan.json")
+
+
+def test_what_is_left_stays_where_it_was_planned() -> None:
+    plan = make_fleet_plan(Fleet.of(problem(), 3), limits=BRIEF)
+    left = np.flatnonzero(plan.schedule.replica_of != 1)[::2]
+    fleet, schedule = left_of(plan, left)
+    assert schedule.check(fleet) is None
+    assert schedule.schedules[1] is None
+    assert fleet.workload.ids.tolist() == plan.fleet.workload.ids[left].tolist()
+    assert schedule.replica_of.tolist() == plan.schedule.replica_of[left].tolist()
+
+
+def test_a_file_says_how_replicas_differ(tmp_path: Path) -> None:
+    path = tmp_path / "replicas.json"
+    entries = [{"count": 2}, {"speed": 2, "slots": 8, "busy": 3.5}]
+    path.write_text(json.dumps({"replicas": entries}))
+    fleet = fleet_of(problem(), str(path))
+    assert [replica.slots for replica in fleet.replicas] == [4, 4, 8]
+    assert fleet.replicas[2].cost.decode_base == CostModel.paper().decode_base / 2
+    assert fleet.replicas[2].busy == 3.5
+    plan = make_fleet_plan(fleet, limits=BRIEF)
+    tokens = np.bincount(plan.schedule.replica_of, weights=fleet.workload.output_tokens)
+    assert tokens[2] > 2 * tokens[0]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([], "lists no replicas"),
+        ([3], "not an object"),
+        ([{"size": 3}], "no field 'size'"),
+        ([{"slots": 1.5}], "not a whole number"),
+        ([{"speed": 0}], "above 0"),
+        ([{"busy": -1}], "not negative"),
+    ],
+)
+def test_a_wrong_file_of_replicas_names_the_entry(tmp_path: Path, entries: list[object], said: str) -> None:
+    path = tmp_path / "replicas.json"
+    path.write_text(json.dumps({"replicas": entries}))
+    with pytest.raises(InputError, match=said):
+        fleet_of(problem(), str(path))
+
+
+@pytest.mark.parametrize("spec", ["0", "-1", "many"])
+def test_replicas_are_a_number_or_a_file(spec: str) -> None:
+    with pytest.raises(InputError, match="neither a number of replicas nor a file"):
+        fleet_of(problem(), spec)
+
+
+def batch(path: Path, prompts: list[str]) -> str:
+    with path.open("w") as stream:
+        for i, prompt in enumerate(prompts):
+            body = {"prompt": prompt, "max_tokens": 4 + i % 7}
+            line = {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}
+            stream.write(json.dumps(line) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(("groups", "spread"), [("together", 1), ("spread", 2)])
+def test_the_command_plans_for_a_fleet(
+    tmp_path: Path, groups: str, spread: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = batch(tmp_path / "prompts.jsonl", [f"prompt {i // 3}" for i in range(24)])
+    output = tmp_path / "plan.json"
+    words = ["plan", prompts, "--model", "tiny:llama", "--slots", "2", "--time-limit", "0.2"]
+    assert main([*words, "--replicas", "2", "--groups", groups, "-o", str(output)]) == 0
+    assert "24 requests on 2 replicas" in capsys.readouterr().out
+    plan = FleetPlan.load(output)
+    for first in range(0, 24, 3):
+        assert len(set(plan.schedule.replica_of[first : first + 3].tolist())) == spread
+    assert main([*words, "--replicas", "2", "--slots", "auto", "-o", str(tmp_path / "other.json")]) == 2
+    assert main(["verify", str(output)]) == 0
+    assert "no schedule takes less" in capsys.readouterr().out
+    assert main(["run", str(output), "--model", "tiny:llama", "--replicas", "3"]) == 2
+    assert "for 2 replicas, not 3" in capsys.readouterr().err
+
+
+def test_a_run_without_ray_names_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        import ray
+    except ImportError:
+        prompts = batch(tmp_path / "prompts.jsonl", ["one", "two", "three"])
+        words = [
+            "plan",
+            prompts,
+            "--model",
+            "tiny:llama",
+            "--replicas",
+            "2",
+            "-o",
+            str(tmp_path / "plan.json"),
+        ]
+        assert main([*words, "--time-limit", "0.2"]) == 0
+        answers = ["-o", str(tmp_path / "answers.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
+        assert main(["run", str(tmp_path / "plan.json"), "--model", "tiny:llama", *answers]) == 2
+        assert "batchbound[ray]" in capsys.readouterr().err

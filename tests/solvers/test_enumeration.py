@@ -1,0 +1,187 @@
+"""The enumeration finds the optimum, says when it has proven it, and leaves nothing out."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.models.bounds.least_counts import cost_terms
+from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.formulations.full_model import UnsupportedProblemError
+from batchbound.models.formulations.packings import packings
+from batchbound.solvers.result import Limits, Status, StoppedBy
+from batchbound.solvers.search.enumeration import best_by_enumeration
+from batchbound.solvers.solve import solve
+
+Optimum = Callable[[Problem], float]
+PAPER = CostModel.paper()
+
+
+def problem_of(rounds: list[int], slots: int, cost: CostModel = PAPER, **more: Any) -> Problem:
+    return Problem(Workload.from_lengths([10] * len(rounds), rounds), cost, slots, **more)
+
+
+def one_by_one(problem: Problem) -> Schedule:
+    return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+
+
+def tiny_problem(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    rounds = rng.integers(1, 9, int(rng.integers(1, 8))).tolist()
+    base, decode = float(rng.choice([0.0, 0.5, 1.0, 3.0])), float(rng.choice([0.5, 1.0]))
+    return problem_of(rounds, int(rng.integers(1, 4)), CostModel(base, 0.01, decode, 0.02))
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_it_finds_the_optimum_of_tiny_problems_from_the_worst_start_and_a_check_agrees(
+    batch: int, optimal_makespan: Optimum
+) -> None:
+    for seed in range(25 * batch, 25 * batch + 25):
+        problem = tiny_problem(seed)
+        found = best_by_enumeration(problem, start=one_by_one(problem))
+        assert found.stopped_by is StoppedBy.PROOF
+        assert found.schedule.check(problem) is None
+        optimum = optimal_makespan(problem)
+        assert found.schedule.makespan(problem) == pytest.approx(optimum), seed
+        stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
+        assert verify_bound(problem, enumerated(problem, stages, rounds)) is None, seed
+        assert verify_bound(problem, enumerated(problem, stages, rounds + 1)) is not None, seed
+
+
+def enumerated(problem: Problem, stages: int, rounds: int) -> Bound:
+    terms = cost_terms(problem, stages, rounds)
+    certificate = {"kind": "enumeration", "stages": stages, "rounds": rounds}
+    return Bound(sum(terms.values()), "enumeration", terms, certificate)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_its_result_is_optimal_with_a_bound_to_match(seed: int, optimal_makespan: Optimum) -> None:
+    problem = tiny_problem(seed)
+    found = solve(problem, "exact", limits=Limits())
+    assert (found.status, found.stopped_by) == (Status.OPTIMAL, StoppedBy.PROOF)
+    assert found.schedule is not None
+    assert found.schedule.check(problem) is None
+    assert found.makespan == pytest.approx(optimal_makespan(problem))
+    assert found.bound is not None
+    assert found.bound.seconds == pytest.approx(found.makespan)
+    assert verify_bound(problem, found.bound) is None
+
+
+def test_cp_sat_agrees_on_nine_requests() -> None:
+    problem = Problem(generate("table3", 0, 9), PAPER, 3)
+    ours = solve(problem, "exact", limits=Limits())
+    theirs = solve(problem, "slot-free:cp-sat", limits=Limits(seconds=60.0))
+    assert ours.status is theirs.status is Status.OPTIMAL
+    assert ours.makespan == pytest.approx(theirs.makespan)
+
+
+@pytest.mark.parametrize(("count", "slots"), [(10, 3), (16, 4)])
+def test_the_papers_small_sizes_are_proven(count: int, slots: int) -> None:
+    problem = Problem(generate("table3", 0, count), PAPER, slots)
+    found = solve(problem, "exact", limits=Limits(seconds=60.0))
+    assert found.status is Status.OPTIMAL
+    assert found.bound is not None
+    assert found.bound.source == "enumeration of packings and orders"
+    assert sum(found.bound.terms.values()) == pytest.approx(found.makespan)
+    assert verify_bound(problem, found.bound) is None
+
+
+def test_a_bound_that_is_no_optimum_of_its_problem_is_refuted() -> None:
+    problem = problem_of([4, 2, 2, 3], slots=3)
+    violation = verify_bound(problem, enumerated(problem, stages=3, rounds=6))
+    assert violation is not None
+    assert violation.rule == "enumeration"
+
+
+def test_a_work_limit_ends_it_with_a_schedule_and_a_bound_that_holds() -> None:
+    problem = Problem(generate("table3", 0, 24), PAPER, 5)
+    one, other = (solve(problem, "exact", limits=Limits(work=2_000)) for _ in range(2))
+    assert (one.status, one.stopped_by) == (Status.FEASIBLE, StoppedBy.WORK)
+    assert one.schedule is not None
+    assert one.schedule.check(problem) is None
+    assert one.bound is not None
+    assert one.bound.source != "enumeration of packings and orders"
+    assert one.makespan == other.makespan
+
+
+def test_a_time_limit_ends_it() -> None:
+    problem = Problem(generate("table3", 0, 100), PAPER, 20)
+    found = solve(problem, "exact", limits=Limits(seconds=1.0))
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
+
+
+@pytest.mark.parametrize(
+    ("what", "more"),
+    [
+        ("a cap", {"prefill_token_cap": 20}),
+        ("a KV capacity", {"kv_capacity": 100}),
+        ("a least cost", {"cost": CostModel(0.0, 0.001, 0.029, 0.0, prefill_floor=0.1)}),
+        ("a bend", {"cost": CostModel(0.1, 0.001, 0.029, 0.0, prefill_per_token_beyond=0.1, prefill_bend=8)}),
+        ("without a decode round", {"prefill_emits_first_token": True}),
+        ("cost nothing", {"cost": CostModel(1.0, 0.0, 0.0, 0.0)}),
+    ],
+)
+def test_what_it_leaves_out_is_refused(what: str, more: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedProblemError, match=what):
+        best_by_enumeration(problem_of([1, 2, 3], 2, **more))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_packing_is_met_once(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rounds = rng.integers(1, 6, int(rng.integers(2, 8)))
+    slots = int(rng.integers(1, min(4, len(rounds)) + 1))
+    capacity = int(max(rounds.max(), -(-rounds.sum() // slots)) + rng.integers(0, 4))
+    expected = set()
+    for slot_of in itertools.product(range(slots), repeat=len(rounds)):
+        filled = [
+            tuple(
+                sorted(
+                    (n for n, at in zip(rounds.tolist(), slot_of, strict=True) if at == slot), reverse=True
+                )
+            )
+            for slot in range(slots)
+        ]
+        if all(filled) and max(map(sum, filled)) <= capacity:
+            expected.add(tuple(sorted(filled)))
+    met = Counter(tuple(sorted(packing)) for packing in packings(rounds, slots, capacity, lambda: None))
+    assert set(met) == expected
+    assert set(met.values()) <= {1}
+
+
+def test_the_search_proves_what_is_small() -> None:
+    problem = Problem(generate("table3", 0, 10), PAPER, 3)
+    found = solve(problem, limits=Limits(seconds=5.0))
+    assert (found.solver, found.status, found.stopped_by) == ("search", Status.OPTIMAL, StoppedBy.PROOF)
+    assert found.bound is not None
+    assert found.bound.source == "enumeration of packings and orders"
+    capped = Problem(generate("table3", 0, 10), PAPER, 3, prefill_token_cap=200)
+    assert solve(capped, limits=Limits(seconds=0.5)).schedule is not None
+
+
+def test_slots_of_many_requests_are_given_up_at_once() -> None:
+    problem = Problem(generate("table3", 0, 24), PAPER, 2)
+    start = one_by_one(problem)
+    found = best_by_enumeration(problem, Limits(work=1_000_000), start)
+    assert found.stopped_by in (StoppedBy.GAVE_UP, StoppedBy.WORK)
+    assert solve(problem, limits=Limits(seconds=1.0)).schedule is not None
+
+
+def test_equal_requests_are_ordered_once() -> None:
+    problem = problem_of([2] * 23 + [1], slots=2)
+    found = solve(problem, "exact", limits=Limits())
+    assert found.schedule is not None
+    assert found.status is Status.OPTIMAL
+    certificate = enumerated(problem, found.schedule.prefill_stages(), int(found.schedule.rounds.sum()))
+    assert verify_bound(problem, certificate) is None

@@ -1,0 +1,100 @@
+"""One call for every solver: what goes in and what comes out."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.comparing.runner import compare
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.models.bounds.makespan import best_bound
+from batchbound.planning.plan import make_plan
+from batchbound.solvers import Limits, solve
+
+
+def job(count: int, slots: int, first: bool = False) -> Problem:
+    return Problem(generate("table3", 2, count), CostModel.paper(), slots, prefill_emits_first_token=first)
+
+
+def arriving(problem: Problem) -> Problem:
+    """The same requests, one a second."""
+    return replace(
+        problem, workload=replace(problem.workload, arrival=np.arange(len(problem), dtype=np.float64))
+    )
+
+
+@pytest.mark.parametrize("solver", ["search", "lpt-ski", "exact"])
+def test_arrivals_are_ignored(solver: str) -> None:
+    problem = job(7, 2)
+    there = solve(problem, solver, limits=Limits(work=2000))
+    found = solve(arriving(problem), solver, limits=Limits(work=2000))
+    assert found.makespan == there.makespan
+    assert found.gap == there.gap
+
+
+def test_a_plan_and_a_comparison_ignore_them_too() -> None:
+    problem = job(20, 4)
+    limits = Limits(work=50)
+    plan = make_plan(arriving(problem), limits=limits)
+    assert plan.makespan == make_plan(problem, limits=limits).makespan
+    assert not plan.problem.workload.arrival.any()
+    rows = compare({"late": arriving(problem), "there": problem}, ["search", "policy:fcfs"], limits).rows
+    assert [row.value for row in rows[:2]] == [row.value for row in rows[2:]]
+
+
+@pytest.mark.parametrize(("count", "slots"), [(9, 3), (60, 10)])
+def test_improvements_fall_to_the_makespan_within_the_time_taken(count: int, slots: int) -> None:
+    found = solve(job(count, slots), limits=Limits(seconds=0.5))
+    seconds, makespans = zip(*found.improvements, strict=True)
+    assert makespans[-1] == found.makespan
+    assert list(makespans) == sorted(set(makespans), reverse=True)
+    assert list(seconds) == sorted(seconds)
+    assert 0.0 <= seconds[0] <= seconds[-1] <= found.seconds
+
+
+@pytest.mark.parametrize(
+    ("solver", "maker"),
+    [
+        ("search", "batchbound.solvers.solve.search_schedule"),
+        ("exact", "batchbound.solvers.solve.best_by_enumeration"),
+        ("slot-free:cp-sat", "batchbound.solvers.formulated.run_in_worker"),
+        ("repaired:highs", "batchbound.solvers.formulated.solve_linear"),
+    ],
+)
+def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
+    solver: str, maker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Made(Exception):  # nothing is wrong: it only ends the solver here
+        pass
+
+    asked: list[Any] = []
+
+    def bounded(problem: Problem, seconds: float) -> Bound:
+        asked.append(seconds)
+        time.sleep(0.05)
+        return best_bound(problem)
+
+    def made(*given: Any, **named: Any) -> None:
+        limits = [each.seconds for each in given if isinstance(each, Limits)]
+        asked.append(named["seconds"] if "seconds" in named else limits[0] if limits else given[-1])
+        raise Made
+
+    # Modules, and a function of the same name in one of them: the text would name that one.
+    monkeypatch.setattr(
+        importlib.import_module("batchbound.solvers.bounds.proven_bound"), "proven_bound", bounded
+    )
+    module, name = maker.rsplit(".", 1)
+    monkeypatch.setattr(importlib.import_module(module), name, made)
+    with pytest.raises(Made):
+        solve(job(30, 5), solver, limits=Limits(seconds=10.0))
+    share, left = asked
+    assert share == pytest.approx(3.0)
+    assert 0.0 < left <= 10.0 - 0.05

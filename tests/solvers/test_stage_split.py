@@ -1,0 +1,72 @@
+"""Prefill stages beyond the bend of their cost, as one and as several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.solvers.search.schedule_search import search_schedule
+from batchbound.solvers.search.stage_split import split_stages
+
+BENT = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
+
+
+def one_stage(prompts: list[int], cost: CostModel) -> tuple[Problem, Schedule]:
+    problem = Problem(Workload.from_lengths(prompts, [2] * len(prompts)), cost, len(prompts))
+    alone = np.zeros(len(prompts), dtype=np.int64)
+    return problem, Schedule(alone, np.arange(len(prompts)), np.array([2]))
+
+
+def test_a_stage_beyond_the_bend_becomes_stages_that_reach_it() -> None:
+    problem, together = one_stage([6, 4, 7, 3], BENT)
+    assert together.makespan(problem) == 1 + 10 + 2
+    split = split_stages(problem, together)
+    assert split.stage_tokens(problem).tolist() == [10, 10]
+    assert split.rounds.tolist() == [0, 2]
+    assert split.check(problem) is None
+    assert split.makespan(problem) == 1 + 1 + 2
+
+
+def test_a_stage_stays_whole_where_another_costs_more_than_the_bend() -> None:
+    problem, together = one_stage([6, 7], BENT)
+    cheap = CostModel(4.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
+    assert split_stages(problem, together).stage_tokens(problem).tolist() == [7, 6]
+    problem, together = one_stage([6, 7], cheap)
+    assert split_stages(problem, together).stage_tokens(problem).tolist() == [13]
+
+
+def test_prompts_that_do_not_divide_evenly_stay_together_where_that_is_less() -> None:
+    # In halves of 10 tokens two stages would take 16 s in place of 18; of 19 and 1 they take 8 + 17.
+    problem, together = one_stage([19, 1], CostModel(8.0, 0.0, 1.0, 0.0, 0.0, 0.0, 10.0, 1.0))
+    assert split_stages(problem, together).stage_tokens(problem).tolist() == [20]
+
+
+def test_bins_without_requests_and_costs_without_a_bend_are_left_alone() -> None:
+    problem, _ = one_stage([6, 4, 7, 3], BENT)
+    waiting = Schedule(np.array([1, 1, 1, 1]), np.arange(4), np.array([0, 2]))
+    assert split_stages(problem, waiting).stage_tokens(problem).tolist() == [0, 10, 10]
+    problem, together = one_stage([6, 4, 7, 3], CostModel.paper())
+    assert split_stages(problem, together) is together
+
+
+def test_the_search_mostly_finds_the_optimum_of_tiny_problems_with_a_bend(
+    optimal_makespan: Callable[[Problem], float],
+) -> None:
+    optimal = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        work = Workload.from_lengths(rng.integers(3, 9, 5), rng.integers(1, 6, 5))
+        problem = Problem(work, BENT, int(rng.integers(2, 5)))
+        found, least = search_schedule(problem, iterations=400, seed=0), optimal_makespan(problem)
+        assert found.schedule.check(problem) is None
+        assert proven_bound(problem, 0.2).seconds - 1e-9 <= least <= found.makespan + 1e-9
+        optimal += found.makespan == pytest.approx(least)
+    # Prompts are spread evenly over the parts of a stage, which is not always the best.
+    assert optimal >= 9

@@ -1,0 +1,69 @@
+"""A time limit that is over before the search begins: a schedule comes out all the same."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import numpy as np
+import pytest
+
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.lengths.prediction_error import parse_prediction_error
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.models.bounds.makespan import best_bound
+from batchbound.planning.plan import make_plan
+from batchbound.planning.uncertain import make_robust_plan
+from batchbound.solvers.packing.partition import partition_bound
+from batchbound.solvers.result import Limits
+
+OVER = Limits(seconds=1e-9)
+
+
+@pytest.mark.parametrize("count", [12, 60])
+@pytest.mark.parametrize("kv_capacity", [None, 2000])
+def test_a_plan_comes_out_when_the_bound_alone_takes_longer(count: int, kv_capacity: int | None) -> None:
+    problem = Problem(generate("table3", 0, count), CostModel.paper(), 5, kv_capacity=kv_capacity)
+    plan = make_plan(problem, limits=OVER)
+    assert plan.schedule.check(problem) is None
+    assert plan.bound is not None
+    assert plan.bound.seconds <= plan.makespan
+
+
+def test_a_plan_for_predicted_lengths_comes_out_as_well() -> None:
+    problem = Problem(generate("table3", 0, 20), CostModel.paper(), 5)
+    plan = make_robust_plan(problem, parse_prediction_error("0.3"), limits=OVER)
+    assert plan.schedule.check(plan.problem) is None
+
+
+@pytest.mark.parametrize("solver", ["search", "exact", "slot-free:cp-sat"])
+def test_what_is_proven_of_a_problem_is_proven_once(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Problem] = []
+
+    def counted(problem: Problem, seconds: float = 2.0) -> Bound:
+        asked.append(problem)
+        return best_bound(problem)
+
+    for module in ("batchbound.planning.plan", "batchbound.solvers.bounds.proven_bound"):
+        monkeypatch.setattr(importlib.import_module(module), "proven_bound", counted)
+    # Too little time for an enumeration of 20 requests on 6 slots, or for a proof by CP-SAT.
+    problem = Problem(generate("table3", 0, 20), CostModel.paper(), 6)
+    plan = make_plan(problem, solver=solver, limits=Limits(seconds=0.05))
+    assert len(asked) == 1
+    assert plan.bound is not None
+    assert plan.bound.certificate["kind"] != "solver"
+
+
+def test_a_first_proof_is_not_charged_for_what_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    loading = [0.0]
+
+    def load(name: str) -> None:
+        loading.append(10.0)
+
+    monkeypatch.setattr("time.process_time", lambda: next(ticks) * 1e-4 + sum(loading))
+    monkeypatch.setattr("batchbound.solvers.packing.partition.importlib.import_module", load)
+    # Half of 39 rounds is 20 at least, but no part of these sums to 19 or 20: 11 + 6 + 4 = 21.
+    assert partition_bound(np.array([11, 7, 11, 6, 4]), 2, seconds=1.0).value == 21
