@@ -224,7 +224,7 @@ class RunningBatch(ABC):
         scores = torch.empty(rounds, rows, dtype=self._decoder.dtype, device=self._decoder.device)
         done = 0
         try:
-            for done in self._run(history, scores, until):
+            for done in self._run(history, scores, until):  # noqa: B007
                 pass
         except Exception as error:
             if not out_of_memory(error):
@@ -232,7 +232,7 @@ class RunningBatch(ABC):
             raise OutOfMemoryError(str(error), self._read_back(history[:done], scores[:done])) from error
         return self._read_back(history[:done], scores[:done])
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> None:  # noqa: B027
         """Do what is done once, before anything is timed: by default nothing."""
 
     @torch.inference_mode()

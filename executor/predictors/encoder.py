@@ -234,8 +234,8 @@ def save_small_distilbert(folder: Path, prompts: Sequence[str], *, seed: int = 0
 
 def _need_transformers() -> None:
     try:
-        import torch
-        import transformers
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
     except ImportError:
         raise ImportError(
             "an encoder needs torch and transformers: pip install 'batchbound[engine]'"

@@ -153,7 +153,7 @@ def prompt_features(prompts: Sequence[str]) -> FloatArray:
 
 def _need_scikit_learn() -> None:
     try:
-        import sklearn
+        import sklearn  # noqa: F401
     except ImportError:
         raise ImportError(
             "quantile regression needs scikit-learn: pip install 'batchbound[predict]'"

@@ -44,7 +44,7 @@ class Journal:
         self.finished: dict[str, dict[str, object]] = {}
         try:
             # Unbuffered: a line is handed to the system when `append` returns. Open for the whole run.
-            self._stream = open(self.path, "ab+", buffering=0)
+            self._stream = open(self.path, "ab+", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._unwritable(error) from error
         try:

@@ -243,7 +243,7 @@ def test_the_capacity_is_an_option_and_the_trace_says_what_it_took(
 PATCHED = """
 import resource, sys, time
 from batchbound.cli import main
-from batchbound.executor.decoder import Decoder
+from batchbound.executor.attention.decoder import Decoder
 
 forward, calls = Decoder.forward, 0
 

@@ -140,7 +140,7 @@ from pathlib import Path
 import numpy as np
 
 from batchbound.data.predictor import Examples
-from batchbound.executor.predict import TrainedPredictor
+from batchbound.executor.predictors.predictor import TrainedPredictor
 
 folder = Path(sys.argv[1])
 

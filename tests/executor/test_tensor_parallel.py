@@ -20,17 +20,17 @@ SCRIPT = """
 import json
 import numpy as np
 import torch
-from batchbound.data.cost import CostModel
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.executor.huggingface import HuggingFaceEngine, vocabulary_of
-from batchbound.executor.loop import execute
-from batchbound.executor.model_source import load_model
-from batchbound.executor.prompts import Prompts
-from batchbound.executor.tensor_parallel import share_layers
-from batchbound.executor.tiers import choose_tier
-from batchbound.heuristics.dynamic_batch import DynamicBatch
-from batchbound.heuristics.round_robin_allocation import RoundRobinAllocation
+from batchbound.executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
+from batchbound.heuristics.loop import execute
+from batchbound.executor.models.source import load_model
+from batchbound.executor.models.prompts import Prompts
+from batchbound.executor.processes.tensor_parallel import share_layers
+from batchbound.executor.engines.tiers import choose_tier
+from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
+from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
 
 torch.set_num_threads(1)
 model = load_model("tiny:llama", dtype="float64", device="cpu")

@@ -131,7 +131,7 @@ def test_the_command_plans_for_a_fleet(
 
 def test_a_run_without_ray_names_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        import ray
+        import ray  # noqa: F401
     except ImportError:
         prompts = batch(tmp_path / "prompts.jsonl", ["one", "two", "three"])
         words = [

@@ -262,7 +262,7 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faker:
         head = """
             import os, signal, sys, time
             import numpy as np
-            from batchbound.solvers.backend import Answer
+            from batchbound.solvers.backends.backend import Answer
             from batchbound.solvers.result import Status, StoppedBy
 
             def solve(backend, model, limits, start, desk):
@@ -395,9 +395,9 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
         from dataclasses import replace
-        from batchbound.models.partition_model import partition_model
-        from batchbound.solvers.backend import BACKENDS
-        from batchbound.solvers.linear import solve_linear
+        from batchbound.models.formulations.partition_model import partition_model
+        from batchbound.solvers.backends.backend import BACKENDS
+        from batchbound.solvers.backends.linear import solve_linear
         BACKENDS["asleep"] = replace(BACKENDS["highs"], module="sleeping_backend", imports="json")
         solve_linear(partition_model([1, 2], 2).model, "asleep")
     """)
