@@ -6,46 +6,210 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_IMPORT = {
+FOLDERS = {
     "data": set[str](),
     "models": {"data"},
     "heuristics": {"data", "models"},
-    "solvers": {"data", "models"},
+    "solvers": {"data", "models", "heuristics"},
     "executor": {"data", "models", "heuristics"},
 }
+"""Which folders a folder may import, besides itself."""
+
+ROOMS = {
+    "data.files": set[str](),
+    "data.costs": {"data.files"},
+    "data.lengths": {"data", "data.costs", "data.files"},
+    "data.readers": {"data", "data.costs", "data.files", "data.lengths"},
+    "models.bounds": {"data"},
+    "models.certificates": {"data"},
+    "models.formulations": {"data", "models.bounds"},
+    "models.exegpt": {"data"},
+    "heuristics": {"data", "models.bounds", "heuristics.queues"},
+    "heuristics.queues": {"data", "heuristics"},
+    "heuristics.fleet": {"data", "models.bounds", "heuristics", "heuristics.queues"},
+    "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
+    "heuristics.serving.econoserve": {"data", "heuristics.serving"},
+    "heuristics.exegpt": {"data", "models.exegpt", "heuristics"},
+    "solvers": {"data", "models", "heuristics", "solvers.search", "solvers.bounds", "solvers.backends"},
+    "solvers.bounds": {"data", "models.bounds", "solvers.packing"},
+    "solvers.packing": {"models.bounds"},
+    "solvers.search": {"data", "models", "heuristics", "heuristics.queues", "solvers", "solvers.bounds"},
+    "solvers.backends": {"data", "models.formulations", "solvers"},
+    "solvers.exegpt": {"data", "models.exegpt"},
+    "executor.models": {"data"},
+    "executor.attention": {"executor.models"},
+    "executor.kv": {"executor.attention", "executor.models"},
+    "executor.engines": {"data", "heuristics", "executor.attention", "executor.kv", "executor.models"},
+    "executor.reports": {"data", "heuristics", "models.bounds", "executor.serving"},
+}
+"""
+Which rooms a room may import, besides itself; ``data`` and ``models`` stand for all of theirs.
+
+Rooms left out hold to their folder's arrows alone.
+"""
+
+STUDIES = ("exegpt", "serving")
+"""Rooms of one paper each, which the core must be able to do without."""
+
+CORE = (
+    "data", "models.bounds", "models.certificates", "models.formulations", "heuristics", "heuristics.queues",
+    "heuristics.fleet", "solvers.search", "solvers.packing", "solvers.bounds", "solvers.backends",
+    "executor.models", "executor.attention", "executor.kv", "executor.engines",
+)  # fmt: skip
+
 HEAVY = ("torch", "transformers", "ortools", "pyscipopt", "pulp", "scipy", "pandas", "matplotlib")
 
 
-def imports_of_ours(file: Path, folder: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            yield node.lineno, folder
-        elif isinstance(node, ast.ImportFrom) and node.level > 1:
-            names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-            yield from ((node.lineno, name) for name in names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.lineno, node.module if node.module.split(".")[0] == "batchbound" else ""
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name if alias.name.split(".")[0] == "batchbound" else ""
+class Arrow(NamedTuple):
+    """One import: where it stands, and the modules at its ends, dotted from below ``batchbound``."""
+
+    place: str
+    source: str
+    target: str
+    late: bool
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_arrows_point_one_way(folder: str) -> None:
-    allowed = MAY_IMPORT[folder] | {folder, ""}
+def _modules() -> dict[str, Path]:
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    roof = ROOT / "batchbound"
+    files += [*roof.glob("*.py")]
+    for room in sorted(path for path in roof.iterdir() if path.is_dir() and not path.is_symlink()):
+        files += room.rglob("*.py")
+    names = {}
+    for file in files:
+        parts = file.relative_to(roof if file.is_relative_to(roof) else ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return names
+
+
+MODULES = _modules()
+
+
+def _room(module: str) -> str:
+    is_package = MODULES[module].name == "__init__.py"
+    return module if is_package else module.rpartition(".")[0]
+
+
+def _targets(node: ast.ImportFrom | ast.Import, package: list[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name.split(".")[0] == "batchbound":
+                yield alias.name.removeprefix("batchbound").lstrip(".")
+        return
+    if node.level:
+        base = package[: len(package) - (node.level - 1)] + (node.module or "").split(".")
+    elif node.module and node.module.split(".")[0] == "batchbound":
+        base = node.module.split(".")[1:]
+    else:
+        return
+    start = ".".join(part for part in base if part)
+    for alias in node.names:
+        within = f"{start}.{alias.name}".lstrip(".")
+        yield within if within in MODULES else start
+
+
+def _arrows() -> list[Arrow]:
+    arrows = []
+    for module, file in MODULES.items():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+        at_import = set(_at_import(tree.body))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                place = f"{file.relative_to(ROOT)}:{node.lineno}"
+                arrows += [
+                    Arrow(place, module, target, late=node not in at_import)
+                    for target in _targets(node, package)
+                ]
+    return arrows
+
+
+def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when the module is imported; those for type checkers alone do not."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from _at_import(getattr(node, "body", []))
+
+
+ARROWS = _arrows()
+
+
+def _may(room: str, target: str) -> bool:
+    allowed = ROOMS[room] | {room}
+    return target in allowed or (
+        target.split(".")[0] in allowed and target.split(".")[0] in ("data", "models")
+    )
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_arrows_between_folders_point_one_way(folder: str) -> None:
+    allowed = FOLDERS[folder] | {folder}
     wrong = [
-        f"{file.relative_to(ROOT)}:{line} imports {name}"
-        for file in sorted((ROOT / folder).rglob("*.py"))
-        for line, name in imports_of_ours(file, folder)
-        if name not in allowed
+        f"{arrow.place} imports {arrow.target or 'the roof'}"
+        for arrow in ARROWS
+        if arrow.source.split(".")[0] == folder and arrow.target.split(".")[0] not in allowed
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_between_rooms_point_one_way(room: str) -> None:
+    wrong = [
+        f"{arrow.place} imports {arrow.target}"
+        for arrow in ARROWS
+        if _room(arrow.source) == room and not _may(room, _room(arrow.target))
+    ]
+    assert not wrong
+
+
+def test_the_core_imports_no_study_of_one_paper() -> None:
+    wrong = [
+        f"{arrow.place} imports {arrow.target}"
+        for arrow in ARROWS
+        if _room(arrow.source) in CORE and set(arrow.target.split(".")) & set(STUDIES)
+    ]
+    assert not wrong
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    after: dict[str, set[str]] = {module: set() for module in MODULES}
+    for arrow in ARROWS:
+        if arrow.target != arrow.source and not arrow.late:
+            after[arrow.source].add(arrow.target)
+    try:
+        list(TopologicalSorter(after).static_order())
+    except CycleError as circle:
+        pytest.fail(" <- ".join(circle.args[1]))
+
+
+def test_no_folder_holds_more_than_fifteen_modules() -> None:
+    held = Counter(file.parent for file in MODULES.values())
+    assert {str(folder.relative_to(ROOT)): count for folder, count in held.items() if count > 15} == {}
+
+
+def test_the_executor_is_at_most_ten_rooms() -> None:
+    assert len([path for path in (ROOT / "executor").iterdir() if (path / "__init__.py").exists()]) <= 10
+
+
+def test_the_packages_listed_are_the_folders_that_exist() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "packages"
+    ]
+    rooms = {name for name, file in MODULES.items() if file.name == "__init__.py"}
+    assert set(listed) == {f"batchbound.{room}".rstrip(".") for room in rooms}
 
 
 def test_importing_batchbound_loads_nothing_heavy() -> None:
@@ -76,7 +240,7 @@ def test_planning_for_a_tiny_model_loads_no_engine(tmp_path: Path) -> None:
 
 
 def test_the_five_folders_are_reached_through_the_package() -> None:
-    for folder in MAY_IMPORT:
+    for folder in FOLDERS:
         link = ROOT / "batchbound" / folder
         assert link.is_symlink()
         assert link.resolve() == ROOT / folder

@@ -40,11 +40,11 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
 
     Beyond :func:`~batchbound.models.bounds.makespan.best_bound`, the rounds are at least the makespan of
     any packing of the requests over the slots, the hybrid paper's (26)-(30), which column generation bounds
-    from below (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a slot, there is
-    nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are refuted, again and
-    again until they stand: by the first and the last requests of slots, which have few values to be rounded
-    up to (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), and in small problems by packing lengths
-    rounded up to the differences that so many stages have.
+    from below (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a
+    slot, there is nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are
+    refuted, again and again until they stand: by the first and the last requests of slots, which have few
+    values to be rounded up to (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), and in small problems
+    by packing lengths rounded up to the differences that so many stages have.
 
     Parameters
     ----------
