@@ -35,7 +35,6 @@ from engine_speed import Job, make_model
 
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.slab import SlabBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 
 SHORT = ("short", *RANGES)
@@ -214,7 +213,7 @@ def main() -> None:
             most = any_order([query.tokens for query in queries], slots)
             print(f"at most {most:.2f}x by any order, if every round took the same time")
             written.append({"set": name, "slots": slots, "ways": figures})
-    for tier in (WindowBatch, SlabBatch, RaggedBatch):
+    for tier in (WindowBatch, RaggedBatch):
         milliseconds = 1e3 * preemption_seconds(model, tier)
         print(f"preemption, {tier.tier}: a query of 200 tokens to the host and back in {milliseconds:.2f} ms")
     if arguments.picture:

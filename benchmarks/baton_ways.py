@@ -22,7 +22,6 @@ from transformers import DynamicCache
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.captured import compiled
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.slab import SlabBatch
 from batchbound.executor.kv.store import Suspended
 from batchbound.executor.kv.window_batch import WindowBatch
 
@@ -324,7 +323,6 @@ WAYS: dict[str, Way] = {
     "PD": run_pd,
     "vector shaping": run_shaping,
     "vector embedding, window": embedding(WindowBatch),
-    "vector embedding, slab": embedding(SlabBatch),
     "vector embedding, ragged": embedding(RaggedBatch),
     "vector embedding, planned": embedding(RaggedBatch, planned=True),
     COMPILED: embedding(compiled_ragged, planned=True),

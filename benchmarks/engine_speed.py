@@ -27,7 +27,6 @@ from transformers import AutoConfig, ContinuousBatchingConfig, DynamicCache, Gen
 
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.slab import SlabBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.source import build_random
 
@@ -244,7 +243,6 @@ WAYS: dict[str, Way] = {
     "static generate": static_generate,
     "concatenate (BATON as published)": concatenate,
     "window": refilled(WindowBatch),
-    "slab": refilled(SlabBatch),
     "ragged": refilled(RaggedBatch),
     "transformers continuous batching": continuous_batching,
 }

@@ -42,7 +42,6 @@ from batchbound.executor.engines.self_check import greedy_shortfall, near_tie
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.captured import Capture, Round, compiled, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.slab import SlabBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.profiling.calibrate import fit_cost, fit_error
 from batchbound.executor.profiling.grid_run import grid, profile
@@ -123,7 +122,6 @@ def ways(gpu: bool, compile_rounds: bool) -> dict[str, Maker]:
     capture: Capture = cuda_graph if gpu else again
     found: dict[str, Maker] = {
         "window": WindowBatch,
-        "slab": SlabBatch,
         "ragged, not captured": uncaptured,
         "ragged": captured(capture),
     }

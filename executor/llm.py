@@ -73,7 +73,7 @@ class LLM:
     slots
         The most requests that decode together.
     tier
-        Layout of keys and values: ``auto``, ``window``, ``slab`` or ``ragged``.
+        Layout of keys and values: ``auto``, ``window`` or ``ragged``.
     kv_tokens
         The most tokens of keys and values on the device; None for as many as the slots need.
     cost

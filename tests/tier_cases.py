@@ -11,7 +11,6 @@ import torch
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.models.tiny import FAMILIES
 
-NOT_SLAB = {"gpt-neo": "index of a column"}
 NOT_RAGGED = {
     "bloom": "do not call",
     "codegen": "do not call",
@@ -26,8 +25,6 @@ NOT_RAGGED = {
     "stablelm": "do not call",
     "xglm": "do not call",
 }
-# XGLM's own masks overflow in float64.
-SLAB = sorted(set(FAMILIES) - set(NOT_SLAB) - {"xglm"})
 RAGGED = sorted(set(FAMILIES) - set(NOT_RAGGED))
 Request = tuple[list[int], int]
 """Token ids of a prompt, and the tokens to answer with."""

@@ -33,7 +33,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=random_seed, help="of sampling and random weights (default 0)")
     group.add_argument(
         "--tier",
-        choices=("auto", "window", "slab", "ragged"),
+        choices=("auto", "window", "ragged"),
         default="auto",
         help="layout of keys and values (default: the fastest that gives this model's own answers)",
     )

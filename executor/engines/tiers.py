@@ -11,8 +11,8 @@ from ..models.tiny import FAMILIES
 if TYPE_CHECKING:
     from ..kv.batch import RunningBatch
 
-TierName = Literal["auto", "window", "slab", "ragged"]
-TIER_NAMES: tuple[TierName, ...] = ("auto", "window", "slab", "ragged")
+TierName = Literal["auto", "window", "ragged"]
+TIER_NAMES: tuple[TierName, ...] = ("auto", "window", "ragged")
 
 _TESTED_RELEASES = range(17, 24)
 """Minor releases of transformers 5 between the two that every family is tested on."""
@@ -26,7 +26,7 @@ class Tier:
     Parameters
     ----------
     name
-        ``window``, ``slab`` or ``ragged``.
+        ``window`` or ``ragged``.
     reason
         Why this one.
     check
@@ -41,10 +41,9 @@ class Tier:
     def batch(self) -> type[RunningBatch]:
         """The class of its running batch."""
         from ..kv.ragged import RaggedBatch
-        from ..kv.slab import SlabBatch
         from ..kv.window_batch import WindowBatch
 
-        tiers: tuple[type[RunningBatch], ...] = (WindowBatch, SlabBatch, RaggedBatch)
+        tiers: tuple[type[RunningBatch], ...] = (WindowBatch, RaggedBatch)
         return next(tier for tier in tiers if tier.tier == self.name)
 
 

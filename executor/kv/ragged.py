@@ -21,11 +21,11 @@ from ..attention.kernels import KERNELS, Held, fastest
 from ..models.families import UnsupportedModelError, check_ragged
 from ..models.faults import OutOfMemoryError, out_of_memory
 from ..models.sampling import RecordingSampler
+from .batch import RunningBatch
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .packed_prompts import PackedAttention, pack
 from .row_groups import RowGroups
-from .slab import SlotBatch
-from .slot_store import Segment
+from .slot_store import KeyValueSlots, Segment, SlotMasks
 
 _LOG = logging.getLogger(__name__)
 _NAME = "batchbound_ragged"
@@ -37,7 +37,7 @@ _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "he
 """What some layers tell their attention function that this one does not act on."""
 
 
-class RaggedBatch(SlotBatch):
+class RaggedBatch(RunningBatch):
     """
     A running batch in fixed slots whose rows are read to their own lengths.
 
@@ -55,7 +55,7 @@ class RaggedBatch(SlotBatch):
     """
 
     tier: ClassVar[str] = "ragged"
-    _whole: ClassVar[bool] = True
+    _store: KeyValueSlots
 
     def __init__(
         self,
@@ -81,6 +81,14 @@ class RaggedBatch(SlotBatch):
         """Refuse models whose layers do not leave their whole attention to a registered function."""
         check_ragged(config)
 
+    def _make_store(self, capacity: int) -> KeyValueSlots:
+        self._masks: SlotMasks | None = None
+        self._stale = True
+        return KeyValueSlots(self.slots, capacity + 1, self._decoder.sliding_windows)
+
+    def _changed(self) -> None:
+        self._stale = True
+
     def _decoding(self) -> AbstractContextManager[None]:
         return attending(self._decoder.model, _NAME, self._attend)
 
@@ -95,7 +103,7 @@ class RaggedBatch(SlotBatch):
             places: list[int] = []
             segments, done, last = [], [], []
             for index, offset, tokens in pieces:
-                segments.append(Segment(rows[index], offset, 0, len(ids), tokens))
+                segments.append(Segment(rows[index], offset, len(ids), tokens))
                 ids += prompts[index][offset : offset + tokens]
                 positions += range(offset, offset + tokens)
                 places += [rows[index]] * tokens
@@ -104,7 +112,7 @@ class RaggedBatch(SlotBatch):
                     last.append(len(ids) - 1)
             packed = torch.tensor([ids, positions, places], device=device)
             wanted = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
-            store.segments, store.packed = segments, True
+            store.segments = segments
             store.begin_rounds(packed[1], packed[2])
             self._prompts.begin()
             try:
@@ -113,7 +121,7 @@ class RaggedBatch(SlotBatch):
                         store, packed[:1], packed[1:2], last=(wanted[0], wanted[1])
                     )
             finally:
-                store.segments, store.packed = (), False
+                store.segments = ()
                 for part in segments:
                     store.lengths[part.row] = part.offset + part.tokens
             if done:
@@ -192,13 +200,28 @@ class RaggedBatch(SlotBatch):
         held = Held(call.key, call.value, lengths, window, call.scaling)
         return KERNELS[self._kernel](call.query[:, :, 0], held)[:, None]
 
-    def _arrange(self) -> None:
-        self._groups.arrange()
-
-    def _mask(self) -> None:
-        """Prepare the groups' masks; the model itself gets none."""
-        assert self._masks is not None
+    def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        store = self._store
+        store.make_room(store.width)
+        if self._masks is None or self._masks.columns != store.columns:
+            windows = set(self._decoder.sliding_windows)
+            self._masks = SlotMasks(
+                self.slots, store.columns, windows, self._decoder.dtype, self._decoder.device
+            )
+            self._stale = True
+        if self._stale:
+            self._masks.reset(positions)
+            self._groups.arrange()
+            store.begin_rounds(positions)
+        # Until the round is over, masks and targets are ahead of the lengths: one that fails begins anew.
+        self._stale = True
+        self._masks.advance()
+        # The groups attend with these masks; the model itself gets none.
         self._groups.cut(self._masks)
+        logits = self._decoder.forward(store, tokens[:, None], positions[:, None])
+        store.end_rounds()
+        self._stale = False
+        return logits
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
         window = self._store.attending.window

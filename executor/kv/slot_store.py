@@ -28,7 +28,7 @@ class Segment:
         The row.
     offset
         The column of its first token: tokens of the same prompt that earlier calls stored.
-    sequence, begin
+    begin
         Where the call's input has the tokens.
     tokens
         How many.
@@ -36,7 +36,6 @@ class Segment:
 
     row: int
     offset: int
-    sequence: int
     begin: int
     tokens: int
 
@@ -57,20 +56,13 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
         """
         Store keys and values, (rows, heads, tokens, head size), and return those to attend to.
 
-        While the store has segments these are the prompts' own, else a view of the rows in use.
+        While the store has segments these are the prompts' own, else views of all columns of the rows in use.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         store = self.place
         store.attending = self
         keys, values = self.buffers
-        if store.segments and not store.packed:
-            for part in store.segments:
-                to = slice(part.offset, part.offset + part.tokens)
-                tokens = slice(part.begin, part.begin + part.tokens)
-                keys[part.row, :, to] = key_states[part.sequence, :, tokens]
-                values[part.row, :, to] = value_states[part.sequence, :, tokens]
-            return key_states, value_states
         rows, heads, _, _ = key_states.shape
         for buffer, states in ((keys, key_states), (values, value_states)):
             size = states.shape[-1]
@@ -78,8 +70,7 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
             buffer.view(-1, size).index_copy_(0, store.targets(heads), flat)
         if store.segments:
             return key_states, value_states
-        width = store.columns if store.whole else store.width
-        return keys[:rows, :, :width], values[:rows, :, :width]
+        return keys[:rows], values[:rows]
 
     def get_seq_length(self) -> int:
         """Return the columns held before the coming tokens."""
@@ -98,23 +89,15 @@ class KeyValueSlots(KeyValueStore):
         Columns to allocate, tokens; more are allocated when they run out.
     sliding_windows
         For each layer how many of the latest tokens it attends to; None for all.
-    whole
-        Whether layers attend to views of all columns, not only of those in use: their attention function
-        knows which those are.
     """
 
-    def __init__(
-        self, slots: int, columns: int, sliding_windows: Sequence[int | None], *, whole: bool = False
-    ) -> None:
+    def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
         self.slots = slots
         self.columns = columns
-        self.whole = whole
         self.lengths: list[int] = []
         """Tokens that each row in use holds."""
         self.segments: Sequence[Segment] = ()
-        """While prompts are prefilled: where their tokens go."""
-        self.packed = False
-        """Whether they are packed into one sequence, and where they go is known as it is of a round."""
+        """While prompts are prefilled, packed into one sequence: which of its tokens are whose."""
         self._rows = torch.empty(0, dtype=torch.int64)
         self._targets: dict[int, torch.Tensor] = {}
         self._positions = torch.empty(0, dtype=torch.int64)

@@ -17,8 +17,6 @@ _OWN_POSITIONS = frozenset({"cpmant", "git", "moshi"})
 _DECODERS_ALL_THE_SAME = frozenset({"gpt_neox", "gpt_neox_japanese"})
 """Decoders whose configuration has an ``is_decoder`` switch, as encoders' have, and does not mean it."""
 
-_INDEX_BIAS = frozenset({"gpt_neo"})
-"""Families whose local layers mask by the index of a column, not by position."""
 _SINKS = frozenset({"gpt_oss"})
 _WINDOW_MEND = "use --tier window"
 
@@ -63,27 +61,6 @@ def check_supported(config: Any) -> None:
         refusal = rule(config)
         if refusal is not None:
             raise UnsupportedModelError(config.model_type, *refusal)
-
-
-def check_slab(config: Any) -> None:
-    """
-    Refuse a model that the slab tier cannot run: rows that do not end together shift indices of columns.
-
-    Parameters
-    ----------
-    config
-        The model's transformers configuration.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the window cannot run it, or its attention goes by the index of a column.
-    """
-    check_supported(config)
-    if config.model_type in _INDEX_BIAS:
-        raise UnsupportedModelError(
-            config.model_type, "its attention goes by the index of a column in the cache", _WINDOW_MEND
-        )
 
 
 def check_ragged(config: Any) -> None:

@@ -25,7 +25,7 @@ from batchbound.executor.kv import captured as captured_module
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.captured import Round, compiled, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.slab import SlabBatch
+from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.faults import NotFiniteError, OutOfMemoryError
 from batchbound.executor.models.mixed_sampling import MixedSampler
 from batchbound.executor.models.sampling import RecordingSampler, Sampler
@@ -125,7 +125,7 @@ def test_what_was_launched_beyond_an_end_does_not_count(
         assert len(answer) == end + 1
 
 
-@pytest.mark.parametrize("tier", [SlabBatch, RaggedBatch])
+@pytest.mark.parametrize("tier", [WindowBatch, RaggedBatch])
 def test_a_call_returns_after_the_first_round_with_an_end(llama: Any, tier: type[RunningBatch]) -> None:
     batch = tier(llama, 2, 64)
     batch.prefill([0, 1], [[1, 2, 3], [4, 5]])

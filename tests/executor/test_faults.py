@@ -37,7 +37,7 @@ from batchbound.heuristics.loop import execute
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TIERS = ("window", "slab", "ragged")
+TIERS = ("window", "ragged")
 
 
 def make_job(count: int, slots: int, seed: int) -> tuple[Problem, list[list[int]]]:
@@ -231,10 +231,10 @@ def test_the_capacity_is_an_option_and_the_trace_says_what_it_took(
     assert main(run) == 0
     expected = answers_in(tmp_path)
     capsys.readouterr()
-    assert main([*run, "--overwrite", "--kv-tokens", "170", "--tier", "slab", "--json"]) == 0
+    assert main([*run, "--overwrite", "--kv-tokens", "170", "--tier", "window", "--json"]) == 0
     engine = json.loads(capsys.readouterr().out)["engine"]
     assert answers_in(tmp_path) == expected
-    assert (engine["tier"], engine["tier_reason"]) == ("slab", "asked for")
+    assert (engine["tier"], engine["tier_reason"]) == ("window", "asked for")
     assert "moved to the host" in engine["memory"]
     assert main([*run, "--overwrite", "--kv-tokens", "5"]) == 2
     assert "do not hold the longest request" in capsys.readouterr().err

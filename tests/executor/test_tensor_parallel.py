@@ -48,7 +48,7 @@ for prompt, count in zip(prompts.tokens, workload.output_tokens.tolist()):
     alone.append(whole[0, len(prompt):].tolist())
 shared = share_layers(model, 2)
 same = []
-for tier in ("window", "slab", "ragged"):
+for tier in ("window", "ragged"):
     chosen = choose_tier(shared, tier)
     engine = HuggingFaceEngine(problem, shared, prompts.tokens, workload.output_tokens, tier=chosen)
     execute(problem, RoundRobinAllocation(3, DynamicBatch(2, 10.0, None)), engine)

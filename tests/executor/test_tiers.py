@@ -1,4 +1,4 @@
-"""Slab and ragged against per-request generate, and what each tier refuses."""
+"""The ragged tier against per-request generate, and what each tier refuses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ transformers = pytest.importorskip("transformers", reason="the engine extra is n
 
 from tier_cases import (
     NOT_RAGGED,
-    NOT_SLAB,
     RAGGED,
-    SLAB,
     cut_short,
     draw_requests,
     generate_alone,
@@ -30,7 +28,6 @@ from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.packed_prompts import pack
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.row_groups import RowGroups, neighbours
-from batchbound.executor.kv.slab import SlabBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.families import UnsupportedModelError
 from batchbound.executor.models.faults import NotFiniteError
@@ -44,15 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
 ]
 
-TIERS: tuple[type[RunningBatch], ...] = (WindowBatch, SlabBatch, RaggedBatch)
-
-
-@pytest.mark.parametrize("family", SLAB)
-def test_the_slab_gives_the_answers_of_generate_alone(family: str) -> None:
-    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
-    requests = draw_requests(7, seed=1)
-    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
-    assert run_at_random(SlabBatch(model, slots=3, capacity=1), requests, seed=2, until=ends) == expected
+TIERS: tuple[type[RunningBatch], ...] = (WindowBatch, RaggedBatch)
 
 
 @pytest.mark.parametrize("family", RAGGED)
@@ -92,12 +81,6 @@ def test_the_ragged_tier_refuses_by_name_what_it_would_get_wrong(family: str) ->
         RaggedBatch.check(tiny_config(family))
 
 
-@pytest.mark.parametrize("family", sorted(NOT_SLAB))
-def test_the_slab_refuses_by_name_what_it_would_get_wrong(family: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=NOT_SLAB[family]):
-        SlabBatch.check(tiny_config(family))
-
-
 @pytest.mark.parametrize("tier", TIERS)
 def test_chunked_attention_is_refused_by_every_tier(tier: type[RunningBatch]) -> None:
     with pytest.raises(UnsupportedModelError, match="chunked_attention"):
@@ -127,7 +110,7 @@ def test_the_self_check_catches_what_no_rule_knows(family: str, monkeypatch: pyt
 def test_the_choice_says_why(llama: Any) -> None:
     tier = choose_tier(llama)
     assert (tier.name, tier.check) == ("ragged", "a tested family")
-    assert choose_tier(llama, "slab").reason == "asked for"
+    assert choose_tier(llama, "window").reason == "asked for"
     gemma = load_model("tiny:gemma2", device="cpu")
     assert choose_tier(gemma).name == "window"
     assert "capped" in choose_tier(gemma).reason
