@@ -16,11 +16,11 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from exegpt_phases import simulate_phases
 
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.profile_readers import read_layer_profiles
-from batchbound.heuristics.exegpt.phases import simulate_phases
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Performance, Strategy
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.timeline import Timeline

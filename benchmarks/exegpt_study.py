@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
+from exegpt_baselines import IterationBatching, StaticBatching, best_within
+from exegpt_phases import simulate_phases
 
 from batchbound.data.costs.cost import FloatArray
 from batchbound.data.lengths.distributions import LengthDistribution
@@ -18,8 +20,6 @@ from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.data.readers.requests import read_workload
-from batchbound.heuristics.exegpt.phases import simulate_phases
-from batchbound.models.exegpt.batching_baselines import IterationBatching, StaticBatching, best_within
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.timeline import Timeline

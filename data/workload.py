@@ -159,22 +159,6 @@ class Workload:
         ids = frame["id"].astype(str).to_numpy(dtype=np.str_) if "id" in frame else numbered_ids(len(frame))
         return cls(ids, frame["input_tokens"].to_numpy(), frame["output_tokens"].to_numpy(), **optional)
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row per request, with the fields of :class:`Request` as columns."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "id": self.ids.astype(object),
-                "input_tokens": self.input_tokens,
-                "output_tokens": self.output_tokens,
-                "arrival": self.arrival,
-                "group": self.group,
-                "priority": self.priority,
-                "deadline": self.deadline,
-            }
-        )
-
     def __len__(self) -> int:
         return len(self.input_tokens)
 

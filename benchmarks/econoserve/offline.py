@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner_schedule import serving_schedule
 from setting import FORWARD
 from study import Study
 
@@ -14,7 +15,6 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
 from batchbound.executor.serving.metrics import serving_metrics
-from batchbound.executor.serving.schedule import serving_schedule
 from batchbound.executor.serving.simulation import simulate_serving
 from batchbound.heuristics.serving.registry import SERVING_POLICIES, ServingOptions, serving_policy
 from batchbound.solvers.result import Limits

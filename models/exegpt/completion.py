@@ -11,32 +11,6 @@ from ...data.lengths.pair import LengthPair
 _NEVER = 1e-300
 
 
-def completion_given_length(length: int, rounds: int) -> FloatArray:
-    r"""
-    Return :math:`P_D(U \mid S)`: the chance that a query of a given length completes in each iteration.
-
-    .. math:: P_D(U \mid S) = 1 / \lceil S / N_D \rceil \text{ if } U = 1 + (S - 1 \bmod N_D), \text{ else } 0
-
-    Section 6: in any one of its :math:`\lceil S / N_D \rceil` decoding phases the query is equally likely to
-    be in its last. For :math:`S \le N_D` there is one, and the chance is 1.
-
-    Parameters
-    ----------
-    length
-        Decode iterations the query needs, :math:`S`.
-    rounds
-        Iterations of a phase, :math:`N_D`.
-
-    Returns
-    -------
-    FloatArray
-        Shape (rounds,), of :math:`U = 1` to :math:`N_D`.
-    """
-    chances = np.zeros(rounds)
-    chances[(length - 1) % rounds] = 1 / -(-length // rounds)
-    return chances
-
-
 def completion(outputs: LengthDistribution, rounds: int, *, as_printed: bool = False) -> FloatArray:
     r"""
     Return :math:`P_D(U)`: the chance that a query of the decode batch completes in each iteration of a phase.

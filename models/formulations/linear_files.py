@@ -1,4 +1,4 @@
-"""Linear models as MPS and LP files, for other solvers and from other people's instances."""
+"""Linear models as MPS files, for other solvers and from other people's instances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray
 from ...data.files.disk import InputError, atomic_write, read_text
 from .linear_model import LinearModel
 
@@ -96,68 +95,6 @@ def _mps_bounds(name: str, low: float, high: float) -> Iterator[str]:
 
 def _number(value: float) -> str:
     return repr(float(value))
-
-
-def write_lp(model: LinearModel, path: str | os.PathLike[str]) -> None:
-    """
-    Write the model as a CPLEX LP file, the form a person can read.
-
-    Parameters
-    ----------
-    model
-        To be minimised. Characters of names that the format has no room for become underscores.
-    path
-        As of :func:`write_mps`.
-    """
-    _write(path, _lp_lines(model))
-
-
-def _lp_lines(model: LinearModel) -> Iterator[str]:
-    columns = [_lp_name(name) for name in model.column_names]
-    yield "Minimize"
-    used = np.flatnonzero(model.objective)
-    constant = f" + {_number(model.offset)} constant" if model.offset else ""
-    yield f" obj: {_lp_sum(model.objective[used], [columns[j] for j in used])}{constant}"
-    yield "Subject To"
-    for i, name in enumerate(model.row_names):
-        span = slice(model.matrix.indptr[i], model.matrix.indptr[i + 1])
-        total = _lp_sum(model.matrix.data[span], [columns[j] for j in model.matrix.indices[span]])
-        low, high = model.row_lower[i], model.row_upper[i]
-        if low == high:
-            yield f" {_lp_name(name)}: {total} = {_number(low)}"
-            continue
-        if math.isfinite(low):
-            yield f" {_lp_name(name)}{'_low' if math.isfinite(high) else ''}: {total} >= {_number(low)}"
-        if math.isfinite(high):
-            yield f" {_lp_name(name)}{'_high' if math.isfinite(low) else ''}: {total} <= {_number(high)}"
-    yield "Bounds"
-    for name, low, high in zip(columns, model.lower, model.upper, strict=True):
-        if math.isinf(low) and math.isinf(high):
-            yield f" {name} free"
-        else:
-            yield f" {_lp_side(low)} <= {name} <= {_lp_side(high)}"
-    if model.offset:
-        yield " 1 <= constant <= 1"
-    yield "General"
-    yield from (f" {columns[j]}" for j in np.flatnonzero(model.integer))
-    yield "End"
-
-
-def _lp_name(name: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in "_." else "_" for letter in name.rstrip("]"))
-    return kept if kept[0].isalpha() and kept[0] not in "eE" else f"n_{kept}"
-
-
-def _lp_sum(values: FloatArray, names: list[str]) -> str:
-    if not names:
-        return "0"
-    return " ".join(
-        f"{'-' if v < 0 else '+'} {_number(abs(v))} {n}" for v, n in zip(values, names, strict=True)
-    )
-
-
-def _lp_side(value: float) -> str:
-    return ("inf" if value > 0 else "-inf") if math.isinf(value) else _number(value)
 
 
 def read_mps(path: str | os.PathLike[str]) -> LinearModel:

@@ -1,9 +1,8 @@
-"""ExeGPT's branch and bound over configurations (Algorithm 1), exhaustive search, and the frontier."""
+"""ExeGPT's branch and bound over configurations (Algorithm 1)."""
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,14 +79,12 @@ class SearchResult:
     Parameters
     ----------
     best
-        Values of the variables; None if no configuration meets the bound.
+        Values of the variables; None if no configuration meets the bound. It is within the gap of every
+        configuration of the grid *if* latency and throughput are monotone up to the tolerances.
     latency, throughput
         Of the best.
-    evaluated, grid
-        Configurations looked at, and in all.
-    proven
-        The best is within the tolerance of every configuration of the grid, *if* latency and throughput are
-        monotone up to the tolerances. False for a search that proves nothing.
+    evaluated
+        Configurations looked at.
     violations
         Of monotonicity, among the evaluated points.
     points
@@ -98,8 +95,6 @@ class SearchResult:
     latency: float
     throughput: float
     evaluated: int
-    grid: int
-    proven: bool
     violations: Violations
     points: tuple[tuple[Point, float, float], ...]
 
@@ -147,76 +142,6 @@ def branch_and_bound(
     return _Search(evaluate, variables, latency_bound, gap, tolerances, reduce, at_least).run()
 
 
-def exhaustive(evaluate: Evaluate, variables: Sequence[Variable], latency_bound: float) -> SearchResult:
-    """Return the best of all configurations (see :func:`branch_and_bound`); nothing is assumed."""
-    points = []
-    for values in itertools.product(*(range(each.low, each.high + 1) for each in variables)):
-        points.append((values, *evaluate(values)))
-    return best_of(points, latency_bound)
-
-
-def best_of(points: Sequence[tuple[Point, float, float]], latency_bound: float) -> SearchResult:
-    """Return the best of configurations already evaluated (values, latency, throughput): the whole grid."""
-    best, latency, throughput = None, math.inf, -math.inf
-    for values, seconds, rate in points:
-        if seconds <= latency_bound and math.isfinite(seconds) and (rate, -seconds) > (throughput, -latency):
-            best, latency, throughput = values, seconds, rate
-    none = Violations(0, 0, 0, 0.0, 0.0)
-    return SearchResult(best, latency, throughput, len(points), len(points), True, none, tuple(points))
-
-
-def black_box(
-    evaluate: Evaluate, variables: Sequence[Variable], latency_bound: float, *, trials: int, seed: int
-) -> SearchResult:
-    """
-    Return what Optuna's sampler finds in so many trials: Bayesian optimisation, which assumes nothing.
-
-    Parameters
-    ----------
-    evaluate, variables, latency_bound
-        As in :func:`branch_and_bound`.
-    trials
-        Configurations it may look at.
-    seed
-        Of its random choices.
-
-    Raises
-    ------
-    ImportError
-        If Optuna is not installed.
-    """
-    try:
-        import optuna  # type: ignore[import-not-found,unused-ignore]  # an extra of its own
-    except ModuleNotFoundError:
-        raise ImportError("black-box search needs Optuna: pip install optuna") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    seen: dict[Point, tuple[float, float]] = {}
-
-    def objective(trial: optuna.Trial) -> float:
-        point = tuple(trial.suggest_int(each.name, each.low, each.high) for each in variables)
-        if point not in seen:
-            seen[point] = evaluate(point)
-        latency, throughput = seen[point]
-        # A configuration that is too slow is worth less the further it is out; one that does not fit, least.
-        excess = min(latency / latency_bound, 1e3)
-        return float(throughput) if latency <= latency_bound else -float(excess)
-
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    study.optimize(objective, n_trials=trials)
-    found = best_of([(point, *reached) for point, reached in seen.items()], latency_bound)
-    grid = math.prod(each.high - each.low + 1 for each in variables)
-    return SearchResult(
-        found.best,
-        found.latency,
-        found.throughput,
-        found.evaluated,
-        grid,
-        False,
-        found.violations,
-        found.points,
-    )
-
-
 class _Search:
     """Blocks in steps: 0 where latency and throughput are low, rising with them."""
 
@@ -258,8 +183,6 @@ class _Search:
             self.latency,
             -math.inf if self.best is None else self.throughput,
             len(self.seen),
-            math.prod(each + 1 for each in highest),
-            True,
             _violations(self.seen, self.tolerances),
             tuple((self._values(step), *reached) for step, reached in self.seen.items()),
         )

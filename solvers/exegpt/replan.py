@@ -36,20 +36,6 @@ class Replan:
     reload_seconds: float
     evaluated: int
 
-    @property
-    def pays_after(self) -> float:
-        """
-        Seconds after which the change has served more requests than the old configuration would have.
-
-        Infinite if it never does: it may still be needed to meet the latency bound.
-        """
-        gain = (
-            -math.inf if self.performance is None else self.performance.throughput - self.unchanged.throughput
-        )
-        if gain <= 0 or self.performance is None:
-            return math.inf
-        return self.reload_seconds * self.performance.throughput / gain
-
 
 def replan(
     planned: Timeline,

@@ -284,7 +284,7 @@ def test_a_parquet_table_reads_like_its_csv(tmp_path: Path) -> None:
     table.to_parquet(tmp_path / "t.data")
     table.to_csv(tmp_path / "t.csv", index=False)
     parquet, csv = (read_workload(tmp_path / name).workload for name in ("t.data", "t.csv"))
-    assert parquet.to_frame().equals(csv.to_frame())
+    assert list(parquet) == list(csv)
 
 
 def test_rows_without_an_answer_are_left_out_only_when_asked(write: Write) -> None:

@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 
 from batchbound.data.costs.cost import FloatArray
 from batchbound.data.files.disk import InputError
-from batchbound.models.formulations.linear_files import read_mps, write_lp, write_mps
+from batchbound.models.formulations.linear_files import read_mps, write_mps
 from batchbound.models.formulations.linear_model import LinearModel, ModelBuilder
 
 
@@ -235,26 +235,6 @@ def test_a_broken_mps_file_is_refused_by_line(tmp_path: Path, text: str, reason:
     path.write_text(text)
     with pytest.raises(InputError, match=reason):
         read_mps(path)
-
-
-def test_an_lp_file_reads_like_the_model(tmp_path: Path) -> None:
-    write_lp(knapsack(), tmp_path / "model.lp")
-    assert (tmp_path / "model.lp").read_text().splitlines() == [
-        "Minimize",
-        " obj: - 4.0 take_0 - 5.0 take_1 - 3.0 take_2 + 1.5 constant",
-        "Subject To",
-        " weight_0: + 2.0 take_0 + 3.0 take_1 + 1.0 take_2 <= 4.0",
-        "Bounds",
-        " 0.0 <= take_0 <= 1.0",
-        " 0.0 <= take_1 <= 1.0",
-        " 0.0 <= take_2 <= 1.0",
-        " 1 <= constant <= 1",
-        "General",
-        " take_0",
-        " take_1",
-        " take_2",
-        "End",
-    ]
 
 
 def test_a_model_read_back_has_the_same_optimum(tmp_path: Path) -> None:

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.data.costs.cost import FloatArray
 from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.workload import Workload
 from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
-from batchbound.heuristics.exegpt.phases import PhaseRun, simulate_phases
 from batchbound.models.exegpt.completion import (
     Occupancy,
     completion,
-    completion_given_length,
     decode_batch,
     encode_batch,
 )
@@ -48,6 +47,13 @@ def _column(*values: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 def _fixed(inputs: int, outputs: int) -> LengthPair:
     return LengthPair(LengthDistribution.empirical([inputs]), LengthDistribution.empirical([outputs]))
+
+
+def completion_given_length(length: int, rounds: int) -> FloatArray:
+    """Section 6: in any one of its phases an answer is equally likely to be in its last."""
+    chances = np.zeros(rounds)
+    chances[(length - 1) % rounds] = 1 / -(-length // rounds)
+    return chances
 
 
 def test_a_short_answer_completes_at_its_length() -> None:
@@ -202,54 +208,6 @@ def test_tensor_parallel_devices_make_one_stage() -> None:
     timeline = Timeline({1: _profile(), 2: _profile(2)}, Cluster(4), _fixed(10, 4))
     assert timeline(ExecConfig(Strategy.RRA, 8, 4, tensor_degree=2, tensor_groups=1)).stages == (3, 3)
     assert timeline(ExecConfig(Strategy.RRA, 8, 4, tensor_degree=2, tensor_groups=2)).stages == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "prompt", "batch", "rounds", "devices"),
-    [(Strategy.RRA, 60, 24, 10, 2), (Strategy.RRA, 60, 24, 10, 4), (Strategy.WAA_C, 20, 6, 1, 2)],
-)
-def test_the_timeline_agrees_with_sampled_requests(
-    strategy: Strategy, prompt: int, batch: int, rounds: int, devices: int
-) -> None:
-    pair = LengthPair(
-        LengthDistribution.with_moments("normal", prompt, 0.4 * prompt, 1, 128),
-        LengthDistribution.with_moments("normal", 32, 13, 1, 80),
-    )
-    timeline = Timeline({1: _profile()}, Cluster(devices), pair)
-    config = ExecConfig(strategy, batch * devices, rounds)
-    run = simulate_phases(timeline, config, requests=3000, seed=1)
-    reached = timeline(config)
-    assert reached.throughput == pytest.approx(run.throughput, rel=0.03)
-    phases = rounds if strategy is Strategy.RRA else None
-    assert reached.latency == pytest.approx(run.latency_near(timeline.longest, phases), rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("config", "devices"),
-    [
-        (ExecConfig(Strategy.RRA, 5, 2), 1),
-        (ExecConfig(Strategy.WAA_C, 5), 2),
-        (ExecConfig(Strategy.WAA_C, 5), 4),
-    ],
-)
-def test_requests_of_one_length_are_simulated_at_the_pace_of_the_timeline(
-    config: ExecConfig, devices: int
-) -> None:
-    timeline = Timeline({1: _profile()}, Cluster(devices), _fixed(40, 8))
-    run = simulate_phases(timeline, config, requests=200)
-    assert run.throughput == pytest.approx(timeline(config).throughput, rel=0.01)
-    assert run.iterations.tolist() == [8] * 200
-
-
-def test_the_latency_of_a_length_counts_every_micro_batch_alike() -> None:
-    lengths = np.array([10, 10, 9, 9, 10])
-    latency = np.array([2.0, 2.0, 1.5, 1.5, 4.0])
-    part = np.array([0, 0, 0, 0, 1])
-    run = PhaseRun(1.0, latency, lengths, part, np.zeros(1), np.zeros(1))
-    # Most requests are in the first micro-batch; there an answer of 10 takes 2 seconds.
-    assert run.latency_near(10) == pytest.approx(3.0)
-    # An answer of 11 takes a phase more where they are 10 iterations long: nothing here tells of it.
-    assert math.isnan(run.latency_near(11, 10))
 
 
 def test_an_iteration_runs_unless_every_query_is_done() -> None:

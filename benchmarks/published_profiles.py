@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..costs.cost import FloatArray
-from ..costs.layer_profile import LayerProfile, ModelShape, Operation
-from ..files.disk import InputError, read_json_object
-from .profile_readers import DEVICE_BYTES, read_table
+from batchbound.data.costs.cost import FloatArray
+from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.files.disk import InputError, read_json_object
+from batchbound.data.readers.profile_readers import DEVICE_BYTES, read_table
 
 if TYPE_CHECKING:
     import pandas as pd

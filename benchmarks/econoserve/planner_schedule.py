@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.problem import Problem
-from ...data.schedule import Schedule
-from .simulation import ServingRun
+from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
+from batchbound.executor.serving.simulation import ServingRun
 
 
 def serving_schedule(run: ServingRun, problem: Problem) -> Schedule | None:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
-from .timeline import Timeline
+from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.models.exegpt.timeline import Timeline
 
 
 class StaticBatching:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
-from ...data.lengths.pair import LengthPair
-from ...models.exegpt.configuration import ExecConfig, Strategy
-from ...models.exegpt.stage_seconds import StageSeconds
-from ...models.exegpt.timeline import LATENCY_QUANTILE, Timeline
-from .dynamic_batch import DynamicBatch
+from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.data.lengths.pair import LengthPair
+from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
+from batchbound.models.exegpt.configuration import ExecConfig, Strategy
+from batchbound.models.exegpt.stage_seconds import StageSeconds
+from batchbound.models.exegpt.timeline import LATENCY_QUANTILE, Timeline
 
 _SETTLING = 50
 """Decode iterations of a batch before the measured ones: how full the encoders' lead is has settled."""

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from exegpt_baselines import IterationBatching, StaticBatching, best_within
 
 from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
-from batchbound.models.exegpt.batching_baselines import IterationBatching, StaticBatching, best_within
 from batchbound.models.exegpt.configuration import Cluster
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.timeline import Timeline
