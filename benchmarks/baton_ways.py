@@ -294,8 +294,9 @@ def embedding(make: Callable[[Any, int, int], RunningBatch], *, ahead: int = 8, 
                 continue
             start = time.process_time()
             rounds = min(queries[i].tokens - len(record.answers[i]) for i in running.values())
-            held, padded = batch.kv_tokens, batch.padded_kv_tokens
+            held, padding = batch.kv_tokens, batch.padding_read
             tokens = batch.decode(rounds)
+            padded = held + round((batch.padding_read - padding) / rounds)
             record.decode_seconds += time.process_time() - start
             record.rounds += rounds
             record.rows += rounds * len(running)

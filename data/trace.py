@@ -38,7 +38,7 @@ class Stage:
     kv_tokens
         Tokens of keys and values held by the active slots, summed over the rounds.
     padded_kv_tokens
-        The same as the engine reads them, padding included.
+        The same, and what attention read in all these rounds that no row needed, averaged over the layers.
     """
 
     kind: str

@@ -141,7 +141,7 @@ class HuggingFaceEngine:
         burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
         # Nobody looks at the clock or the tokens meanwhile: one read-back for the whole burst.
         at_once = burst if until == float("inf") and self._on_token is None else 1
-        done = padded = 0
+        done, padding = 0, self._residence.padding_read
         finished: list[int] = []
         while done < burst and not finished:
             tokens = self._residence.decode(
@@ -153,12 +153,11 @@ class HuggingFaceEngine:
                     for token in tokens[request]:
                         self._on_token(request, token)
             done += len(tokens[requests[0]])
-            padded = self._residence.padded_kv_tokens
             finished = self._release(requests)
             if self.time >= until:
                 break
-        growth = active * (done * (done - 1) // 2)
-        kv, padded_kv = done * held + growth, done * padded - growth
+        kv = done * held + active * (done * (done - 1) // 2)
+        padded_kv = kv + round(self._residence.padding_read - padding)
         return Stage("decode", start, self.time, done, active, done * active, kv, padded_kv), finished
 
     def evict(self, requests: Sequence[int]) -> None:

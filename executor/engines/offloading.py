@@ -53,6 +53,7 @@ class OffloadingBatch:
     ) -> None:
         self._make_batch = make_batch
         self._batch = self._warm_batch(slots)
+        self._padding_before = -self._batch.padding_read
         self._names = names
         self._host_tokens = host_tokens
         self._slot_of: dict[int, int] = {}
@@ -76,9 +77,9 @@ class OffloadingBatch:
         return self._batch.kv_tokens + self._held_on_host
 
     @property
-    def padded_kv_tokens(self) -> int:
-        """Columns that attention reads in the next round over all requests under way."""
-        return self._batch.padded_kv_tokens + self._held_on_host
+    def padding_read(self) -> float:
+        """Columns that attention read so far and did not need, averaged over the layers."""
+        return self._padding_before + self._batch.padding_read
 
     def prefill(
         self, requests: Sequence[int], prompts: Sequence[Sequence[int]], emitted: Sequence[int]
@@ -276,12 +277,14 @@ class OffloadingBatch:
 
         for request in reversed(list(self._slot_of)):
             self._park(request)
+        padding = self.padding_read
         # The old buffers have to be gone before the new ones are allocated.
         del self._batch
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._batch = self._warm_batch(slots)
+        self._padding_before = padding - self._batch.padding_read
         for request in list(reversed(self._parked))[:slots]:
             if self._batch.slots != slots:
                 # Memory ran out meanwhile: the batch was made anew, with those that fit.

@@ -7,7 +7,8 @@ This module needs torch and transformers when it is imported.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -63,6 +64,8 @@ class RunningBatch(ABC):
         self._row_of_slot: dict[int, int] = {}
         self._state = torch.zeros(4, slots, dtype=torch.int64, device=self._decoder.device)
         self._scores: tuple[torch.Tensor, list[int]] = torch.empty(0, 0), []
+        self._layers_of = Counter(self._decoder.sliding_windows)
+        self._padding_columns = 0
 
     @classmethod
     @abstractmethod
@@ -106,9 +109,14 @@ class RunningBatch(ABC):
         return sum(self._store.tokens_of(row) for row in self._row_of_slot.values())
 
     @property
-    def padded_kv_tokens(self) -> int:
-        """Columns that attention reads in the next round, padding included, over all occupied slots."""
-        return self._store.padded_tokens
+    def padding_read(self) -> float:
+        """
+        Columns that attention read in all decode rounds so far and did not need, averaged over the layers.
+
+        A row needs the tokens that it holds, its new one among them; in a layer with a sliding window, at
+        most those of the window.
+        """
+        return self._padding_columns / self._layers_of.total()
 
     @property
     def scores(self) -> NDArray[np.float64]:
@@ -329,6 +337,19 @@ class RunningBatch(ABC):
                 if until and bool((chosen[:, None] == ends).any()):
                     return
 
+    def _count_read(self, columns: Mapping[int | None, int]) -> None:
+        """
+        Take note of what attention reads in a round, before its tokens count as held.
+
+        Parameters
+        ----------
+        columns
+            Over all rows, for the layers of each window.
+        """
+        held = [self._store.tokens_of(row) + 1 for row in range(self._store.rows)]
+        for window, read in columns.items():
+            self._padding_columns += self._layers_of[window] * (read - needed_columns(held, window))
+
     def _score(self, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Return what is finite only if each row's logits are sound: NaN is the largest to both of these."""
         if self._sampler.greedy:
@@ -392,6 +413,20 @@ class RunningBatch(ABC):
             slots.pop()
             self._store.drop_row()
         self._changed()
+
+
+def needed_columns(held: Sequence[int], window: int | None) -> int:
+    """
+    Return the columns that rows need to read in a round.
+
+    Parameters
+    ----------
+    held
+        Tokens that each row holds, its new one among them.
+    window
+        How many of the latest tokens are attended to; None for all.
+    """
+    return sum(held) if window is None else sum(min(tokens, window) for tokens in held)
 
 
 def _to_host(states: torch.Tensor) -> torch.Tensor:

@@ -134,6 +134,8 @@ class CapturedRounds:
         """While a round runs: the columns that each of its rows holds, its own new token's among them."""
         self.ended = False
         """Whether the latest call came to a token that ended it."""
+        self.launched = (0, 0)
+        """Rows of the latest call's rounds, and its rounds with those that did not count."""
         self._sizes = sorted({slots, -(-slots // 2), -(-slots // 4)})
         self._replays: dict[int, Round] = {}
         self._columns = 0
@@ -178,16 +180,17 @@ class CapturedRounds:
         self._moving[:rows] = 1
         self._moving[rows:] = 0
         self._cursor.zero_()
-        done = self._launch(replay, rounds, until)
+        done, launched = self._launch(replay, rounds, until)
+        self.launched = size, launched
         store.end_rounds(done)
         return self._tokens[:done, :rows], self._scores[:done, :rows]
 
-    def _launch(self, replay: Round, rounds: int, until: frozenset[int]) -> int:
-        """Launch rounds, ahead of what is known about them; return how many count."""
+    def _launch(self, replay: Round, rounds: int, until: frozenset[int]) -> tuple[int, int]:
+        """Launch rounds, ahead of what is known about them; return how many count, and how many ran."""
         if not until:
             for _ in range(rounds):
                 replay()
-            return rounds
+            return rounds, rounds
         launched = 0
         while launched < rounds and not (launched > self._lag and self._has_ended(launched - self._lag - 1)):
             replay()
@@ -202,7 +205,7 @@ class CapturedRounds:
             rows = self._store.rows
             self._state[1::2, :rows] -= launched - done
             self._state[0, :rows] = self._tokens[done - 1, :rows]
-        return done
+        return done, launched
 
     def _has_ended(self, round_: int) -> bool:
         if self._copied:

@@ -21,7 +21,7 @@ from ..attention.kernels import KERNELS, Held, fastest
 from ..models.families import UnsupportedModelError, check_ragged
 from ..models.faults import OutOfMemoryError, out_of_memory
 from ..models.sampling import RecordingSampler
-from .batch import RunningBatch
+from .batch import RunningBatch, needed_columns
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .packed_prompts import PackedAttention, pack
 from .row_groups import RowGroups
@@ -132,13 +132,6 @@ class RaggedBatch(RunningBatch):
         """What attends in captured rounds, of :data:`~.attention_kernels.KERNELS`; None before the first."""
         return self._kernel
 
-    @property
-    def padded_kv_tokens(self) -> int:
-        """Columns that attention reads in the next round over all occupied slots."""
-        if self._capture is not None and self._kernel not in (None, "masked sdpa"):
-            return self.kv_tokens
-        return super().padded_kv_tokens
-
     def warm_up(self) -> None:
         """Choose the kernel and capture the rounds, on prompts of one token."""
         if self._capture is None:
@@ -168,6 +161,7 @@ class RaggedBatch(RunningBatch):
                 _LOG.warning("decode rounds are not captured: %s: %s", type(error).__name__, error)
                 self._capture = None
                 break
+            self._count_captured(captured, len(results[0]))
             rounds = slice(done, done + len(results[0]))
             history[rounds], scores[rounds] = results
             self._stale = True
@@ -191,6 +185,18 @@ class RaggedBatch(RunningBatch):
                     self._kernel = fastest(query, keys, values, windows=set(decoder.sliding_windows))
             self._captured = CapturedRounds(decoder, store, self._sampler, self._state, self._score, capture)
         return self._captured
+
+    def _count_captured(self, captured: CapturedRounds, rounds: int) -> None:
+        """Take note of what captured rounds read, those launched ahead and thrown away among them."""
+        store, (size, launched) = self._store, captured.launched
+        before = [tokens - rounds for tokens in store.lengths]
+        for window, layers in self._layers_of.items():
+            for round_ in range(1, launched + 1):
+                needed = needed_columns([tokens + round_ for tokens in before], window)
+                # A row that only fills the captured size up reads its one column.
+                exact = needed + size - store.rows
+                read = size * store.columns if self._kernel == "masked sdpa" else exact
+                self._padding_columns += layers * (read - needed * (round_ <= rounds))
 
     def _attend_held(self, call: AttentionCall) -> torch.Tensor:
         """Attend in a captured round: lengths are read from the device."""
@@ -219,6 +225,7 @@ class RaggedBatch(RunningBatch):
         # The groups attend with these masks; the model itself gets none.
         self._groups.cut(self._masks)
         logits = self._decoder.forward(store, tokens[:, None], positions[:, None])
+        self._count_read(self._groups.columns_read())
         store.end_rounds()
         self._stale = False
         return logits

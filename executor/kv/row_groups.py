@@ -125,6 +125,13 @@ class RowGroups:
                 groups.append((first, last, begin, end, hidden))
             self._groups[window] = groups
 
+    def columns_read(self) -> dict[int | None, int]:
+        """Return the columns that the coming round's calls read, over all rows, for each window."""
+        return {
+            window: sum((last - first) * (end - begin) for first, last, begin, end, _ in groups)
+            for window, groups in self._groups.items()
+        }
+
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
         """
         Return the output of a layer for one token a row, shape (rows, 1, heads, head size).

@@ -116,11 +116,6 @@ class KeyValueSlots(KeyValueStore):
         """Columns that hold the longest row and its coming token."""
         return max(self.lengths, default=0) + 1
 
-    @property
-    def padded_tokens(self) -> int:
-        """Columns that attention reads in the next round over the rows that hold something."""
-        return max(self.lengths, default=0) * sum(tokens > 0 for tokens in self.lengths)
-
     def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """
         Say where the coming tokens go; those of the rounds after it go to the columns that follow.

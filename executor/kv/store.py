@@ -92,11 +92,6 @@ class KeyValueStore(Cache):
     def rows(self) -> int:
         """Rows in use."""
 
-    @property
-    @abstractmethod
-    def padded_tokens(self) -> int:
-        """Columns that attention reads in the next round over the rows that hold something."""
-
     @abstractmethod
     def tokens_of(self, row: int) -> int:
         """Return the tokens a row holds."""

@@ -160,13 +160,6 @@ class KeyValueWindow(KeyValueStore):
         """Rows in use."""
         return len(self.frame.starts)
 
-    @property
-    def padded_tokens(self) -> int:
-        """Columns that attention reads in the next round over the rows that hold something."""
-        end = self.frame.end
-        starts = [start for start in self.frame.starts if start < end]
-        return len(starts) * (end - min(starts, default=end))
-
     def tokens_of(self, row: int) -> int:
         """Return the tokens a row holds."""
         return self.frame.end - self.frame.starts[row]

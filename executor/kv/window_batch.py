@@ -73,6 +73,8 @@ class WindowBatch(RunningBatch):
         logits = self._decoder.forward(
             window, tokens[:, None], positions[:, None], mask=self._attention_mask(self._mask)
         )
+        width = window.frame.width + 1
+        self._count_read({size: window.rows * min(width, size or width) for size in self._layers_of})
         window.frame.end += 1
         return logits
 

@@ -94,16 +94,18 @@ def test_a_burst_gives_the_tokens_of_single_rounds(llama: Any) -> None:
 def test_the_front_padding_is_released_with_the_longest_row(llama: Any) -> None:
     batch = WindowBatch(llama, slots=3, capacity=64)
     batch.prefill([0, 1, 2], [[1] * 30, [2] * 10, [3] * 4])
-    assert (batch.kv_tokens, batch.padded_kv_tokens) == (44, 90)
+    batch.decode(1)
+    # Three rows of 31 columns, of which 31, 11 and 5 hold tokens.
+    assert (batch.kv_tokens, batch.padding_read) == (47, 93 - 47)
     batch.release(0)
-    assert (batch.kv_tokens, batch.padded_kv_tokens) == (14, 20)
     batch.decode(2)
-    assert (batch.kv_tokens, batch.padded_kv_tokens) == (18, 24)
+    # Two of 12, then 13 columns; rows that hold 12 and 6, then 13 and 7.
+    assert (batch.kv_tokens, batch.padding_read) == (20, 46 + 6 + 6)
 
 
 def test_an_empty_batch_holds_and_decodes_nothing(llama: Any) -> None:
     batch = WindowBatch(llama, slots=2, capacity=8)
-    assert (batch.active, batch.kv_tokens, batch.padded_kv_tokens) == (0, 0, 0)
+    assert (batch.active, batch.kv_tokens, batch.padding_read) == (0, 0, 0)
     assert batch.prefill([], []) == []
     assert batch.decode(2).tolist() == [[-1, -1], [-1, -1]]
 

@@ -1,0 +1,145 @@
+"""What a trace says attention read, against a log of every attention call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.trace import Stage
+from batchbound.data.workload import Workload
+from batchbound.executor.engines.huggingface import HuggingFaceEngine
+from batchbound.executor.engines.tiers import Tier
+from batchbound.executor.kv.batch import RunningBatch
+from batchbound.executor.kv.ragged import RaggedBatch
+from batchbound.executor.kv.row_groups import RowGroups
+from batchbound.executor.kv.window_batch import WindowBatch
+from batchbound.executor.models.families import layer_windows
+from batchbound.executor.models.prompts import Prompts
+from batchbound.executor.models.source import load_model
+from batchbound.executor.models.tiny import tiny_config
+from batchbound.heuristics.loop import execute
+from batchbound.heuristics.replay import Replay
+from batchbound.solvers.search.constructive import ski_rental_schedule
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Layout = Callable[..., RunningBatch]
+
+
+def captured(*arguments: Any, **options: Any) -> RaggedBatch:
+    """A round that is captured by running it again: its calls of attention are the replay's."""
+    return RaggedBatch(*arguments, capture=lambda round_: round_, **options)
+
+
+LAYOUTS: dict[str, Layout] = {"window": WindowBatch, "ragged": RaggedBatch, "captured": captured}
+
+
+class Log:
+    """Columns of every call of attention by one token a row."""
+
+    def __init__(self) -> None:
+        self.decoding = False
+        self.columns = 0
+
+    @contextmanager
+    def watching(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        attend = torch.nn.functional.scaled_dot_product_attention
+
+        def watched(query: Any, key: Any, value: Any, *others: Any, **more: Any) -> Any:
+            self.columns += self.decoding * key.shape[0] * key.shape[2]
+            return attend(query, key, value, *others, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+            yield
+
+
+def run_logged(family: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Stage, int, int]]:
+    """
+    Run a long-tailed job.
+
+    Return its decode stages, with the columns of each that the calls of all layers read, and those that the
+    rows of all layers needed.
+    """
+    model = load_model(f"tiny:{family}", dtype="float32", device="cpu")
+    _, windows = layer_windows(model.config)
+    rng = np.random.default_rng(3)
+    answers = np.minimum(60, np.exp(rng.normal(1.8, 1.1, 24)).astype(int) + 2)
+    workload = Workload.from_lengths(rng.integers(2, 40, 24).tolist(), answers.tolist())
+    problem = Problem(workload, CostModel.paper(), slots=6, prefill_emits_first_token=True)
+    prompts = Prompts.random(workload, 200, seed=0)
+    tier = cast(Tier, SimpleNamespace(batch=layout, name="", reason="", check=""))
+    engine = HuggingFaceEngine(problem, model, prompts.tokens, workload.output_tokens, tier=tier)
+    log, logged, decode = Log(), [], engine.decode
+
+    def logging_decode(rounds: int, until: float) -> tuple[Stage, list[int]]:
+        held = [len(prompts.tokens[i]) + len(engine.answers[i]) for i in engine._slot_of]
+        log.decoding, log.columns = True, 0
+        stage, finished = decode(rounds, until)
+        log.decoding = False
+        needed = sum(
+            min(tokens + done, window or tokens + done)
+            for window in windows
+            for tokens in held
+            for done in range(stage.rounds)
+        )
+        logged.append((stage, log.columns, needed))
+        return stage, finished
+
+    monkeypatch.setattr(engine, "decode", logging_decode)
+    with log.watching(monkeypatch):
+        execute(problem, Replay(ski_rental_schedule(problem), problem), engine)
+    return logged
+
+
+@pytest.mark.parametrize("call_tokens", [0.0, 20.0])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_columns_counted_are_those_of_the_calls(
+    layout: str, call_tokens: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: call_tokens)
+    logged = run_logged("llama", LAYOUTS[layout], monkeypatch)
+    layers = tiny_config("llama").num_hidden_layers
+    for stage, read, needed in logged:
+        assert layers * stage.padded_kv_tokens == read
+        assert layers * stage.kv_tokens == needed
+    padding = sum(stage.padded_kv_tokens - stage.kv_tokens for stage, _, _ in logged)
+    assert (padding == 0) == (layout == "ragged" and call_tokens == 0.0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layer_with_a_sliding_window_needs_no_more_than_its_window(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RowGroups, "_call_tokens", lambda _: 20.0)
+    logged = run_logged("gemma3", LAYOUTS[layout], monkeypatch)
+    layers = tiny_config("gemma3").num_hidden_layers
+    for stage, read, needed in logged:
+        assert stage.padded_kv_tokens - stage.kv_tokens == round((read - needed) / layers)
+    assert any(layers * stage.kv_tokens > needed for stage, _, needed in logged)
+
+
+def test_rounds_launched_beyond_an_end_are_read_for_nothing(llama: Any) -> None:
+    # The third round is launched before the second is known to end. Two rows of 4 and 3 tokens are read over
+    # all columns of their buffers.
+    batch = captured(llama, 2, 32)
+    batch.prefill([0, 1], [[1, 2, 3], [4, 5]])
+    whole = batch.decode(4)
+    other = captured(llama, 2, 32)
+    other.prefill([0, 1], [[1, 2, 3], [4, 5]])
+    assert other._capture is not None
+    other._captured_rounds(other._capture)._lag = 1
+    end = int(whole[1, 0])
+    assert end not in whole[0]
+    assert len(other.decode(10, until=frozenset({end}))) == 2
+    assert other.padding_read == 3 * 2 * other._store.columns - (4 + 3) - (5 + 4)
