@@ -17,9 +17,22 @@ _VERSION = "version-"
 
 
 def current_version(path: str | os.PathLike[str]) -> Path:
-    """Return where the files of the version in force stand: in the folder itself if it has no versions."""
+    """
+    Return where the files of the version in force stand: in the folder itself if it has no versions.
+
+    Raises
+    ------
+    InputError
+        If the link that names the version leads out of the folder.
+    """
     link = Path(path) / _CURRENT
-    return link.resolve() if link.is_dir() else Path(path)
+    if not link.is_dir():
+        return Path(path)
+    version = link.resolve()
+    if version.parent != Path(path).resolve():
+        hint = f"Remove it, or point it at a {_VERSION}... folder beside it."
+        raise InputError(f"leads out of its folder, to {version}", file=link, hint=hint)
+    return version
 
 
 @contextlib.contextmanager

@@ -182,7 +182,9 @@ class EncoderPredictor:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
-        model = AutoModelForSequenceClassification.from_pretrained(folder / "encoder").eval()
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder / "encoder", use_safetensors=True
+        ).eval()
         return cls(model, tokenizer, int(fields["longest"]), int(fields["buckets"]))
 
 

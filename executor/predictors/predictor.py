@@ -17,7 +17,7 @@ from ...data.files.versioned_folder import current_version, new_version
 from ...data.predictor import Examples, PredictionQuality
 from .kinds import HELD_OUT, LengthPredictor, learn, load_predictor
 
-PREDICTOR_VERSION = 2
+PREDICTOR_VERSION = 3
 
 _SHOWN = ("predictor.json", "errors.csv")
 """Files to be found in a predictor's folder itself."""
@@ -137,7 +137,7 @@ class TrainedPredictor:
         """
         folder = current_version(path)
         value = read_json_object(folder / "predictor.json")
-        hint = "Give a folder that this version of `batchbound predict train` wrote."
+        hint = "Train it again with this version: `batchbound predict train`."
         if value.get("batchbound_predictor") != PREDICTOR_VERSION:
             raise InputError("is no predictor of this version", file=folder / "predictor.json", hint=hint)
         try:

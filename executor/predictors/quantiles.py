@@ -16,6 +16,11 @@ from .kinds import HELD_OUT, LEVELS
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
+_FILE = "model.skops"
+
+_TRUSTED = ["sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"]
+"""Types that skops does not know to be harmless and that a fitted predictor holds."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantilePredictor:
@@ -97,32 +102,62 @@ class QuantilePredictor:
         return [tree.predict(features) for tree in self.quantiles]
 
     def save(self, folder: Path) -> dict[str, object]:
-        """Write the fitted models as scikit-learn's own files (pickles: load only what you trust)."""
-        import joblib
+        """Write the fitted models as arrays and JSON (skops' format): reading them runs no code."""
+        import skops.io
 
-        joblib.dump((self.words, self.mean, self.quantiles), folder / "model.joblib")
+        models = {"words": self.words, "mean": self.mean, "quantiles": list(self.quantiles)}
+        skops.io.dump(models, folder / _FILE)
         return {"widening": self.widening}
 
     @classmethod
     def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
         """
-        Return the predictor that :meth:`save` wrote.
+        Return the predictor that :meth:`save` wrote; nothing in the folder is run.
 
         Raises
         ------
         ImportError
-            If scikit-learn is not installed.
+            If scikit-learn or skops is not installed.
         ValueError
-            If the folder holds no such predictor.
+            If the folder holds no such predictor, or one of other types than :meth:`save` writes.
         """
         _need_scikit_learn()
-        import joblib
+        import skops.io
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import Ridge
 
         try:
-            words, mean, quantiles = joblib.load(folder / "model.joblib")
-        except Exception as error:  # what unpickling may raise shares no base of its own
-            raise ValueError(f"model.joblib: {error}") from error
-        return cls(words, mean, quantiles, float(fields["widening"]))
+            models = skops.io.load(folder / _FILE, trusted=_TRUSTED)
+            words, mean, quantiles = models["words"], models["mean"], models["quantiles"]
+        except Exception as error:  # what a damaged archive may raise shares no base of its own
+            raise ValueError(f"{_FILE}: {error}") from error
+        kinds = (TfidfVectorizer, Ridge, *[HistGradientBoostingRegressor] * len(LEVELS))
+        found = (words, mean, *quantiles)
+        if len(found) != len(kinds) or any(
+            type(one) is not kind for one, kind in zip(found, kinds, strict=True)
+        ):
+            raise ValueError(f"{_FILE}: holds no quantile predictor")
+        features = len(prompt_features([""])[0]) + 1
+        for tree in quantiles:
+            _check_nodes(tree, features)
+        return cls(words, mean, tuple(quantiles), float(fields["widening"]))
+
+
+def _check_nodes(regressor: Any, features: int) -> None:
+    """Refuse trees whose nodes point outside: scikit-learn follows them without looking."""
+    for (predictor,) in regressor._predictors:
+        nodes = predictor.nodes
+        inner = nodes[nodes["is_leaf"] == 0]
+        # A child stands behind its parent, so every walk ends.
+        behind = np.flatnonzero(nodes["is_leaf"] == 0)
+        for side in ("left", "right"):
+            if len(nodes) == 0 or np.any(inner[side] <= behind) or np.any(inner[side] >= len(nodes)):
+                raise ValueError(f"{_FILE}: a tree's nodes point outside of it")
+        if np.any(inner["feature_idx"] >= features) or np.any(inner["feature_idx"] < 0):
+            raise ValueError(f"{_FILE}: a tree asks for a feature that there is not")
+        if np.any(inner["is_categorical"]):
+            raise ValueError(f"{_FILE}: a tree splits by category, which no predictor of lengths does")
 
 
 def prompt_features(prompts: Sequence[str]) -> FloatArray:
@@ -154,7 +189,8 @@ def prompt_features(prompts: Sequence[str]) -> FloatArray:
 def _need_scikit_learn() -> None:
     try:
         import sklearn  # noqa: F401
+        import skops  # noqa: F401
     except ImportError:
         raise ImportError(
-            "quantile regression needs scikit-learn: pip install 'batchbound[predict]'"
+            "quantile regression needs scikit-learn and skops: pip install 'batchbound[predict]'"
         ) from None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from batchbound.data.predictor import Examples, Predicted, PredictionQuality, bu
 from batchbound.executor.predictors.encoder import EncoderPredictor, save_small_distilbert
 from batchbound.executor.predictors.kinds import METHODS, learn
 from batchbound.executor.predictors.predictor import TrainedPredictor
+from batchbound.executor.predictors.quantiles import QuantilePredictor
 
 
 def texts(count: int, seed: int = 0) -> Examples:
@@ -141,6 +145,7 @@ import numpy as np
 
 from batchbound.data.predictor import Examples
 from batchbound.executor.predictors.predictor import TrainedPredictor
+from batchbound.executor.predictors.quantiles import QuantilePredictor
 
 folder = Path(sys.argv[1])
 
@@ -257,10 +262,72 @@ def test_the_command_names_mistakes(
     assert "--encoder says nothing with --method quantile" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", ["errors.csv", "examples.jsonl", "model.joblib", "predictor.json"])
+@pytest.mark.parametrize("file", ["errors.csv", "examples.jsonl", "model.skops", "predictor.json"])
 @pytest.mark.parametrize("content", [b"", b"x\n", b"{}", b"\xff\x00"])
 def test_a_damaged_folder_is_named(file: str, content: bytes, tmp_path: Path) -> None:
     TrainedPredictor.train("quantile", texts(12)).save(tmp_path / "p")
     (tmp_path / "p" / "current" / file).write_bytes(content)
     with pytest.raises(InputError, match=r"/p\b"):
         TrainedPredictor.load(tmp_path / "p")
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return exec, (f"open({str(self.target)!r}, 'w').close()",)
+
+
+def planted(folder: Path, target: Path, *, within: bool) -> None:
+    """Put a pickle that writes ``target`` in place of the models, or within their archive."""
+    model = folder / "current" / "model.skops"
+    if not within:
+        model.write_bytes(pickle.dumps(Payload(target)))
+        return
+    with zipfile.ZipFile(model) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    schema = json.loads(parts["schema.json"])
+    schema["content"] = {"__class__": "exec", "__module__": "builtins", "__loader__": "TypeNode", "__id__": 1}
+    with zipfile.ZipFile(model, "w") as archive:
+        for name, content in {**parts, "schema.json": json.dumps(schema).encode()}.items():
+            archive.writestr(name, content)
+        archive.writestr("payload.pkl", pickle.dumps(Payload(target)))
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_nothing_in_a_strangers_folder_is_run(within: bool, tmp_path: Path) -> None:
+    TrainedPredictor.train("quantile", texts(12)).save(tmp_path / "p")
+    planted(tmp_path / "p", tmp_path / "ran", within=within)
+    with pytest.raises(InputError, match="is damaged"):
+        TrainedPredictor.load(tmp_path / "p")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_planted_payload_would_run_if_it_were_unpickled(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Payload(tmp_path / "ran")))
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("left", 10**6), ("right", 0), ("feature_idx", 99), ("is_categorical", 1)]
+)
+def test_a_tree_that_points_outside_is_refused(field: str, value: int, tmp_path: Path) -> None:
+    trained = TrainedPredictor.train("quantile", texts(60))
+    assert isinstance(trained.predictor, QuantilePredictor)
+    for (tree,) in trained.predictor.quantiles[0]._predictors:
+        tree.nodes[field][tree.nodes["is_leaf"] == 0] = value
+    trained.save(tmp_path / "p")
+    with pytest.raises(InputError, match="a tree"):
+        TrainedPredictor.load(tmp_path / "p")
+
+
+def test_a_version_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
+    TrainedPredictor.train("constant", texts(20)).save(tmp_path / "p")
+    TrainedPredictor.train("constant", texts(20)).save(tmp_path / "q")
+    (tmp_path / "q" / "current").unlink()
+    (tmp_path / "q" / "current").symlink_to((tmp_path / "p" / "current").resolve())
+    with pytest.raises(InputError, match="leads out of its folder"):
+        TrainedPredictor.load(tmp_path / "q")
