@@ -22,6 +22,7 @@ from .engines.tiers import choose_tier
 from .models.sampling import RecordingSampler, Sampler
 from .models.source import LoadFormat, load_model, position_limit
 from .models.tokenizers import Tokenizer, load_tokenizer
+from .models.wrapped import unwrapped
 from .reports.report import report
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -63,11 +64,14 @@ class LLM:
     A model with a running batch of slots, which answers many prompts a call.
 
     The weights are read where they are: a training loop that changes them in place changes the next call.
+    While the model runs it is in evaluation mode, without dropout and gradient checkpointing; whenever the
+    caller has its turn, between two answers too, the model is as the caller left it.
 
     Parameters
     ----------
     model
-        A transformers causal language model in evaluation mode.
+        A transformers causal language model, in any mode; ``torch.compile``, ``DistributedDataParallel`` and
+        PEFT's wrappers of adapters within the layers are looked through.
     tokenizer
         Turns text into tokens and back.
     slots
@@ -82,7 +86,7 @@ class LLM:
     Raises
     ------
     UnsupportedModelError
-        If the model's answers would be wrong.
+        If the model's answers would be wrong, or its weights are not here as a whole.
     """
 
     def __init__(
@@ -181,6 +185,7 @@ class LLM:
         ValueError
             If a parameter is out of its range.
         """
+        unwrapped(self.model)  # It may have been sharded since.
         choice = RecordingSampler if log_probabilities else Sampler
         sampler = choice(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         tokens = [self._encoded(prompt, index) for index, prompt in enumerate(prompts)]
@@ -277,7 +282,7 @@ class LLM:
         most: np.ndarray[Any, np.dtype[np.int64]],
         expected: np.ndarray[Any, np.dtype[np.int64]],
     ) -> None:
-        limit = position_limit(self.model.config)
+        limit = position_limit(unwrapped(self.model).config)
         if len(expected) != len(prompts):
             raise ValueError(f"{len(expected)} expected lengths were given for {len(prompts)} prompts")
         for index, (prompt, tokens, likely) in enumerate(

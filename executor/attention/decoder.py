@@ -27,7 +27,7 @@ class Decoder:
     Parameters
     ----------
     model
-        A transformers causal language model in evaluation mode.
+        A transformers causal language model in evaluation mode, not wrapped.
     """
 
     def __init__(self, model: Any) -> None:
@@ -38,8 +38,7 @@ class Decoder:
         self.sliding_windows = windows
         self.windows_by_kind = dict(zip(kinds, windows, strict=True))
         self.padding_mask = needs_padding_mask(model.config)
-        parameters = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in parameters
+        self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 
@@ -104,6 +103,14 @@ class Decoder:
             yield
         finally:
             handle.remove()
+
+
+def _takes_positions(model: Any) -> bool:
+    """Tell whether the forward call takes positions; one put in its place hides that behind ``**kwargs``."""
+    parameters = dict(inspect.signature(model.forward).parameters)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        parameters |= inspect.signature(type(model).forward).parameters
+    return "position_ids" in parameters
 
 
 def _call_tokens(device: torch.device, weights: int, layers: int) -> float:

@@ -13,6 +13,7 @@ from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.problem import Problem
 from ...data.trace import Stage
+from ..models.wrapped import evaluating, unwrapped
 from .offloading import OffloadingBatch
 from .tiers import Tier, choose_tier
 
@@ -32,7 +33,8 @@ class HuggingFaceEngine:
     problem
         The requests, their slots, and prefill stages that emit the first token.
     model
-        A causal language model, loaded.
+        A causal language model, loaded, as :func:`~.wrapped.unwrapped` takes it; while it runs it is in
+        evaluation mode, and between the calls as it was.
     prompts
         Token ids of each prompt; as many as the workload says.
     most_tokens
@@ -88,7 +90,7 @@ class HuggingFaceEngine:
         # The buffers grow for an answer that outgrows the plan; without max_tokens it might fill the model.
         expected = np.minimum(most_tokens, problem.workload.output_tokens)
         capacity = int((problem.prompt_tokens + expected).max())
-        self._model = model
+        self._model = inner = unwrapped(model)
         slots = problem.slots if kv_tokens is None else min(problem.slots, kv_tokens // capacity)
         if slots < 1:
             raise InputError(
@@ -97,12 +99,13 @@ class HuggingFaceEngine:
             )
         self._tier = choose_tier(model) if tier is None else tier
         batch = self._tier.batch
-        self._residence = OffloadingBatch(
-            lambda slots: batch(model, slots, capacity, sampler=sampler),
-            slots,
-            [str(name) for name in problem.workload.ids],
-            host_tokens=problem.slots * capacity,
-        )
+        with evaluating(inner):
+            self._residence = OffloadingBatch(
+                lambda slots: batch(inner, slots, capacity, sampler=sampler),
+                slots,
+                [str(name) for name in problem.workload.ids],
+                host_tokens=problem.slots * capacity,
+            )
         self._prompts, self._most, self._eos = prompts, most_tokens, eos_ids
         self._on_token = on_token
         self._slot_of: dict[int, int] = {}
@@ -122,7 +125,8 @@ class HuggingFaceEngine:
         # The last token of an evicted request was never fed to the model: the prefill yields it once more.
         kept = [self.answers[request][:-1] for request in fresh]
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
-        first = self._residence.prefill(fresh, prompts, [len(tokens) for tokens in kept])
+        with evaluating(self._model):
+            first = self._residence.prefill(fresh, prompts, [len(tokens) for tokens in kept])
         for request, tokens, token in zip(fresh, kept, first, strict=True):
             new = not self.answers[request]
             self.answers[request] = [*tokens, token]
@@ -144,9 +148,10 @@ class HuggingFaceEngine:
         done, padding = 0, self._residence.padding_read
         finished: list[int] = []
         while done < burst and not finished:
-            tokens = self._residence.decode(
-                min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._eos
-            )
+            with evaluating(self._model):
+                tokens = self._residence.decode(
+                    min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._eos
+                )
             for request in requests:
                 self.answers[request] += tokens[request]
                 if self._on_token is not None:
@@ -209,7 +214,7 @@ class HuggingFaceEngine:
 
 def vocabulary_of(model: Any) -> int:
     """Return the number of tokens a model has an embedding for."""
-    return int(model.get_input_embeddings().num_embeddings)
+    return int(unwrapped(model).get_input_embeddings().num_embeddings)
 
 
 def _device_name(device: Any) -> str:

@@ -54,7 +54,7 @@ def _alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[
 
     with torch.inference_mode():
         ids = torch.tensor([[*prompt, *answer]], device=model.device)
-        logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
         own = logits.gather(-1, ids[0, len(prompt) :, None])[:, 0]
         figures: NDArray[np.float64] = torch.stack([own, logits.amax(-1), logits.std(-1)]).cpu().numpy()
     return figures
@@ -79,7 +79,7 @@ def near_tie(model: Any) -> float:
     return float(4.0 * torch.finfo(model.dtype).eps ** 0.5)
 
 
-def check_tier(model: Any, tier: type[RunningBatch], *, seed: int = 0) -> None:
+def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed: int = 0) -> None:
     """
     Run a few short requests through a running batch and compare each with the model alone.
 
@@ -91,6 +91,8 @@ def check_tier(model: Any, tier: type[RunningBatch], *, seed: int = 0) -> None:
         A transformers causal language model in evaluation mode.
     tier
         The kind of batch.
+    alone
+        What answers to compare with: the model, in whatever it is wrapped; the model itself if left out.
     seed
         Seed of the prompts.
 
@@ -114,7 +116,7 @@ def check_tier(model: Any, tier: type[RunningBatch], *, seed: int = 0) -> None:
         raise UnsupportedModelError(model.config.model_type, reason, _MEND) from error
     worst = 0.0
     for prompt, answer, given in zip(prompts, answers, scores, strict=True):
-        own, largest, deviation = _alone(model, prompt, answer)
+        own, largest, deviation = _alone(model if alone is None else alone, prompt, answer)
         # The logits themselves as well: a tiny model may choose the right token for the wrong reasons. Some
         # models compute parts in float32 whatever their format, so they agree to its precision at best.
         short, off = (largest - own) / deviation, np.abs(own - given) / deviation

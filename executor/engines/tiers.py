@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..models.families import UnsupportedModelError
 from ..models.tiny import FAMILIES
+from ..models.wrapped import evaluating, unwrapped
 
 if TYPE_CHECKING:
     from ..kv.batch import RunningBatch
@@ -52,12 +53,13 @@ def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = N
     Return the tier that a model runs on.
 
     Static rules refuse what a tier is known to get wrong. Outside the families and releases that the rules
-    were tested on, a few requests are run through the tier and compared with the model alone.
+    were tested on, and where a model is wrapped or its forward call replaced, a few requests are run through
+    the tier and compared with the model alone.
 
     Parameters
     ----------
     model
-        A transformers causal language model in evaluation mode.
+        A transformers causal language model, in any mode, as :func:`~.wrapped.unwrapped` takes it.
     wanted
         A tier, or ``auto`` for the fastest that is right: ragged, else window.
     self_check
@@ -73,7 +75,7 @@ def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = N
     if wanted not in TIER_NAMES:
         raise ValueError(f"tier must be one of {', '.join(TIER_NAMES)}, got {wanted!r}")
     if self_check is None:
-        self_check = not _tested(model.config)
+        self_check = not _known(model)
     if wanted != "auto":
         return _checked(model, Tier(wanted, "asked for", ""), self_check)
     try:
@@ -85,11 +87,20 @@ def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = N
 def _checked(model: Any, tier: Tier, self_check: bool) -> Tier:
     from .self_check import check_tier
 
-    tier.batch.check(model.config)
+    inner = unwrapped(model)
+    tier.batch.check(inner.config)
     if not self_check:
         return Tier(tier.name, tier.reason, "a tested family")
-    check_tier(model, tier.batch)
+    with evaluating(model):
+        check_tier(inner, tier.batch, alone=getattr(model, "_orig_mod", model))
     return Tier(tier.name, tier.reason, "answers compared with the model's own at load")
+
+
+def _known(model: Any) -> bool:
+    """Tell whether the forward call is that of a tested family, and nobody has put another in its place."""
+    inner = unwrapped(model)
+    own = type(inner).__module__.startswith("transformers.models.") and "forward" not in vars(inner)
+    return inner is getattr(model, "_orig_mod", model) and own and _tested(inner.config)
 
 
 def _tested(config: Any) -> bool:

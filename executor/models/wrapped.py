@@ -1,0 +1,123 @@
+"""
+Models as trainers hold them: wrapped, compiled, in training mode; and what of that rollouts can live with.
+
+This module needs torch when its functions are called, and PEFT or DeepSpeed never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .families import UnsupportedModelError
+
+_SHARDED = {
+    "FullyShardedDataParallel": "FSDP",
+    "FSDPModule": "FSDP",
+}
+"""Base classes of modules that hold a part of their weights, and what shards them."""
+
+_OWN_PROMPTS = "its PEFT adapter ({}) adds tokens or offsets of its own to every call"
+_PEFT_MEND = "use adapters within the layers, such as LoRA, or merge them"
+
+
+def unwrapped(model: Any) -> Any:
+    """
+    Return the transformers model within wrappers that leave its forward call as it is.
+
+    Looked through are ``torch.compile``, ``DistributedDataParallel`` and PEFT's wrappers of adapters that
+    live within the layers: the adapters in use count, the compiled code does not.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model, wrapped or not.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the weights are sharded (FSDP, DeepSpeed ZeRO-3) or spread over devices, a part of it is compiled
+        apart, or its PEFT adapter works outside the layers.
+    """
+    while True:
+        inner = _within(model)
+        if inner is None:
+            break
+        model = inner
+    _check_whole(model)
+    return model
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """
+    Let a model run as it does for inference, and leave it afterwards as it was.
+
+    Dropout is off, and so is gradient checkpointing, which would drop the keys and values; code compiled by
+    ``model.compile()`` is put aside, as it was compiled for other calls. Modules are told one by one, since
+    training may have frozen some.
+
+    Parameters
+    ----------
+    model
+        A torch module.
+    """
+    training = [module for module in model.modules() if module.training]
+    compiled = [
+        (module, module._compiled_call_impl)
+        for module in model.modules()
+        if getattr(module, "_compiled_call_impl", None) is not None
+    ]
+    try:
+        for module in training:
+            module.training = False
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for module, call in compiled:
+            module._compiled_call_impl = call
+
+
+def _within(model: Any) -> Any | None:
+    """Return what a wrapper holds, None for a model that is none."""
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    if "OptimizedModule" in kinds:
+        return model._orig_mod
+    if "DistributedDataParallel" in kinds:
+        return model.module
+    if "PeftModel" in kinds:
+        config = model.active_peft_config
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if config.is_prompt_learning or kind == "XLORA" or getattr(config, "alora_invocation_tokens", None):
+            raise UnsupportedModelError(_type_of(model), _OWN_PROMPTS.format(kind), _PEFT_MEND)
+        return model.get_base_model()
+    return None
+
+
+def _check_whole(model: Any) -> None:
+    reason = mend = None
+    for module in model.modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        if sharded := next((_SHARDED[kind] for kind in kinds if kind in _SHARDED), None):
+            reason, mend = f"its weights are sharded by {sharded}", "give a process the whole model"
+        elif "OptimizedModule" in kinds:
+            reason, mend = (
+                "a part of it is compiled apart by torch.compile",
+                "compile the whole model or none",
+            )
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        reason, mend = "its weights are sharded by DeepSpeed ZeRO-3", "use ZeRO-2, or give a whole model"
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(devices) > 1:
+        reason, mend = f"its layers lie on {len(devices)} devices", "put the whole model on one device"
+    if reason is not None and mend is not None:
+        raise UnsupportedModelError(_type_of(model), reason, mend)
+
+
+def _type_of(model: Any) -> str:
+    config = getattr(model, "config", None)
+    return str(getattr(config, "model_type", type(model).__name__))

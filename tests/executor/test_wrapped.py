@@ -1,0 +1,192 @@
+"""Models as trainers hold them: in training mode, checkpointing, compiled, wrapped, sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from tier_cases import generate_alone
+
+from batchbound.executor.engines.tiers import choose_tier
+from batchbound.executor.llm import LLM
+from batchbound.executor.models.families import UnsupportedModelError
+from batchbound.executor.models.source import load_model
+from batchbound.executor.models.tokenizers import ByteTokenizer
+from batchbound.executor.models.wrapped import evaluating, unwrapped
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # PEFT asks transformers for a name that is on its way out.
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning"),
+]
+
+PROMPTS = [[1, 2, 3], [4] * 17, [5, 6, 7, 8, 9, 10], [11], [12, 13] * 6]
+
+
+def loaded(family: str = "gpt2") -> Any:
+    return load_model(f"tiny:{family}", dtype="float64", device="cpu")
+
+
+def answers(model: Any, tokens: int = 9, **options: Any) -> list[list[int]]:
+    engine = LLM(model, ByteTokenizer(), slots=3, **options)
+    done = engine.generate(PROMPTS, max_tokens=tokens, ignore_eos=True)
+    return [list(one.completion_ids) for one in sorted(done, key=lambda one: one.index)]
+
+
+@pytest.mark.parametrize("tier", ["ragged", "window"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_in_training_answers_without_dropout_or_checkpointing(family: str, tier: str) -> None:
+    model = loaded(family)
+    expected = [generate_alone(model, prompt, 9) for prompt in PROMPTS]
+    checkpoint = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    checkpoint()
+    model.config.use_cache = False
+    model.train()
+    frozen = next(module for module in model.modules() if isinstance(module, torch.nn.Embedding)).eval()
+    before = [module.training for module in model.modules()]
+    assert answers(model, tier=tier) == expected
+    assert [module.training for module in model.modules()] == before
+    assert not frozen.training
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def test_a_model_is_left_in_training_whether_a_call_fails_or_is_abandoned() -> None:
+    model = loaded().train()
+    engine = LLM(model, ByteTokenizer(), slots=3)
+
+    def fail(*_: int) -> None:
+        assert model.training
+        raise KeyError("the caller's")
+
+    with pytest.raises(KeyError, match="the caller's"):
+        list(engine.generate(PROMPTS, max_tokens=9, on_token=fail))
+    assert all(module.training for module in model.modules())
+    completions = engine.generate(PROMPTS, max_tokens=[2, 9, 9, 9, 9], ignore_eos=True)
+    assert next(completions).index == 0
+    assert all(module.training for module in model.modules()), "the caller may train between two answers"
+    del completions
+    with torch.no_grad():
+        model.transformer.wte.weight.fill_(torch.nan)
+    with pytest.raises(Exception, match="not finite"):
+        list(engine.generate(PROMPTS, max_tokens=9))
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: torch.compile(model, backend="eager"),
+        lambda model: model.compile(backend="eager") or model,
+    ],
+    ids=["torch.compile", "model.compile"],
+)
+def test_a_compiled_model_answers_and_stays_compiled(wrap: Callable[[Any], Any]) -> None:
+    model = loaded("llama")
+    expected = [generate_alone(model, prompt, 9) for prompt in PROMPTS]
+    compiled = wrap(model)
+    call = compiled._compiled_call_impl
+    assert answers(compiled) == expected
+    assert compiled._compiled_call_impl is call
+
+
+def test_a_forward_call_in_place_of_the_familys_own_is_compared_before_it_is_trusted() -> None:
+    model = loaded("llama")
+    assert choose_tier(model).check == "a tested family"
+    forward = model.forward
+    model.forward = lambda **arguments: forward(**arguments)
+    assert choose_tier(model, "window").check == "answers compared with the model's own at load"
+
+    def without_positions(**arguments: Any) -> Any:
+        return forward(**{**arguments, "position_ids": None})
+
+    model.forward = without_positions
+    for tier in ("auto", "ragged", "window"):
+        with pytest.raises(UnsupportedModelError, match="cannot be run"):
+            choose_tier(model, tier)
+
+
+def test_sharded_and_scattered_models_are_refused_by_name() -> None:
+    model = loaded("llama")
+    layer = model.model.layers[0]
+
+    sharded = type("FSDPModule", (), {})
+    before = type(layer)
+    layer.__class__ = type("FSDPLayer", (sharded, before), {})
+    with pytest.raises(UnsupportedModelError, match="sharded by FSDP"):
+        LLM(model, ByteTokenizer())
+    layer.__class__ = before
+
+    model.lm_head.weight.ds_id = 7
+    with pytest.raises(UnsupportedModelError, match="sharded by DeepSpeed ZeRO-3"):
+        LLM(model, ByteTokenizer())
+    del model.lm_head.weight.ds_id
+
+    model.hf_device_map = {"model": 0, "lm_head": "cpu"}
+    with pytest.raises(UnsupportedModelError, match="its layers lie on 2 devices"):
+        LLM(model, ByteTokenizer())
+    del model.hf_device_map
+
+    model.model.layers[1] = torch.compile(model.model.layers[1], backend="eager")
+    with pytest.raises(UnsupportedModelError, match="a part of it is compiled apart"):
+        LLM(model, ByteTokenizer())
+
+
+def test_a_model_sharded_after_the_engine_was_made_is_refused_by_the_next_call() -> None:
+    model = loaded("llama")
+    engine = LLM(model, ByteTokenizer())
+    model.lm_head.weight.ds_id = 7
+    with pytest.raises(UnsupportedModelError, match="ZeRO-3"):
+        engine.generate(PROMPTS)
+
+
+def test_a_module_is_in_evaluation_within_and_as_it_was_after_an_error() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
+
+    def fail() -> None:
+        assert not any(module.training for module in model.modules())
+        raise ValueError("oops")
+
+    with pytest.raises(ValueError, match="oops"), evaluating(model):
+        fail()
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def adapted(model: Any, **options: Any) -> Any:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(
+        model,
+        peft.LoraConfig(r=4, lora_dropout=0.5, target_modules="all-linear", init_lora_weights=False),
+        **options,
+    )
+    return wrapped.train()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_peft_wrapper_gives_the_tokens_of_its_adapter(family: str) -> None:
+    model = loaded(family)
+    plain = [generate_alone(model, prompt, 9) for prompt in PROMPTS]
+    wrapped = adapted(model)
+    with evaluating(wrapped):
+        expected = [generate_alone(wrapped.get_base_model(), prompt, 9) for prompt in PROMPTS]
+    assert expected != plain
+    assert unwrapped(wrapped) is model
+    assert answers(wrapped) == expected, "wrapped"
+    assert answers(model) == expected, "injected"
+    assert choose_tier(wrapped).check == "answers compared with the model's own at load"
+    with wrapped.disable_adapter():
+        assert answers(wrapped) == plain
+
+
+def test_adapters_that_work_outside_the_layers_are_refused_by_name() -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    wrapped = peft.get_peft_model(loaded("llama"), config)
+    with pytest.raises(UnsupportedModelError, match="PREFIX_TUNING"):
+        LLM(wrapped, ByteTokenizer())
