@@ -179,18 +179,18 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
     begun = time.perf_counter()
     begin = start or list_schedule(problem)
     model = interval_model(problem, begin)
-    rounds = None if begin is None else begin.starts[begin.bin_of]
+    places = None if begin is None else np.stack((begin.starts[begin.bin_of], begin.bin_of))
     ours, limits = _bounded(problem, limits)
     outcome = run_in_worker(
-        "batchbound.solvers.backends.cp_sat", "solve_intervals", (model, limits, rounds), limits.seconds
+        "batchbound.solvers.backends.cp_sat", "solve_intervals", (model, limits, places), limits.seconds
     )
     answer = outcome.answer if isinstance(outcome.answer, Mapping) else {}
     version, message = BACKENDS["ortools-cp-sat"].version, outcome.message
     best, makespan = begin, math.inf if begin is None else begin.makespan(problem)
-    for starts in (answer.get("starts"), outcome.reports.get("incumbent")):
-        if not isinstance(starts, np.ndarray):
+    for found in (answer.get("starts"), outcome.reports.get("incumbent")):
+        if not isinstance(found, np.ndarray):
             continue
-        schedule = schedule_of_starts(problem, starts)
+        schedule = schedule_of_starts(problem, *found)
         if (broken := schedule.check(problem)) is not None:
             message = message or f"a solution of the backend was refused: {broken}"
         elif schedule.makespan(problem) < makespan:

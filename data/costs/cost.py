@@ -29,7 +29,7 @@ class CostModel:
     decode round over ``a`` active slots that hold ``v`` tokens of keys and values takes
     ``decode_base + decode_per_slot * a + decode_per_kv_token * v``.
 
-    What tokens beyond the bend cost more is never negative: a lower bound may leave it out.
+    What tokens beyond the bend cost more is never negative, so a stage's seconds are convex in its tokens.
 
     Parameters
     ----------

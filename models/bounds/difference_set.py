@@ -9,7 +9,7 @@ import numpy as np
 from ...data.bound import Bound
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
-from .least_counts import Counts, cost_terms, least_counts
+from .least_counts import Counts, cost_terms, least_counts, prefill_seconds
 from .rounded_packing import RoundedPacking
 from .slot_ends import EndCase, EndWaste
 
@@ -349,20 +349,19 @@ class Differences:
 
     def cheapest(self) -> CheapestCounts:
         """Return the stages and rounds that cost least of those that the differences allow."""
-
-        def seconds(stages: int, rounds: int) -> float:
-            return sum(cost_terms(self._problem, stages, rounds).values())
-
+        prefill, fewest = prefill_seconds(self._problem, self._counts.stages), self._counts.stages
+        decode = self._problem.cost.decode_base
         best: CheapestCounts | None = None
         least = np.inf
-        for stages in range(self._counts.stages, len(self._problem) + 1):
-            if seconds(stages, self._counts.rounds) >= least:
+        for at in np.argsort(prefill, kind="stable").tolist():
+            stages, seconds = fewest + at, float(prefill[at])
+            if seconds + decode * self._counts.rounds >= least:
                 break
             rounds, values = self._rounds(stages)
-            while seconds(stages, rounds) < least and self._tighten(values):
+            while seconds + decode * rounds < least and self._tighten(values):
                 rounds, values = self._rounds(stages)
-            if seconds(stages, rounds) < least:
-                least, best = seconds(stages, rounds), CheapestCounts(stages, rounds, values)
+            if seconds + decode * rounds < least:
+                least, best = seconds + decode * rounds, CheapestCounts(stages, rounds, values)
         assert best is not None, "every problem has a request, so some number of stages is possible"
         return best
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from .partition import PartitionBound, dual_feasible_bound, lifted_bound, packing_bound
 
@@ -115,17 +116,28 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
     r"""
     Return the least seconds of that many prefill stages and decode rounds, by what they pay for.
 
-    A stage of p tokens takes max(floor, base + per_token p), convex in p, so S stages of P tokens in all
-    take at least max(S floor, S base + per_token P). A round takes base + per_slot active + per_kv_token
+    A stage of p tokens takes max(floor, base + per_token p + beyond max(0, p - bend)), and S of them take at
+    least S times the floor, and at least what is inside. A round takes base + per_slot active + per_kv_token
     held, and the sums of active slots and of held tokens over all rounds are those of the requests whatever
     the schedule.
+
+    What a stage of prompts :math:`p_i` exceeds the bend b by splits into what each prompt exceeds it by and
+    what is left of them together:
+
+    .. math:: (\sum_i p_i - b)^+ = \sum_i (p_i - b)^+ + (\sum_i \min(p_i, b) - b)^+ .
+
+    If no prompt exceeds b, the first sum is 0 and every :math:`\min(p_i, b)` is :math:`p_i`. If some prompt
+    does, then :math:`\sum_i \min(p_i, b) \ge b`, so both positive parts are what is in them, and
+    :math:`(p_i - b)^+ + \min(p_i, b) = p_i`. Over S stages the first sum is the same for every schedule, and
+    the positive parts of the second are no less than that of their sum, :math:`\sum_i \min(p_i, b) - S b`.
 
     Parameters
     ----------
     problem
         The problem.
     stages
-        Prefill stages.
+        Prefill stages. More of them may take less, where stages reach beyond the bend: a bound for at least
+        so many takes :func:`cheapest_stages`.
     rounds
         Decode rounds.
 
@@ -135,13 +147,65 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
         Seconds by name, all not negative.
     """
     cost = problem.cost
-    base = cost.prefill_base * stages
-    tokens = cost.prefill_per_token * int(problem.prompt_tokens.sum())
+    prefill = {name: float(each[0]) for name, each in _prefill_terms(problem, np.array([stages])).items()}
     return {
-        "prefill stages": base,
-        "prompt tokens": tokens,
-        "prefill floor": max(0.0, cost.prefill_floor * stages - base - tokens),
+        **prefill,
         "decode rounds": cost.decode_base * rounds,
         "slot-rounds": cost.decode_per_slot * int(problem.rounds.sum()),
         "KV reads": cost.decode_per_kv_token * problem.kv_token_rounds,
     }
+
+
+def cheapest_stages(problem: Problem, at_least: int) -> int:
+    """
+    Return how many prefill stages, of at least some number, take the least seconds.
+
+    These are as few as possible, but for stages that reach beyond the bend of their cost.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    at_least
+        Stages at least, no more than requests.
+    """
+    if not problem.reaches_bend:
+        return at_least
+    return at_least + int(prefill_seconds(problem, at_least).argmin())
+
+
+def prefill_seconds(problem: Problem, at_least: int) -> FloatArray:
+    """
+    Return the least seconds of prefill with each number of stages from some number to one a request.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    at_least
+        Stages at least, no more than requests.
+
+    Returns
+    -------
+    FloatArray
+        As :func:`cost_terms` counts them, shape (requests - at_least + 1,).
+    """
+    terms = _prefill_terms(problem, np.arange(at_least, len(problem) + 1))
+    seconds: FloatArray = np.sum([*terms.values()], axis=0)
+    return seconds
+
+
+def _prefill_terms(problem: Problem, stages: IntArray) -> dict[str, FloatArray]:
+    """Return the least seconds of prefill with these numbers of stages by what they pay for."""
+    cost, prompts = problem.cost, problem.prompt_tokens
+    terms = {
+        "prefill stages": cost.prefill_base * stages,
+        "prompt tokens": np.full(len(stages), cost.prefill_per_token * int(prompts.sum())),
+    }
+    if problem.reaches_bend:
+        within = np.minimum(prompts, cost.prefill_bend).sum()
+        alone, together = prompts.sum() - within, np.maximum(0.0, within - stages * cost.prefill_bend)
+        terms["prompts beyond the bend"] = np.full(len(stages), cost.prefill_per_token_beyond * alone)
+        terms["stages beyond the bend"] = cost.prefill_per_token_beyond * together
+    floor = np.maximum(0.0, cost.prefill_floor * stages - np.sum([*terms.values()], axis=0))
+    return {**terms, "prefill floor": floor}

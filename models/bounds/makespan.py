@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...data.bound import Bound
 from ...data.problem import Problem
 from .difference_set import difference_set_bound
-from .least_counts import Counts, cost_terms, least_counts
+from .least_counts import Counts, cheapest_stages, cost_terms, least_counts
 
 
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
@@ -28,7 +28,7 @@ def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
         Valid for the problem's cost model, floor, caps and first-token option.
     """
     counts = least_counts(problem) if counts is None else counts
-    terms = cost_terms(problem, counts.stages, counts.rounds)
+    terms = cost_terms(problem, cheapest_stages(problem, counts.stages), counts.rounds)
     certificate = {"kind": "trivial", "slots": counts.slots, **counts.claims}
     return Bound(sum(terms.values()), "fewest stages and rounds", terms, certificate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...data.bound import Bound
@@ -67,7 +67,8 @@ def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
     stages = _checked_stages(problem, slots, certificate["stages"])
     rounds = _checked_rounds(problem, slots, certificate["rounds"])
     if certificate["kind"] == "trivial":
-        return _least_seconds(problem, stages, rounds)
+        least = _LeastSeconds(problem)
+        return least(least.from_cheapest(stages)[0], rounds)
     if certificate["kind"] == "difference set":
         charges = [int(charge) for charge in certificate["charges"]]
         refuted = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
@@ -89,16 +90,16 @@ def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
     cost, lengths = problem.cost, [n for n in problem.rounds.tolist() if n > 0]
     if cost.decode_base <= 0 or not lengths:
         raise RefutedError("enumeration", "without decode rounds that cost something there is nothing to try")
-    claimed = cost.prefill_base * stages + cost.decode_base * rounds
-    # Every slot can be used from the first stage on, so no more stages than this are of use.
-    for number in range(1, len(lengths) - min(problem.slots, len(lengths)) + 2):
-        below = (claimed * (1 - ROUNDING) - cost.prefill_base * number) / cost.decode_base
-        if fits(lengths, problem.slots, number, math.ceil(below) - 1):
+    least_seconds = _LeastSeconds(problem)
+    claimed = least_seconds(stages, rounds)
+    # Every slot can be used from the first stage on, so no more stages than this lead to fewer rounds.
+    most = len(lengths) - min(problem.slots, len(lengths)) + 1
+    bends = least_seconds.within > problem.cost.prefill_bend * most
+    for number in least_seconds.from_cheapest(1) if bends else range(1, most + 1):
+        below = (claimed * (1 - ROUNDING) - least_seconds(number, 0)) / cost.decode_base
+        if fits(lengths, problem.slots, min(number, most), math.ceil(below) - 1):
             raise RefutedError("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
-    tokens = cost.prefill_per_token * sum(problem.prompt_tokens.tolist())
-    work = cost.decode_per_slot * sum(problem.rounds.tolist())
-    seconds: float = claimed + tokens + work + cost.decode_per_kv_token * problem.kv_token_rounds
-    return seconds
+    return claimed
 
 
 def _checked_slots(problem: Problem, claimed: int) -> int:
@@ -198,18 +199,33 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, 
     return sum(price.get(weight, 0) * count for weight, count in have.items()), limit
 
 
-def _least_seconds(problem: Problem, stages: int, rounds: int) -> float:
-    """Return the least cost of a schedule with these many stages and rounds."""
-    cost = problem.cost
-    prefill = cost.prefill_base * stages + cost.prefill_per_token * sum(problem.prompt_tokens.tolist())
-    first = int(problem.prefill_emits_first_token)
-    held = sum(
-        n * (p + first) + n * (n - 1) // 2
-        for p, n in zip(problem.prompt_tokens.tolist(), problem.rounds.tolist(), strict=True)
-    )
-    decode = cost.decode_base * rounds + cost.decode_per_slot * sum(problem.rounds.tolist())
-    seconds: float = max(prefill, cost.prefill_floor * stages) + decode + cost.decode_per_kv_token * held
-    return seconds
+class _LeastSeconds:
+    """The least cost of a schedule with so many stages and rounds."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.cost, first = problem.cost, int(problem.prefill_emits_first_token)
+        prompts, lengths = problem.prompt_tokens.tolist(), problem.rounds.tolist()
+        self.requests, self.tokens = len(prompts), sum(prompts)
+        held = sum(n * (p + first) + n * (n - 1) // 2 for p, n in zip(prompts, lengths, strict=True))
+        self.work: float = self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held
+        # What a prompt exceeds the bend by it exceeds it by in any stage; the rest of it fills a stage up.
+        bend = self.cost.prefill_bend
+        self.beyond = math.fsum(p - bend for p in prompts if p > bend)
+        self.within = math.fsum(min(p, bend) for p in prompts)
+
+    def prefill(self, stages: int) -> float:
+        """Return the least seconds of so many prefill stages."""
+        beyond = self.beyond + max(0.0, self.within - stages * self.cost.prefill_bend)
+        seconds: float = self.cost.prefill_base * stages + self.cost.prefill_per_token * self.tokens
+        return max(seconds + self.cost.prefill_per_token_beyond * beyond, self.cost.prefill_floor * stages)
+
+    def __call__(self, stages: int, rounds: int) -> float:
+        return self.prefill(stages) + self.cost.decode_base * rounds + self.work
+
+    def from_cheapest(self, stages: int) -> Sequence[int]:
+        """Return the numbers of stages from this one up to one a request, the cheapest first."""
+        numbers = range(stages, self.requests + 1)
+        return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 
 
 def _checked_refutation(problem: Problem, slots: int, claim: Mapping[str, Any]) -> tuple[int, int]:
@@ -259,13 +275,15 @@ def _difference_seconds(
 ) -> float:
     """Return the least cost over all numbers of stages, the waste of each bounded by charges and ends."""
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+    least_seconds = _LeastSeconds(problem)
+    numbers = least_seconds.from_cheapest(stages)
     if not have:
-        return _least_seconds(problem, stages, rounds)
+        return least_seconds(numbers[0], rounds)
     relaxed = {charge: _relaxed_waste(have, charge) for charge in charges}
     longest, work = have[-1][0], sum(length * count for length, count in have)
     best = math.inf
-    for number in range(stages, len(problem) + 1):
-        if _least_seconds(problem, number, rounds) >= best:
+    for number in numbers:
+        if least_seconds(number, rounds) >= best:
             break
         proven = rounds
         for late in lates:
@@ -294,7 +312,7 @@ def _difference_seconds(
                     least += 1
                 needed = min(needed, least)
             proven = max(proven, int(needed))
-        best = min(best, _least_seconds(problem, number, proven))
+        best = min(best, least_seconds(number, proven))
     return best
 
 

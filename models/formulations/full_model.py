@@ -70,10 +70,10 @@ def bins_needed(problem: Problem) -> int:
     Return how many bins an optimal schedule can need.
 
     Every slot can start at once, so the first bin of an optimal schedule prefills one request per slot and
-    every other bin at least one, unless a token cap or the memory stands against it.
+    every other bin at least one, unless a token cap, the memory or a bend of the cost stands against it.
     """
     count = len(problem)
-    if problem.prefill_token_cap is not None or problem.kv_capacity is not None:
+    if problem.prefill_token_cap is not None or problem.kv_capacity is not None or problem.reaches_bend:
         return count
     return max(1, count - min(count, problem.slots) + 1)
 
@@ -103,6 +103,11 @@ def literal_model(
         If the problem has what the model cannot say, or the model would be too large to build.
     """
     refuse_unsaid(problem)
+    if problem.reaches_bend:
+        raise UnsupportedProblemError(
+            "the model as printed has no equation for a prefill stage whose cost bends at"
+            f" {problem.cost.prefill_bend:g} tokens; use the repaired one, or a token cap up to the bend"
+        )
     bins = bins or bins_needed(problem)
     refuse_large(3 * len(problem) * problem.slots * bins)
     rows = FullRows(problem, bins)
@@ -287,14 +292,13 @@ def equal_requests(problem: Problem) -> list[IntArray]:
 
 def refuse_unsaid(problem: Problem) -> None:
     """
-    Refuse a problem with arrivals, a KV capacity or a prefill cost that bends.
+    Refuse a problem with arrivals or a KV capacity.
 
     Raises
     ------
     UnsupportedProblemError
         If it has one of them.
     """
-    refuse_bend(problem)
     if problem.workload.arrival.any():
         raise UnsupportedProblemError(
             "this formulation has no equation for arrival times; plan without them, or by a policy"
@@ -318,22 +322,6 @@ def refuse_large(columns: int) -> None:
     if columns > MOST_COLUMNS:
         raise UnsupportedProblemError(
             f"this formulation of so large a job has {columns:,} columns, more than {MOST_COLUMNS:,}"
-        )
-
-
-def refuse_bend(problem: Problem) -> None:
-    """
-    Refuse a problem in which two prefill stages at one time can be better than one.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If a stage can reach beyond the bend of its cost.
-    """
-    if problem.reaches_bend:
-        raise UnsupportedProblemError(
-            "this formulation cannot prefill twice at one time, as it may pay where a prefill stage bends"
-            f" at {problem.cost.prefill_bend:g} tokens; use the search, or a token cap up to the bend"
         )
 
 

@@ -188,12 +188,18 @@ class FullRows:
         self.builder.rows("eq18", [(1, self.columns.x)], lower=1, upper=1)
 
     def affine_prefill_time(self, z: IntArray) -> None:
-        r"""Instead of (5)-(7): :math:`n^p_k = a z_k + b \sum_{ij} N^p_i p_{ijk}`, at least the floor."""
+        r"""Instead of (5)-(7): :math:`n^p_k = a z_k + b \sum_{ij} N^p_i p_{ijk}`, with floor and bend."""
         cost, time = self.problem.cost, self.columns.prefill_time
         tokens = (-cost.prefill_per_token * self._prompts(), self._by_bin(self.columns.p))
         self.builder.rows("prefill_time", [(1, time), (-cost.prefill_base, z), tokens], lower=0)
         if cost.prefill_floor > 0:
             self.builder.rows("prefill_floor", [(1, time), (-cost.prefill_floor, z)], lower=0)
+        if self.problem.reaches_bend:
+            # The cost is convex, so what a stage takes beyond the bend is one more line that it is above.
+            opened = cost.prefill_base - cost.prefill_per_token_beyond * cost.prefill_bend
+            slope = cost.prefill_per_token + cost.prefill_per_token_beyond
+            tokens = (-slope * self._prompts(), self._by_bin(self.columns.p))
+            self.builder.rows("prefill_bend", [(1, time), (-opened, z), tokens], lower=0)
 
     def affine_decode_time(self, rounds: IntArray) -> None:
         r"""Instead of (8): :math:`n^d_k = c r_k + e \sum_{ij} N^d_i w_{ijk}`; idle clients cost nothing."""

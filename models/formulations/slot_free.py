@@ -9,6 +9,7 @@ The models are smaller than the paper's (1)-(25) by the factor J, and say the sa
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,6 @@ from ..bounds.difference_set import RoundUp, useful_differences
 from .full_model import (
     UnsupportedProblemError,
     bins_needed,
-    refuse_bend,
     refuse_large,
     refuse_unsaid,
     without_empty_bins,
@@ -79,12 +79,12 @@ def slot_free_model(problem: Problem, *, bins: int | None = None) -> SlotFreeMod
     refuse_large(3 * len(problem) * count)
     cost, lengths = problem.cost, problem.rounds[:, None]
     shape = (len(problem), count)
-    has_floor = floor_binds(problem)
+    affine = stages_are_affine(problem)
     add = ModelBuilder()
     p = add.columns("p", shape, upper=1, integer=True)
     d = add.columns("d", shape, upper=1, integer=True)
     v = add.columns("v", shape, upper=lengths, integer=True)
-    z = add.columns("z", (count,), upper=1, integer=True, cost=0.0 if has_floor else cost.prefill_base)
+    z = add.columns("z", (count,), upper=1, integer=True, cost=cost.prefill_base if affine else 0.0)
     most = int(problem.rounds.sum())
     rounds = add.columns("r", (count,), upper=most, integer=True, cost=cost.decode_base)
     over_bins = np.broadcast_to(z, shape).ravel(), np.broadcast_to(rounds, shape).ravel()
@@ -108,9 +108,9 @@ def slot_free_model(problem: Problem, *, bins: int | None = None) -> SlotFreeMod
         add.rows(f"equal[{group[0]}]", [(at, p[group[1:]]), (-at, p[group[:-1]])], lower=0)
     add.rows("least_rounds", [(1, rounds[None, :])], lower=least_rounds(problem))
     add.rows("least_stages", [(1, z[None, :])], lower=-(-len(problem) // problem.slots))
-    floor = _prefill_seconds(problem, add, p, z) if has_floor else None
-    model = add.build(offset=constant_seconds(problem, tokens=not has_floor))
-    return SlotFreeModel(problem, model, p, d, v, z, rounds, floor)
+    stage_seconds = None if affine else _prefill_seconds(problem, add, p, z)
+    model = add.build(offset=constant_seconds(problem, tokens=affine))
+    return SlotFreeModel(problem, model, p, d, v, z, rounds, stage_seconds)
 
 
 def _prefill_seconds(problem: Problem, add: ModelBuilder, p: IntArray, z: IntArray) -> IntArray:
@@ -119,7 +119,18 @@ def _prefill_seconds(problem: Problem, add: ModelBuilder, p: IntArray, z: IntArr
     tokens = (-cost.prefill_per_token * problem.prompt_tokens, p.T)
     add.rows("prefill_time", [(1, seconds), (-cost.prefill_base, z), tokens], lower=0)
     add.rows("prefill_floor", [(1, seconds), (-cost.prefill_floor, z)], lower=0)
+    if problem.reaches_bend:
+        # The cost is convex, so what a stage takes beyond the bend is one more line that it is above.
+        opened = cost.prefill_base - cost.prefill_per_token_beyond * cost.prefill_bend
+        slope = cost.prefill_per_token + cost.prefill_per_token_beyond
+        steep = (-slope * problem.prompt_tokens, p.T)
+        add.rows("prefill_bend", [(1, seconds), (-opened, z), steep], lower=0)
     return seconds
+
+
+def stages_are_affine(problem: Problem) -> bool:
+    """Return whether a prefill stage's seconds are affine in its tokens: no floor and no bend matters."""
+    return not (floor_binds(problem) or problem.reaches_bend)
 
 
 def floor_binds(problem: Problem) -> bool:
@@ -171,7 +182,7 @@ def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
     problem
         What is scheduled.
     tokens
-        Whether the prompt tokens are among them; with a floor they are not the same for every schedule.
+        Whether the prompt tokens are among them; with a floor or a bend they are not the same for all.
     """
     cost = problem.cost
     seconds = cost.decode_per_slot * int(problem.rounds.sum())
@@ -182,7 +193,8 @@ def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
 def interchangeable(problem: Problem) -> list[IntArray]:
     """Return the groups of two or more requests that can trade places without anyone noticing."""
     notes = [problem.rounds]
-    if problem.prefill_token_cap is not None or problem.kv_capacity is not None or floor_binds(problem):
+    limited = problem.prefill_token_cap is not None or problem.kv_capacity is not None
+    if limited or not stages_are_affine(problem):
         notes.append(problem.prompt_tokens)
     _, group, sizes = np.unique(np.stack(notes), axis=1, return_inverse=True, return_counts=True)
     return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
@@ -240,8 +252,9 @@ class IntervalModel:
     """
     The slot-free problem in whole numbers, for solvers that know intervals.
 
-    Minimise ``stage_cost`` x stages + ``round_cost`` x rounds (with a floor: the stages' own costs), in units
-    of ``unit`` seconds. Costs that are not whole are rounded down, so that a bound stays one.
+    Minimise ``stage_cost`` x stages + ``round_cost`` x rounds (with a floor or a bend: the stages' own
+    costs), in units of ``unit`` seconds. Costs that are not whole are rounded down, so that a bound stays
+    one.
 
     Parameters
     ----------
@@ -253,8 +266,12 @@ class IntervalModel:
         KV tokens in a request's first round; each round adds one. Shape (requests,).
     slots, token_cap, kv_capacity
         Limits; the last two may be None.
-    stage_cost, token_cost, stage_floor, round_cost
-        In units. ``token_cost`` and ``stage_floor`` are 0 where stages are affine.
+    affine
+        Whether stages are; if so, the constant has their tokens' seconds.
+    stage_cost, token_cost, beyond_cost, stage_floor, round_cost
+        In units. ``token_cost``, ``beyond_cost`` and ``stage_floor`` are 0 where stages are affine.
+    bend
+        Tokens of a stage beyond which each costs ``beyond_cost`` more.
     unit
         Seconds.
     constant
@@ -273,8 +290,11 @@ class IntervalModel:
     slots: int
     token_cap: int | None
     kv_capacity: int | None
+    affine: bool
     stage_cost: int
     token_cost: int
+    beyond_cost: int
+    bend: int
     stage_floor: int
     round_cost: int
     unit: float
@@ -303,15 +323,14 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     """
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times; plan by a policy")
-    refuse_bend(problem)
     if (problem.rounds < 1).any():
         raise UnsupportedProblemError("the interval model has no requests without a decode round")
-    cost, has_floor = problem.cost, floor_binds(problem)
+    cost, affine = problem.cost, stages_are_affine(problem)
     unit, scale = _unit(problem)
     stages = bins_needed(problem)
     horizon = int(problem.rounds.sum())
     if start is not None:
-        spent = start.makespan(problem) - constant_seconds(problem, tokens=not has_floor)
+        spent = start.makespan(problem) - constant_seconds(problem, tokens=affine)
         fewest = -(-len(problem) // problem.slots)
         if cost.decode_base > 0:
             most = (spent - cost.prefill_base * fewest) / cost.decode_base
@@ -324,11 +343,14 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
         token_cap=problem.prefill_token_cap,
         kv_capacity=problem.kv_capacity,
         stage_cost=int(cost.prefill_base * scale + 1e-6),
-        token_cost=int(cost.prefill_per_token * scale + 1e-6) if has_floor else 0,
-        stage_floor=int(cost.prefill_floor * scale + 1e-6) if has_floor else 0,
+        affine=affine,
+        token_cost=0 if affine else int(cost.prefill_per_token * scale + 1e-6),
+        beyond_cost=0 if affine else int(cost.prefill_per_token_beyond * scale + 1e-6),
+        bend=math.ceil(cost.prefill_bend),
+        stage_floor=0 if affine else int(cost.prefill_floor * scale + 1e-6),
         round_cost=int(cost.decode_base * scale + 1e-6),
         unit=unit,
-        constant=constant_seconds(problem, tokens=not has_floor),
+        constant=constant_seconds(problem, tokens=affine),
         stages=stages,
         horizon=horizon,
         least_rounds=rounds_by_stages(problem, stages),
@@ -340,17 +362,30 @@ def _unit(problem: Problem) -> tuple[float, float]:
     """Return the coarsest of second, ms, us and ns that makes the costs whole, or ns."""
     cost = problem.cost
     values = [cost.prefill_base, cost.decode_base]
-    if floor_binds(problem):
-        values += [cost.prefill_per_token, cost.prefill_floor]
+    if not stages_are_affine(problem):
+        values += [cost.prefill_per_token, cost.prefill_per_token_beyond, cost.prefill_floor]
     for scale in (1.0, 1e3, 1e6):
         if all(abs(value * scale - round(value * scale)) < 1e-7 for value in values):
             return 1 / scale, scale
     return 1e-9, 1e9
 
 
-def schedule_of_starts(problem: Problem, starts: IntArray) -> Schedule:
-    """Return the schedule in which each request starts at a round, shape (requests,)."""
-    times, bin_of = np.unique(starts, return_inverse=True)
+def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | None = None) -> Schedule:
+    """
+    Return the schedule in which each request starts at a round.
+
+    Parameters
+    ----------
+    problem
+        What is scheduled.
+    starts
+        The round each request starts at, shape (requests,).
+    stages
+        Of those that start in the same round, which are prefilled together: those with the same number. By
+        default all of them.
+    """
+    keys = np.stack((starts, np.zeros_like(starts) if stages is None else stages))
+    (times, _), bin_of = np.unique(keys, axis=1, return_inverse=True)
     end = int((starts + problem.rounds).max())
     return Schedule.from_bins(problem, bin_of.ravel(), np.diff(np.append(times, end)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +26,13 @@ class _Columns:
 class _Incumbents(cp_model.CpSolverSolutionCallback):
     """Hands over every better solution, and the bound."""
 
-    def __init__(self, starts: list[cp_model.IntVar], desk: Desk) -> None:
+    def __init__(self, columns: _Columns, desk: Desk) -> None:
         super().__init__()
-        self._starts = starts
+        self._columns = columns
         self._desk = desk
 
     def on_solution_callback(self) -> None:
-        self._desk.report("incumbent", np.array([self.value(start) for start in self._starts]))
+        self._desk.report("incumbent", _places(self._columns, self.value))
         self._desk.report("bound", self.best_objective_bound)
 
 
@@ -48,15 +49,16 @@ def solve_intervals(
     limits
         Work is in milliseconds of deterministic time.
     start
-        Rounds at which the requests start in a schedule to begin from, shape (requests,), or None.
+        A schedule to begin from, or None: the round at which each request starts, and which of several
+        prefill stages, shape (2, requests).
     desk
         Where better solutions and bounds go.
 
     Returns
     -------
     dict
-        ``starts``: the round each request starts at, shape (requests,), if there is a solution; ``bound``: a
-        lower bound on the objective in the model's units; ``limit``: what stopped it, if nothing is proven.
+        ``starts``: the same of the solution, if there is one; ``bound``: a lower bound on the objective in
+        the model's units; ``limit``: what stopped it, if nothing is proven.
     """
     desk.ready()
     cp = cp_model.CpModel()
@@ -78,12 +80,12 @@ def solve_intervals(
     if (seconds := desk.remaining()) is not None:
         solver.parameters.max_time_in_seconds = seconds
     desk.on_stop(solver.stop_search)
-    status = solver.solve(cp, _Incumbents(columns.starts, desk))
+    status = solver.solve(cp, _Incumbents(columns, desk))
     answer: dict[str, object] = {}
     if status != cp_model.INFEASIBLE:
         answer["bound"] = solver.best_objective_bound
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        answer["starts"] = np.array([solver.value(column) for column in columns.starts])
+        answer["starts"] = _places(columns, solver.value)
     if desk.stopping:
         answer["limit"] = StoppedBy.INTERRUPT
     elif seconds is not None and solver.wall_time >= seconds - 0.05:
@@ -91,6 +93,12 @@ def solve_intervals(
     elif limits.work is not None:
         answer["limit"] = StoppedBy.WORK
     return answer
+
+
+def _places(columns: _Columns, value: Callable[[cp_model.IntVar], int]) -> IntArray:
+    """Return the round each request starts at and its stage in a solution, shape (2, requests)."""
+    stages = [next(k for k, column in enumerate(row) if value(column)) for row in columns.in_stage]
+    return np.array([[value(start) for start in columns.starts], stages])
 
 
 def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
@@ -105,7 +113,9 @@ def _stages(cp: cp_model.CpModel, model: IntervalModel) -> _Columns:
         cp.add(end >= int(model.least_rounds[k])).only_enforce_if(opened[k].negated())
     for k in range(count - 1):
         cp.add_implication(opened[k + 1], opened[k])
-        cp.add(times[k + 1] >= times[k] + 1).only_enforce_if(opened[k + 1])
+        # Under a token cap or with a bend, a stage right after another one can be of use.
+        apart = int(model.affine and model.token_cap is None)
+        cp.add(times[k + 1] >= times[k] + apart).only_enforce_if(opened[k + 1])
         # After as many rounds as the longest request has, everything has ended: waiting longer is no use.
         cp.add(times[k + 1] <= times[k] + longest)
         cp.add(times[k + 1] == times[k]).only_enforce_if(opened[k + 1].negated())
@@ -176,23 +186,28 @@ def _kv_capacity(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) 
 
 def _objective(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns) -> cp_model.LinearExprT:
     rounds = model.round_cost * columns.end
-    if not model.stage_floor:
+    if model.affine:
         return rounds + model.stage_cost * sum(columns.opened)
-    most = model.stage_floor + model.stage_cost + model.token_cost * int(model.prompts.sum())
+    dearest = model.token_cost + model.beyond_cost
+    most = model.stage_floor + model.stage_cost + dearest * int(model.prompts.sum())
     seconds = [cp.new_int_var(0, most, f"np{k}") for k in range(model.stages)]
     for k, stage in enumerate(seconds):
         tokens = sum(n * row[k] for n, row in zip(model.prompts.tolist(), columns.in_stage, strict=True))
         cp.add(stage >= model.stage_floor * columns.opened[k])
-        cp.add(stage >= model.stage_cost * columns.opened[k] + model.token_cost * tokens)
+        affine = model.stage_cost * columns.opened[k] + model.token_cost * tokens
+        cp.add(stage >= affine)
+        if model.beyond_cost:
+            cp.add(stage >= affine + model.beyond_cost * (tokens - model.bend))
     return rounds + sum(seconds)
 
 
 def _hint(cp: cp_model.CpModel, model: IntervalModel, columns: _Columns, start: IntArray) -> None:
-    ordered = start.copy()
+    (times, _), place = np.unique(start, axis=1, return_inverse=True)
+    place = place.ravel()
     for group in model.groups:
-        ordered[group] = np.sort(start[group])
-    times, place = np.unique(ordered, return_inverse=True)
-    for i, (at, stage) in enumerate(zip(ordered.tolist(), place.ravel().tolist(), strict=True)):
+        place[group] = np.sort(place[group])
+    ordered = times[place]
+    for i, (at, stage) in enumerate(zip(ordered.tolist(), place.tolist(), strict=True)):
         cp.add_hint(columns.starts[i], at)
         for k, column in enumerate(columns.in_stage[i]):
             cp.add_hint(column, k == stage)

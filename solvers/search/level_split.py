@@ -9,7 +9,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from ...models.bounds.least_counts import cost_terms
+from ...models.bounds.least_counts import cheapest_stages, cost_terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,9 +64,13 @@ class LevelSplit:
         return cls(problem, head.reshape(levels, problem.slots), rest, others)
 
     def least_makespan(self, times: IntArray) -> float:
-        """Return the least seconds of the whole problem's schedules, given the stage times of the rest."""
+        """
+        Return the least seconds of the whole problem's schedules, given the stage times of the rest.
+
+        Stages may be made as several at their time, where that takes less.
+        """
         levels = len(self.levels)
-        stages = levels + len(times) - 1
+        stages = cheapest_stages(self.problem, levels + len(times) - 1)
         rounds = levels * int(self.problem.rounds.max()) + int(times[-1])
         return sum(cost_terms(self.problem, stages, rounds).values())
 

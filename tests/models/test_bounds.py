@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchbound.cli import main
 from batchbound.data.bound import Bound
@@ -19,7 +21,7 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.difference_set import difference_set_bound, useful_differences
-from batchbound.models.bounds.least_counts import least_counts
+from batchbound.models.bounds.least_counts import cheapest_stages, cost_terms, least_counts
 from batchbound.models.bounds.makespan import best_bound, paper_bound, trivial_bound
 from batchbound.models.bounds.rounded_packing import cheapest_rounding
 from batchbound.models.certificates.checker import verify_bound
@@ -164,6 +166,47 @@ def test_one_stage_and_the_longest_request_are_the_whole_cost_of_a_batch_that_fi
     assert bound.terms["slot-rounds"] == pytest.approx(8 * 0.00021)
     schedule = Schedule.from_bins(problem, [0, 0], [5])
     assert bound.seconds == pytest.approx(schedule.makespan(problem))
+
+
+@given(
+    prompts=st.lists(st.integers(1, 40), min_size=0, max_size=6),
+    bend=st.one_of(st.integers(0, 30).map(float), st.floats(0.0, 30.0)),
+)
+def test_what_a_stage_exceeds_the_bend_by_splits_exactly(prompts: list[int], bend: float) -> None:
+    alone = sum(max(0.0, p - bend) for p in prompts)
+    together = max(0.0, sum(min(p, bend) for p in prompts) - bend)
+    assert max(0.0, sum(prompts) - bend) == pytest.approx(alone + together)
+
+
+def test_tokens_beyond_the_bend_are_paid_by_each_prompt_and_by_what_stages_leave() -> None:
+    # Bend at 10: prompts of 14 pay 4 each; what is left, 10 + 10 + 6, exceeds two stages by 6.
+    cost = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=0.125)
+    problem = problem_of([14, 14, 6], [2, 2, 2], slots=2, cost=cost)
+    terms = cost_terms(problem, 2, 4)
+    assert (terms["prompts beyond the bend"], terms["stages beyond the bend"]) == (1.0, 0.75)
+    assert cost_terms(problem, 3, 4)["stages beyond the bend"] == 0
+    assert cheapest_stages(problem, 2) == 2
+    assert best_bound(problem).seconds == 1.0 + 0.75 + 2 + 4
+
+
+def test_more_stages_than_needed_are_counted_where_they_take_less(optimal_makespan: Optimum) -> None:
+    cost = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
+    problem = problem_of([10, 10, 10], [2, 2, 2], slots=3, cost=cost)
+    assert cheapest_stages(problem, 1) == 3
+    for bound in (trivial_bound(problem), best_bound(problem)):
+        assert bound.seconds == optimal_makespan(problem) == 5.0
+        assert verify_bound(problem, bound) is None
+
+
+def test_a_checker_refuses_tokens_beyond_a_bend_that_stages_need_not_exceed() -> None:
+    cost = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
+    problem = problem_of([10, 10, 10], [2, 2, 2], slots=3, cost=cost)
+    one_stage = cost_terms(problem, 1, 2)
+    assert one_stage["stages beyond the bend"] == 20
+    claimed = replace(trivial_bound(problem), seconds=sum(one_stage.values()), terms=one_stage)
+    violation = verify_bound(problem, claimed)
+    assert violation is not None
+    assert violation.rule == "the certificate proves the bound"
 
 
 def test_stages_are_counted_by_the_token_cap() -> None:

@@ -113,6 +113,12 @@ def test_repaired_and_slot_free_and_brute_force_agree(seed: int, count: int) -> 
 
 LIMITED: dict[str, dict[str, Any]] = {
     "a token cap": {"prefill_token_cap": 130},
+    "a bend at which stages are worth splitting": {
+        "cost": CostModel(0.005, 0.0001, 0.029, 0.0002, prefill_bend=60.5, prefill_per_token_beyond=0.0003)
+    },
+    "a floor and a bend": {
+        "cost": CostModel(0.0, 0.0001, 0.029, 0.0, 0.02, prefill_bend=90.0, prefill_per_token_beyond=0.002)
+    },
     "a floor under prefill stages": {"cost": CostModel(0.0, 0.00013, 0.029, 0.00021, prefill_floor=0.02)},
     "a price per KV token": {"cost": CostModel(0.025, 0.00013, 0.029, 0.00021, decode_per_kv_token=1e-5)},
 }
@@ -282,16 +288,27 @@ def test_costs_that_are_not_whole_are_rounded_so_that_a_bound_stays_one() -> Non
     assert interval_model(problem_of([10], [2])).stage_cost == 25
 
 
-def test_a_bend_is_refused_as_two_stages_at_one_time_may_be_better_than_one() -> None:
+def test_a_cap_that_two_prompts_exceed_has_two_stages_at_one_time() -> None:
+    problem = problem_of([10, 10], [3, 3], cost=CostModel(0.1, 0.0, 1.0, 0.0), prefill_token_cap=10)
+    for formulation, backend in EXACT:
+        found = solve_full(problem, formulation, backend=backend, limits=LONG)
+        assert found.bound is not None
+        assert [found.makespan, found.bound.seconds] == pytest.approx([3.2, 3.2]), backend
+
+
+def test_a_bend_splits_stages_and_only_the_printed_model_has_no_equation_for_it() -> None:
     bent = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
     problem = problem_of([10, 10], [2, 2], slots=2, cost=bent)
     apart = Schedule([0, 1], [0, 1], [0, 2])  # type: ignore[arg-type]
     together = Schedule([0, 0], [0, 1], [2])  # type: ignore[arg-type]
     assert (apart.makespan(problem), together.makespan(problem)) == (4.0, 13.0)
-    for build in (repaired_model, literal_model, slot_free_model, interval_model):
-        with pytest.raises(UnsupportedProblemError, match="bends at 10 tokens"):
-            build(problem)
-        build(replace(problem, prefill_token_cap=10))
+    for formulation, backend in EXACT:
+        found = solve_full(problem, formulation, backend=backend, limits=LONG)
+        assert found.bound is not None
+        assert [found.makespan, found.bound.seconds] == pytest.approx([4.0, 4.0]), backend
+    with pytest.raises(UnsupportedProblemError, match="bends at 10 tokens"):
+        literal_model(problem)
+    literal_model(replace(problem, prefill_token_cap=10))
 
 
 def test_a_model_too_large_to_hold_is_refused_before_it_is_built() -> None:
