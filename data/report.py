@@ -77,6 +77,8 @@ class Report:
         Seconds of the run, on its clock.
     model_makespan
         Seconds the cost model gives the stages that the run ran: what the run's gap is taken of.
+    schedule_makespan
+        The same without the padding that attention read: what the schedule that came out would take.
     planned_makespan
         Seconds the plan predicted, or None without a plan.
     bound, bound_source
@@ -108,6 +110,14 @@ class Report:
         Share of the keys and values read in decode rounds that was padding.
     padding_seconds
         Model seconds of reading it, a part of ``model_makespan``.
+    pace
+        Measured seconds for each model second in the median stage: what the machine was slower by than the
+        cost model. None for a simulated run.
+    missed
+        What the model missed besides: measured seconds of all stages over model seconds at that pace, minus
+        one. None for a simulated run.
+    between
+        Measured seconds in which no stage ran; None for a simulated run.
     fit
         Error of the cost model's fit, or None if it is not a fitted one.
     engine
@@ -123,6 +133,7 @@ class Report:
     clock: str
     makespan: float
     model_makespan: float
+    schedule_makespan: float
     planned_makespan: float | None
     bound: float | None
     bound_source: str | None
@@ -143,6 +154,9 @@ class Report:
     lengths: LengthError
     padding: float
     padding_seconds: float
+    pace: float | None = None
+    missed: float | None = None
+    between: float | None = None
     fit: FitError | None = None
     engine: Mapping[str, object] = field(default_factory=dict)
     expected: Expectation | None = None
@@ -166,6 +180,13 @@ class Report:
         if self.run_bound is None:
             return None
         return _relative(self.model_makespan, self.run_bound)
+
+    @property
+    def schedule_gap(self) -> float | None:
+        """The part of the run's gap that its schedule lost: the rest is padding that attention read."""
+        if self.run_bound is None:
+            return None
+        return _relative(self.schedule_makespan, self.run_bound)
 
     @property
     def model_error(self) -> float:
@@ -205,11 +226,13 @@ class Report:
             "clock": self.clock,
             "makespan_s": self.makespan,
             "model_makespan_s": self.model_makespan,
+            "schedule_makespan_s": self.schedule_makespan,
             "plan_makespan_s": self.planned_makespan,
             "bound_s": self.bound,
             "bound_source": self.bound_source,
             "run_bound_s": self.run_bound,
             "gap": self.run_gap,
+            "schedule_gap": self.schedule_gap,
             "plan_gap": self.plan_gap,
             "model_error": self.model_error,
             "plan_error": self.plan_error,
@@ -229,6 +252,9 @@ class Report:
             "length_wrong": self.lengths.wrong,
             "padding": self.padding,
             "padding_s": self.padding_seconds,
+            "pace": self.pace,
+            "missed": self.missed,
+            "between_s": self.between,
             "fit": None if self.fit is None else self.fit.to_json(),
             "engine": dict(self.engine),
             "expected": None if self.expected is None else self.expected.to_json(),
@@ -268,6 +294,7 @@ class Report:
             clock=read.text("clock"),
             makespan=read.number("makespan_s"),
             model_makespan=read.number("model_makespan_s"),
+            schedule_makespan=read.number("schedule_makespan_s"),
             planned_makespan=read.optional_number("plan_makespan_s"),
             bound=read.optional_number("bound_s"),
             bound_source=None if value.get("bound_source") is None else read.text("bound_source"),
@@ -292,6 +319,9 @@ class Report:
             ),
             padding=read.number("padding"),
             padding_seconds=read.number("padding_s"),
+            pace=read.optional_number("pace"),
+            missed=read.optional_number("missed"),
+            between=read.optional_number("between_s"),
             fit=None if value.get("fit") is None else FitError.from_json(value["fit"], file=file),
             engine=read.mapping("engine"),
             expected=None

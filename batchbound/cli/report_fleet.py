@@ -108,7 +108,7 @@ def run_report_fleet(args: argparse.Namespace, plan: FleetPlan) -> int:
     report = report_of_fleet(plan, traces)
     print_fleet_report(report, as_json=args.json)
     for picture in args.gantt:
-        _draw(picture, traces, report)
+        _draw(picture, plan, traces, report)
         note(f"drew {picture}")
     if args.perfetto is not None:
         save_perfetto(args.perfetto, traces)
@@ -160,11 +160,11 @@ def _whole(trace: str) -> str:
     return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
 
 
-def _draw(picture: str, traces: tuple[Trace, ...], report: FleetReport) -> None:
+def _draw(picture: str, plan: FleetPlan, traces: tuple[Trace, ...], report: FleetReport) -> None:
     from ..executor.reports.gantt import Panel, save_gantt
 
     panels = [
-        Panel(f"Replica {k}", trace, each)
+        Panel.of(f"Replica {k}", plan.fleet.replicas[k].cost, trace, each)
         for k, (trace, each) in enumerate(zip(traces, report.replicas, strict=True))
         if each is not None
     ]

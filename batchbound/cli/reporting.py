@@ -86,6 +86,19 @@ def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
         note(f"the plan's cost model is of another machine or model: {'; '.join(different)}")
 
 
+def run_line(report: Report) -> str:
+    """Return a run in one line: what the clock says, and, on the clock of its bound, its gap."""
+    from ..executor.reports.tables import duration, percent
+
+    took = duration(report.makespan)
+    pace = "" if report.pace is None else f" (the machine took {report.pace:.2f} x the cost model's seconds)"
+    if report.run_gap is None or report.run_bound is None:
+        return f"in {took}{pace}; nothing is proven of it"
+    model, bound = duration(report.model_makespan), duration(report.run_bound)
+    gap = percent(report.run_gap, 2)
+    return f"in {took}{pace}; {model} by the model, {gap} above the proven bound of {bound}"
+
+
 def print_report(value: Report, *, as_json: bool) -> None:
     """Print a report on stdout: as one JSON object, or as tables."""
     if as_json:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ...data.costs.cost import CostModel, FloatArray, IntArray
 from ...data.files.disk import InputError, atomic_write
 from ...data.report import BETWEEN, BUBBLES, BUSY, DECODE, NO_ARRIVAL, PREFILL, STALL, TAIL, WAITING, Report
 from ...data.trace import Trace
-from .bubbles import IdleCauses, idle_causes
+from .bubbles import IdleCauses, idle_causes, slot_seconds
+from .report import in_model_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,14 +68,37 @@ class Panel:
     title
         What run it is: "Plan", "Run".
     trace
-        Of the run; a schedule is drawn from the trace of its simulation.
+        Of the run, in model seconds; a schedule is drawn from the trace of its simulation.
     report
         Of that trace.
+    measured
+        Seconds that the run took on its machine's clock, or None if it was simulated.
     """
 
     title: str
     trace: Trace
     report: Report
+    measured: float | None = None
+
+    @classmethod
+    def of(cls, title: str, cost: CostModel, trace: Trace, report: Report) -> Panel:
+        """
+        Return a run's panel on the clock that its bound is on: the cost model's.
+
+        Parameters
+        ----------
+        title
+            What run it is.
+        cost
+            Of its plan.
+        trace, report
+            Of the run, on whichever clock.
+        """
+        if report.clock == "model":
+            return cls(title, trace, report)
+        drawn = in_model_seconds(cost, trace)
+        on_clock = replace(report, makespan=drawn.makespan, slot_seconds=slot_seconds(drawn), clock="model")
+        return cls(title, drawn, on_clock, report.makespan)
 
 
 def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
@@ -113,7 +137,7 @@ def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
 
 def gantt(*panels: Panel) -> Figure:
     """
-    Return the picture of runs, below each other over the same seconds.
+    Return the picture of runs, below each other over the same seconds of one clock.
 
     Parameters
     ----------
@@ -137,7 +161,8 @@ def gantt(*panels: Panel) -> Figure:
         _draw(axis, panel, shades, lengths)
     end = max(max(panel.trace.makespan, panel.report.run_bound or 0.0) for panel in panels)
     axes[0].set_xlim(0, 1.003 * end or 1.0)
-    axes[-1].set_xlabel("seconds")
+    measured = any(panel.measured is not None for panel in panels)
+    axes[-1].set_xlabel("model seconds" if measured else "seconds")
     bar = figure.colorbar(
         ScalarMappable(lengths, shades),
         ax=axes.tolist(),
@@ -296,12 +321,11 @@ def _frame(axis: Axes, panel: Panel) -> None:
 def _headline(panel: Panel) -> str:
     report = panel.report
     text = f"{panel.title}: {_seconds(report.makespan)}"
+    if panel.measured is not None:
+        text = f"{panel.title}, measured {_seconds(panel.measured)}: {_seconds(report.makespan)} by the model"
     if report.run_bound is None or report.run_gap is None:
         return f"{text}, no proven bound"
-    bound = f"the proven bound of {_seconds(report.run_bound)}"
-    if report.clock == "measured":
-        return f"{text} measured, {100 * report.run_gap:.2f} % above {bound} in model seconds"
-    return f"{text}, {100 * report.run_gap:.2f} % above {bound}"
+    return f"{text}, {100 * report.run_gap:.2f} % above the proven bound of {_seconds(report.run_bound)}"
 
 
 def _summary(report: Report) -> str:
@@ -326,9 +350,8 @@ def _add_legend(figure: Figure, panels: Sequence[Panel]) -> None:
     for cause in _shown([panel.report for panel in panels]):
         hatch, ink = _HATCHES.get(cause, (None, _COLOURS[cause]))
         handles.append(Patch(facecolor=_COLOURS[cause], edgecolor=ink, hatch=hatch, label=_WORDS[cause]))
-    bounded = [panel.report.clock for panel in panels if panel.report.run_bound is not None]
-    if bounded:
-        label = "proven bound" + (", in model seconds" if "measured" in bounded else "")
+    if any(panel.report.run_bound is not None for panel in panels):
+        label = "proven bound"
         handles.append(Line2D([], [], color="black", linestyle=(0, (4, 3)), linewidth=1.6, label=label))
     columns = len(handles) if len(handles) <= 6 else (len(handles) + 1) // 2
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)

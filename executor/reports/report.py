@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...data.bound import Bound
@@ -9,7 +11,7 @@ from ...data.costs.calibration import FitError
 from ...data.costs.cost import CostModel, FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.report import LengthError, Percentiles, Report
-from ...data.trace import Trace
+from ...data.trace import Stage, Trace
 from .bubbles import slot_seconds
 
 
@@ -61,11 +63,14 @@ def report(
     as_planned = requests == len(problem) and not wrong
     bounds_of_run = [each for each in (_valid(run_bound), proven if as_planned else None) if each is not None]
     padding, padding_seconds = _padding(problem.cost, trace)
+    clock = "model" if trace.engine.get("name") == "simulator" else "measured"
+    pace, missed = (None, None) if clock == "model" else pace_of(problem.cost, trace)
     later = served & (trace.tokens > 1)
     return Report(
-        clock="model" if trace.engine.get("name") == "simulator" else "measured",
+        clock=clock,
         makespan=makespan,
         model_makespan=model_seconds(problem.cost, trace),
+        schedule_makespan=model_seconds(problem.cost, trace, padded=False),
         planned_makespan=planned_makespan,
         bound=None if proven is None else proven.seconds,
         bound_source=None if proven is None else proven.source,
@@ -90,31 +95,109 @@ def report(
         ),
         padding=padding,
         padding_seconds=padding_seconds,
+        pace=pace,
+        missed=missed,
+        between=None if clock == "model" else makespan - sum(stage.seconds for stage in trace.stages),
         fit=fit,
         engine=dict(trace.engine),
         seconds=seconds,
     )
 
 
-def model_seconds(cost: CostModel, trace: Trace) -> float:
+def model_seconds(cost: CostModel, trace: Trace, *, padded: bool = True) -> float:
     """
     Return the seconds a cost model gives what a run did.
 
-    Every stage costs what the model says of its tokens, active slots and the keys and values it read, padding
-    included; a stage that prefills a request waits until that has arrived.
+    Every stage costs what the model says of its tokens, active slots and the keys and values it read; a stage
+    that prefills a request waits until that has arrived.
+
+    Parameters
+    ----------
+    cost, trace
+        The model and the run.
+    padded
+        Whether padding that attention read counts as read.
     """
+    edges = _model_edges(cost, trace, padded=padded)
+    return float(edges[-1, 1]) if len(edges) else 0.0
+
+
+def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
+    """
+    Return a run as it would have been at a cost model's pace, padding included, with no time between stages.
+
+    On that clock, and on no other, a run may stand beside a proven bound.
+
+    Parameters
+    ----------
+    cost, trace
+        The model and the run.
+    """
+    if not trace.stages:
+        return trace
+    edges = _model_edges(cost, trace)
+    stages = tuple(
+        replace(stage, start=float(start), end=float(end))
+        for stage, (start, end) in zip(trace.stages, edges, strict=True)
+    )
+    measured = np.array([(stage.start, stage.end) for stage in trace.stages]).ravel()
+
+    def moved(times: FloatArray) -> FloatArray:
+        return np.where(np.isfinite(times), np.interp(times, measured, edges.ravel()), times)
+
+    return replace(
+        trace,
+        stages=stages,
+        prefilled=moved(trace.prefilled),
+        first_token=moved(trace.first_token),
+        finished=moved(trace.finished),
+    )
+
+
+def pace_of(cost: CostModel, trace: Trace) -> tuple[float | None, float | None]:
+    """
+    Return how much slower than a cost model a run's machine was, and what the model missed besides.
+
+    Returns
+    -------
+    pace
+        Measured over model seconds of the median stage, stages weighted by their model seconds.
+    missed
+        Measured seconds of all stages over model seconds at that pace, minus one. Both are None where the
+        model gives no stage any time, or none was measured.
+    """
+    model = np.array([_stage_seconds(cost, stage) for stage in trace.stages])
+    measured = np.array([stage.seconds for stage in trace.stages])
+    if not model.sum() or not measured.sum():
+        return None, None
+    counted = model > 0
+    ratio = measured[counted] / model[counted]
+    order = np.argsort(ratio)
+    share = np.cumsum(model[counted][order])
+    pace = float(ratio[order][np.searchsorted(share, share[-1] / 2)])
+    return (pace, float(measured.sum() / (pace * model.sum()) - 1)) if pace else (None, None)
+
+
+def _stage_seconds(cost: CostModel, stage: Stage, *, padded: bool = True) -> float:
+    if stage.kind == "prefill":
+        return cost.prefill_seconds(stage.tokens)
+    read = stage.padded_kv_tokens if padded else stage.kv_tokens
+    return stage.rounds * cost.decode_seconds(stage.active) + cost.decode_per_kv_token * read
+
+
+def _model_edges(cost: CostModel, trace: Trace, *, padded: bool = True) -> FloatArray:
+    """Return when each stage begins and ends in model seconds, shape (stages, 2)."""
     ready = np.zeros(len(trace.stages))
     served = trace.stage_of >= 0
     np.maximum.at(ready, trace.stage_of[served], trace.queued[served])
+    edges = np.zeros((len(trace.stages), 2))
     time = 0.0
     for index, stage in enumerate(trace.stages):
         time = max(time, float(ready[index]))
-        if stage.kind == "prefill":
-            time += cost.prefill_seconds(stage.tokens)
-        else:
-            time += stage.rounds * cost.decode_seconds(stage.active)
-            time += cost.decode_per_kv_token * stage.padded_kv_tokens
-    return time
+        end = time + _stage_seconds(cost, stage, padded=padded)
+        edges[index] = time, end
+        time = end
+    return edges
 
 
 def _valid(bound: Bound | None) -> Bound | None:

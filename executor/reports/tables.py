@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .fleet_report import FleetReport
 
 
+MODEL_CLOCK = "Model seconds"
+"""The heading of what plans, schedules and bounds take by the cost model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """
@@ -53,6 +57,7 @@ def report_rows(report: Report) -> list[Row]:
     """Return the lines of a report, group by group."""
     return [
         *_makespan_rows(report),
+        *_measured_rows(report),
         *_reached_rows(report.reached),
         *_slot_rows(report),
         *_throughput_rows(report),
@@ -98,32 +103,41 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 
 def _makespan_rows(report: Report) -> list[Row]:
-    group = "Makespan"
+    """Return the lines of the clock that plans and bounds are on."""
+    group = MODEL_CLOCK
     rows = []
-    measured = report.clock == "measured"
     if report.planned_makespan is not None:
-        note = "model seconds"
-        if report.plan_error is not None and measured:
-            note = f"model seconds; {_signed(report.plan_error)} against the run"
-        rows.append(Row(group, "planned", duration(report.planned_makespan), note))
+        rows.append(Row(group, "planned", duration(report.planned_makespan)))
     if report.expected is not None:
         rows.append(_expected_row(report.expected, group))
-    rows.append(Row(group, "run", duration(report.makespan), "measured" if measured else "simulated"))
-    if measured:
-        note = f"what the cost model gives its stages: {_signed(report.model_error)}"
-        rows.append(Row(group, "run, in model seconds", duration(report.model_makespan), note))
+    note = "simulated" if report.clock == "model" else "what the cost model gives the stages that ran"
+    rows.append(Row(group, "run", duration(report.model_makespan), note))
     rows += bound_rows(report, group)
     rows.append(_run_gap_row(report, group))
     if report.fit is not None:
-        note = f"of {report.fit.prefill_stages} prefill stages and {report.fit.decode_rounds} decode rounds"
-        rows.append(
-            Row(
-                group,
-                "error of the fit",
-                f"{percent(report.fit.prefill_mape)} / {percent(report.fit.decode_mape)}",
-                f"mean, {note}",
-            )
-        )
+        fit = report.fit
+        note = f"mean, of {fit.prefill_stages} prefill stages and {fit.decode_rounds} decode rounds"
+        errors = f"{percent(fit.prefill_mape)} / {percent(fit.decode_mape)}"
+        rows.append(Row(group, "error of the fit", errors, note))
+    return rows
+
+
+def _measured_rows(report: Report) -> list[Row]:
+    """Return the lines of the machine's own clock: none of them stands beside a bound."""
+    if report.clock == "model":
+        return []
+    group = "Measured seconds"
+    rows = [Row(group, "makespan", duration(report.makespan))]
+    if report.pace is not None and report.missed is not None:
+        note = "measured for each model second, in the median stage"
+        rows.append(Row(group, "machine's pace", f"{report.pace:.2f} x", note))
+        note = "measured over model seconds at that pace, all stages"
+        rows.append(Row(group, "missed by the model", _signed(report.missed), note))
+    if report.between is not None and report.makespan:
+        note = f"{percent(report.between / report.makespan)} of the time: the program's own"
+        rows.append(Row(group, "outside stages", duration(report.between), note))
+    if report.plan_error is not None:
+        rows.append(Row(group, "plan's prediction", _signed(report.plan_error), "against the makespan"))
     return rows
 
 
@@ -153,7 +167,9 @@ def bound_rows(report: Report | FleetReport, group: str) -> list[Row]:
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
     else:
-        rows = [Row(group, "bound", duration(report.bound), f"proven: {report.bound_source}")]
+        rows = [
+            Row(group, "bound", duration(report.bound), f"proven of every schedule: {report.bound_source}")
+        ]
     if report.run_bound is not None and report.run_bound != report.bound:
         note = "proven, for the requests served and the lengths that came out"
         rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
@@ -174,10 +190,13 @@ def _expected_row(expected: Expectation, group: str) -> Row:
 
 def _run_gap_row(report: Report, group: str) -> Row:
     name = "gap of the run"
-    if report.run_gap is not None:
-        note = "model seconds, padding included" if report.clock == "measured" else "run against bound"
-        if report.clock == "measured":
-            note += f"; the model is {_signed(report.model_error)} here"
+    if report.run_gap is not None and report.schedule_gap is not None:
+        note = "run against bound"
+        if report.padding_seconds:
+            padding = report.run_gap - report.schedule_gap
+            note += (
+                f": {percent(report.schedule_gap, 2)} by its schedule, {percent(padding, 2)} by padding read"
+            )
         return Row(group, name, percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")
@@ -261,8 +280,11 @@ def _three(value: Percentiles) -> str:
 
 
 def duration(value: float) -> str:
-    """Return seconds as a person reads them, in s or ms."""
-    return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
+    """Return seconds as a person reads them: in ms, in s, or from a minute on with h:mm:ss beside."""
+    if value < 60:
+        return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{_number(value)} s ({minutes // 60}:{minutes % 60:02d}:{seconds:02d})"
 
 
 def _number(value: float) -> str:

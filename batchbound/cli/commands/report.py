@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     print_report(report, as_json=args.json)
     panels = [Panel("Plan", planned, report_of(plan, planned))]
     if path is not None:
-        panels.append(Panel("Run", trace, report))
+        panels.append(Panel.of("Run", plan.problem.cost, trace, report))
     for picture in args.gantt:
         save_gantt(picture, *panels)
         note(f"drew {picture}")

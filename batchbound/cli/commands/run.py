@@ -18,14 +18,13 @@ from ...data.files.jsonl import file_digest
 from ...data.fleet_plan import is_fleet_plan
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
-from ...data.report import Report
 from ...heuristics.registry import POLICIES
 from .. import INTERRUPTED
 from ..inputs import named_files, positive, refuse_outputs
 from ..model import add_model, load, tier_of
 from ..output import note
 from ..progress import progress
-from ..reporting import print_report, report_of, warn_of_other_machine
+from ..reporting import print_report, report_of, run_line, warn_of_other_machine
 from ..run_configuration import add_workers, refuse_unused, say_reached, serving
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         print_report(report, as_json=True)
         return 0
     before = f" after {resumed:,} from before" if resumed else ""
-    print(f"{args.output}: {report.requests:,} answers{before} in {report.makespan:,.2f} s, {_gap(report)}")
+    print(f"{args.output}: {report.requests:,} answers{before}, {run_line(report)}")
     print(f"{args.trace}: where the time went; `batchbound report {args.plan} {args.trace}` shows it")
     return 0
 
@@ -229,12 +228,6 @@ def terminating() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _gap(report: Report) -> str:
-    if report.run_gap is None:
-        return "of which nothing is proven"
-    return f"{report.run_gap:.2%} above the proven bound, in the cost model's seconds"
 
 
 def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:
