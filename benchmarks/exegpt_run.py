@@ -2,14 +2,13 @@
 ExeGPT end to end on this machine: profile, search under a bound that binds, run, compare.
 
 RRA and WAA (two processes) are searched for on the medians of some passes of the profile, each under a bound
-half way (by ratio) from the least latency to that without a bound, with the margin that was measured
-(`search --latency-margin measured`). A machine's speed may change from one second to the next, so each run is
-compared with what as many passes of the profile predict that are made beside it: they go on in turns, some
-measurements and a stretch of each run, whose clock stands still meanwhile. Where a share of the measurements
-is made, the run has finished that share of its requests. One line a run: throughput in the
-steady state and 99th-percentile latency, predicted and measured; in the end the medians, with the prediction
-that the search made beforehand, as it was and at the machine's speed beside the run. Answers are compared
-with per-request `generate`, token by token.
+half way (by ratio) from the least latency to that without a bound. A machine's speed may change from one
+second to the next, so each run is compared with what as many passes of the profile predict that are made
+beside it: they go on in turns, some measurements and a stretch of each run, whose clock stands still
+meanwhile. Where a share of the measurements is made, the run has finished that share of its requests. One
+line a run: throughput in the steady state and 99th-percentile latency, predicted and measured; in the end the
+medians, with the prediction that the search made beforehand. Answers are compared with per-request
+`generate`, token by token.
 
     python benchmarks/exegpt_run.py                 # on a quiet machine
     python benchmarks/exegpt_run.py --clock cpu     # in CPU seconds of the process that decodes
@@ -49,7 +48,7 @@ from batchbound.executor.processes.encode_worker import EncodeWorker
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.processes.workload_aware import DecodeEngine
 from batchbound.executor.profiling.grid_run import grid
-from batchbound.executor.profiling.layer_profiling import profile_layers
+from batchbound.executor.profiling.layer_profiling import ProfiledModel, profile_layers
 from batchbound.executor.profiling.profile_grid import Grid
 from batchbound.executor.reports.steady_state import SteadyState, steady_state
 from batchbound.executor.runs.journal import Journal
@@ -95,14 +94,10 @@ def main() -> None:
     spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
     profiled = partial(_profile, model, tier, spec, clock, problem, args.passes)
     profile = profiled()
-    assert profile.reference is not None
-    slowness = profile.reference.slowness
     chosen = {
-        each: _choose(_timeline(profile, problem, each), each, slowness)
-        for each in (Strategy.RRA, Strategy.WAA_C)
+        each: _choose(_timeline(profile, problem, each), each) for each in (Strategy.RRA, Strategy.WAA_C)
     }
-    reached: dict[Strategy, list[tuple[Performance, SteadyState, float]]] = {each: [] for each in chosen}
-    before = profile.reference
+    reached: dict[Strategy, list[tuple[Performance, SteadyState]]] = {each: [] for each in chosen}
     for repeat in range(args.repeats):
         with ExitStack() as workers:
             runs = {
@@ -120,8 +115,7 @@ def main() -> None:
             planned, state = chosen[strategy], run.steady_state()
             config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
             predicted = _timeline(profile, problem, strategy)(config)
-            assert profile.reference is not None
-            reached[strategy].append((predicted, state, profile.reference.seconds / before.seconds))
+            reached[strategy].append((predicted, state))
             print(
                 f"{repeat} {planned.strategy:5s}: {predicted.throughput:7.2f}/s predicted,"
                 f" {state.throughput:7.2f}/s measured ({predicted.throughput / state.throughput - 1:+.1%});"
@@ -161,9 +155,8 @@ def _profile(
         tuple(grid(MOST_DECODE_BATCH, points=6)), tuple(grid(longest, least=8, points=5)), repeats=passes
     )
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
-        return profile_layers(
-            model, tier, sizes, journal, pinned=True, worker=spec, clock=clock, on_point=on_point
-        )
+        profiled = ProfiledModel(model, tier, pinned=True, clock=clock)
+        return profile_layers(profiled, sizes, journal, worker=spec, on_point=on_point)
 
 
 def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Timeline:
@@ -172,7 +165,7 @@ def _timeline(profile: LayerProfile, problem: Problem, strategy: Strategy) -> Ti
     return timelines_of([profile], lengths, devices)[strategy is not Strategy.RRA]
 
 
-def _choose(timeline: Timeline, strategy: Strategy, slowness: float) -> PlannedConfiguration:
+def _choose(timeline: Timeline, strategy: Strategy) -> PlannedConfiguration:
     """Return the best under a bound half way (by ratio) from the least latency to that without a bound."""
     batches = (1, MOST_ENCODE_BATCH)
     free = search(timeline, strategy, 1, math.inf, encode_batches=batches)
@@ -180,13 +173,13 @@ def _choose(timeline: Timeline, strategy: Strategy, slowness: float) -> PlannedC
     least = timeline(ExecConfig(strategy, 1, rounds)).latency
     assert free.performance is not None
     bound = math.sqrt(least * free.performance.latency)
-    found = search(timeline, strategy, 1, bound / slowness, encode_batches=batches)
+    found = search(timeline, strategy, 1, bound, encode_batches=batches)
     if found.config is None:
         raise SystemExit(f"{strategy.value}: no configuration under {bound:.3f} s")
     planned = planned_configuration(timeline, found.config, bound)
     print(
         f"{planned.strategy}: least latency {least:.3f} s, without a bound {free.performance.latency:.3f} s;"
-        f" under {bound:.3f} / {slowness:.2f} s B_E {planned.encode_batch}, N_D {planned.decode_rounds}, B_D"
+        f" under {bound:.3f} s B_E {planned.encode_batch}, N_D {planned.decode_rounds}, B_D"
         f" {planned.decode_batch:.1f}: {planned.throughput:.2f}/s, 99 % latency {planned.latency:.3f} s",
         flush=True,
     )
@@ -241,21 +234,18 @@ class _Run:
         return reached
 
 
-def _print(planned: PlannedConfiguration, reached: list[tuple[Performance, SteadyState, float]]) -> None:
+def _print(planned: PlannedConfiguration, reached: list[tuple[Performance, SteadyState]]) -> None:
     assert planned.latency_bound is not None
-    measured = np.array([state.throughput for _, state, _ in reached])
-    off = np.array([predicted.throughput for predicted, _, _ in reached]) / measured - 1
+    measured = np.array([state.throughput for _, state in reached])
+    off = np.array([predicted.throughput for predicted, _ in reached]) / measured - 1
     before = planned.throughput / measured - 1
-    # What the search predicted, at the speed that the machine had beside the run.
-    at_speed = planned.throughput / np.array([slowdown for _, _, slowdown in reached]) / measured - 1
     # NaN where encoding began on another clock.
-    latencies = np.array([state.latency for _, state, _ in reached])
+    latencies = np.array([state.latency for _, state in reached])
     met = int((latencies <= planned.latency_bound).sum())
     print(
         f"{planned.strategy}: predicted over measured {np.median(off):+.1%} ({off.min():+.1%} to"
         f" {off.max():+.1%}), by the search {np.median(before):+.1%} ({before.min():+.1%} to"
-        f" {before.max():+.1%}), at the run's speed {np.median(at_speed):+.1%} ({at_speed.min():+.1%} to"
-        f" {at_speed.max():+.1%}); bound {planned.latency_bound:.3f} s met by {met} of {len(reached)} runs"
+        f" {before.max():+.1%}); bound {planned.latency_bound:.3f} s met by {met} of {len(reached)} runs"
         f" (99 % latency {latencies.min():.3f} to {latencies.max():.3f} s)",
         flush=True,
     )

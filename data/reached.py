@@ -25,8 +25,6 @@ class Reached:
         That joined in the steady state.
     slowdown
         How many times slower the machine was than while it was profiled; None if unknown.
-    waited
-        Share of the time in which other processes held the core, which is a part of that.
     """
 
     planned_throughput: float
@@ -36,7 +34,6 @@ class Reached:
     latency_bound: float | None
     requests: int
     slowdown: float | None
-    waited: float = 0.0
 
     @property
     def error(self) -> float:
@@ -44,31 +41,13 @@ class Reached:
         return self.planned_throughput / self.throughput - 1
 
     @property
-    def error_at_speed(self) -> float | None:
-        """The same of what was planned at the machine's speed in the run; None if that is unknown."""
-        return None if self.slowdown is None else (1 + self.error) / self.slowdown - 1
-
-    @property
     def bound_met(self) -> bool | None:
         """Whether the measured latency is within the bound; None without one."""
         return None if self.latency_bound is None else self.latency <= self.latency_bound
 
-    @property
-    def met_as_profiled(self) -> bool | None:
-        """Whether it would be on a machine as fast as while it was profiled; None if either is unknown."""
-        if self.latency_bound is None or self.slowdown is None:
-            return None
-        return self.latency / self.slowdown <= self.latency_bound
-
     def to_json(self) -> dict[str, object]:
         """Return the fields as plain JSON values, with those derived from them."""
-        return {
-            **asdict(self),
-            "error": self.error,
-            "error_at_speed": self.error_at_speed,
-            "bound_met": self.bound_met,
-            "met_as_profiled": self.met_as_profiled,
-        }
+        return {**asdict(self), "error": self.error, "bound_met": self.bound_met}
 
     @classmethod
     def from_json(cls, value: object, *, file: str | None = None) -> Reached:
@@ -87,5 +66,4 @@ class Reached:
             latency_bound=read.optional_number("latency_bound"),
             requests=read.integer("requests"),
             slowdown=read.optional_number("slowdown"),
-            waited=read.number("waited"),
         )

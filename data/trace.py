@@ -82,9 +82,8 @@ class Trace:
     engine
         What ran it: the engine's name, and what it says about model, device and versions.
     readings
-        Of the machine's speed meanwhile: when, in seconds after the job's start, the seconds that a fixed
-        piece of work took, the share of them in which another worker encoded, and the seconds for which the
-        process had waited for a core until then; shape (readings, 4).
+        Of the machine's speed just before and after: the seconds that a fixed piece of work took
+        (:mod:`~batchbound.data.costs.reference_time`), shape (readings,).
     """
 
     ids: tuple[str, ...]
@@ -99,7 +98,7 @@ class Trace:
     tokens: IntArray
     evictions: int = 0
     engine: Mapping[str, object] = field(default_factory=dict)
-    readings: FloatArray = field(default_factory=lambda: np.zeros((0, 4)))
+    readings: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def empty(cls, slots: int) -> Trace:
@@ -189,8 +188,8 @@ class Trace:
             for name, most in (("stage_of", count), ("slot_of", slots)):
                 if ((columns[name] < -1) | (columns[name] >= most)).any():
                     raise ValueError(f"a request's {name} is out of range")
-            readings = np.array(header.get("readings", []), dtype=np.float64).reshape(-1, 4)
-            if not (np.isfinite(readings).all() and (readings[:, 1] > 0).all()):
+            readings = np.array(header.get("readings", []), dtype=np.float64)
+            if readings.ndim != 1 or not (np.isfinite(readings) & (readings > 0)).all():
                 raise ValueError("a reading of the machine's speed is not a number of seconds")
             return cls(
                 ids=tuple(str(row["id"]) for row in requests),

@@ -210,7 +210,7 @@ class LayerProfile:
     kv_tokens
         Tokens of keys and values that fit on the device beside the weights; 0 if unknown.
     reference
-        How fast the machine was meanwhile, and how far that changed; None if unknown.
+        How fast the machine was meanwhile; None if unknown.
     """
 
     shape: ModelShape

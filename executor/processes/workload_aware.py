@@ -42,8 +42,6 @@ class DecodeEngine(HuggingFaceEngine):
         self._arrived: dict[int, tuple[Encoded, int]] = {}
         self.encode_began: FloatArray = np.full(len(prompts), np.nan)
         """When each request's encoding began, seconds after the job's start, shape (requests,)."""
-        self.encoding: list[tuple[float, float]] = []
-        """When the encoding of each batch began and ended, seconds after the job's start."""
         self.encode_seconds: list[tuple[float, float]] = []
         """Of each batch encoded: seconds by the clock, and of the other worker's process on its CPU."""
         self.waits: list[float] = []
@@ -64,7 +62,6 @@ class DecodeEngine(HuggingFaceEngine):
             requests = list(batch.requests)
             self._arrived.update((request, (batch, place)) for place, request in enumerate(requests))
             self.encode_began[requests] = batch.begun - self._origin
-            self.encoding.append((batch.begun - self._origin, batch.ended - self._origin))
             self.encode_seconds.append((batch.ended - batch.begun, batch.cpu_seconds))
             batches.append(requests)
         return batches

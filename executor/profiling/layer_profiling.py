@@ -6,7 +6,7 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
@@ -27,8 +27,8 @@ from ..engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from ..models.prompts import Prompts
 from ..processes.workload_aware import DecodeEngine
 from ..runs.journal import Journal
-from ..runs.machine_speed import MachineSpeed, undisturbed, waited_for_core
-from .layer_composition import REFERENCE, WAITED, at, composed, shape_of
+from ..runs.machine_speed import MachineSpeed
+from .layer_composition import REFERENCE, Measurements, Point, at, composed, shape_of
 from .profile_grid import BESIDE, WARM_ROUNDS, Grid, decoding, job_points, spread
 from .worker_pair import FEWEST_ROUNDS, MOST_ROUNDS, WorkerPair
 
@@ -49,19 +49,60 @@ _AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
 """Decode calls after an encoding, and after a long one: rounds of each, and requests done in its last one."""
 
 EngineFor = Callable[[Problem], HuggingFaceEngine]
+_Task = Callable[[], dict[str, float]]
 _Engine = TypeVar("_Engine", bound=HuggingFaceEngine)
 
 
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """
+    A model as it is run while it is profiled.
+
+    Parameters
+    ----------
+    model
+        Loaded.
+    tier
+        Its layout of keys and values.
+    pinned
+        Measure as for runs at pinned lengths, which read tokens back only when a request is done.
+    clock
+        Seconds from any origin.
+    """
+
+    model: Any
+    tier: Tier
+    pinned: bool = False
+    clock: Callable[[], float] = time.perf_counter
+
+    def engine(self, problem: Problem) -> HuggingFaceEngine:
+        """Return an engine for made-up prompts."""
+        return self._of(HuggingFaceEngine, problem)
+
+    def decode_engine(self, encoding: EncodeWorker, problem: Problem) -> DecodeEngine:
+        """Return an engine for made-up prompts that takes up what a worker encodes."""
+        return self._of(partial(DecodeEngine, encoding), problem)
+
+    def _of(self, kind: Callable[..., _Engine], problem: Problem) -> _Engine:
+        prompts = Prompts.random(problem.workload, vocabulary_of(self.model), seed=0)
+        return kind(
+            problem,
+            self.model,
+            prompts.tokens,
+            most_tokens=problem.workload.output_tokens,
+            eos_ids=NO_EOS if self.pinned else _NEVER,
+            tier=self.tier,
+            clock=self.clock,
+        )
+
+
 def profile_layers(
-    model: Any,
-    tier: Tier,
+    profiled: ProfiledModel,
     grid: Grid,
     measured: Journal,
     *,
-    pinned: bool = False,
     worker: EngineSpec | None = None,
     keep: Callable[[Sequence[int]], None] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
     """
@@ -82,22 +123,16 @@ def profile_layers(
 
     Parameters
     ----------
-    model
-        Loaded.
-    tier
-        Its layout of keys and values.
+    profiled
+        The model, and how it is run.
     grid
         What to measure; points beyond the model's positions are left out.
     measured
         Keeps each measurement: those it has already are not made again.
-    pinned
-        Measure as for runs at pinned lengths, which read tokens back only when a request is done.
     worker
         What a process that encodes loads, for WAA: the same model, where it would run. None for RRA alone.
     keep
         What a run does with the tokens of each finished answer; None if it costs nothing.
-    clock
-        Seconds from any origin.
     on_point
         Called after each measurement with the number done and the number in all.
 
@@ -108,8 +143,42 @@ def profile_layers(
     ValueError
         If the model's layers cannot be told from its modules.
     """
+    points, joining = _within_positions(profiled.model, grid, paired=worker is not None)
+    # Warm-up: the first calls allocate, and choose kernels.
+    _point(profiled.engine, *points[-1], 2)
+    with ExitStack() as open_:
+        pair = None
+        if worker is not None and joining:
+            several, longest = joining[-1]
+            most = max(spread(longest, several))
+            pair = WorkerPair(worker, profiled.decode_engine, several, most, profiled.clock)
+            open_.enter_context(pair)
+        passes = [_tasks(profiled, grid, points, keep, number) for number in range(grid.repeats)]
+        if pair is not None:
+            for number, tasks in enumerate(passes):
+                tasks |= _paired_tasks(pair, profiled.engine, grid.rounds, points, joining, number)
+        _measure(passes, MachineSpeed(profiled.model, profiled.clock), measured, on_point)
+    found = {name: measured.finished[name] for tasks in passes for name in tasks}
+    profile = composed(shape_of(profiled.model), Measurements(points, joining, grid, found))
+    one = Problem(Workload.from_lengths([1], [1]), _NO_COST, 1, prefill_emits_first_token=True)
+    engine = {name: str(value) for name, value in profiled.engine(one).describe().items()}
+    memory, kv_tokens = memory_of(profiled.model, profiled.tier)
+    return replace(
+        profile,
+        device=engine["device"],
+        device_bytes=memory,
+        versions={
+            **engine,
+            "lengths": "pinned" if profiled.pinned else "free",
+            "date": datetime.date.today().isoformat(),
+        },
+        kv_tokens=kv_tokens,
+    )
+
+
+def _within_positions(model: Any, grid: Grid, *, paired: bool) -> tuple[list[Point], list[Point]]:
+    """Return the points of a grid within a model's positions, and those to join at with two workers."""
     from ..models.source import position_limit
-    from .layer_shares import LayerShares
 
     limit = position_limit(model.config) or 2**31
     points = [point for point in grid.points if grid.within(point, limit)]
@@ -118,87 +187,68 @@ def profile_layers(
     joining = [
         (prompts, length)
         for prompts, length in grid.joining
-        if worker is not None and grid.within((prompts, length), limit)
+        if paired and grid.within((prompts, length), limit)
         if max(decoding(length, points[-1][0], MOST_ROUNDS)) + MOST_ROUNDS < limit
     ]
-    described: dict[str, object] = {}
+    return points, joining
 
-    def engine_of(kind: Callable[..., _Engine], problem: Problem) -> _Engine:
-        prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
-        engine = kind(
-            problem,
-            model,
-            prompts.tokens,
-            most_tokens=problem.workload.output_tokens,
-            eos_ids=NO_EOS if pinned else _NEVER,
-            tier=tier,
-            clock=clock,
-        )
-        described.update(engine.describe())
-        return engine
 
-    def decode_engine(encoding: EncodeWorker, problem: Problem) -> DecodeEngine:
-        return engine_of(partial(DecodeEngine, encoding), problem)
+def _tasks(
+    profiled: ProfiledModel,
+    grid: Grid,
+    points: Sequence[Point],
+    keep: Callable[[Sequence[int]], None] | None,
+    number: int,
+) -> dict[str, _Task]:
+    """Return what one pass measures on one engine, by name."""
+    from .layer_shares import LayerShares
 
-    engine_for: EngineFor = partial(engine_of, HuggingFaceEngine)
-    shares, speed = LayerShares(model, clock), MachineSpeed(model, clock)
-    # Warm-up, which also describes the engine: the first calls allocate, and choose kernels.
-    _point(engine_for, *points[-1], 2)
-    with ExitStack() as open_:
-        pair = None
-        if worker is not None and joining:
-            several, longest = joining[-1]
-            pair = open_.enter_context(
-                WorkerPair(worker, decode_engine, several, max(spread(longest, several)), clock)
-            )
+    shares = LayerShares(profiled.model, profiled.clock)
+    tasks: dict[str, _Task] = {}
+    for point in points:
+        tasks[at(*point, "calls", number)] = partial(_point, profiled.engine, *point, grid.rounds)
+        tasks[at(*point, "layers", number)] = partial(_shares, profiled.engine, *point, grid.rounds, shares)
+    for point in job_points(points):
+        tasks[at(*point, "job", number)] = partial(_job, profiled, point, grid, number, keep)
+    return tasks
 
-        def waited() -> float:
-            return waited_for_core() + (0.0 if pair is None else pair.waited)
 
-        tasks: dict[str, Callable[[], dict[str, float]]] = {}
-        for number in range(grid.repeats):
-            for point in points:
-                tasks[at(*point, "calls", number)] = partial(_point, engine_for, *point, grid.rounds)
-                tasks[at(*point, "layers", number)] = partial(
-                    _shares, engine_for, *point, grid.rounds, shares
-                )
-            for point in job_points(points):
-                tasks[at(*point, "job", number)] = partial(_job, engine_for, point, grid, number, keep, clock)
-            if pair is None:
-                continue
-            for point in points:
-                tasks[at(*point, "beside encoding", number)] = partial(
-                    _crowd, engine_for, pair, point, grid.rounds, speed
-                )
-            for prompts, length in joining:
-                job = partial(pair.join, prompts, length, points[-1][0])
-                tasks[at(prompts, length, "joining", number)] = job
-        # Pass by pass, each in an order of its own: a machine's speed changes within seconds, and what is
-        # measured in a row sees it at one speed.
-        names = np.array(list(tasks)).reshape(grid.repeats, -1)
-        for name in np.random.default_rng(0).permuted(names, axis=1).ravel().tolist():
-            # One without was not measured as these are.
-            if REFERENCE not in measured.finished.get(name, {}):
-                before = speed()
-                taken, held = undisturbed(tasks[name], waited, clock)
-                measured.append(name, {**taken, REFERENCE: (before + speed()) / 2, WAITED: held})
+def _paired_tasks(
+    pair: WorkerPair,
+    engine_for: EngineFor,
+    rounds: int,
+    points: Sequence[Point],
+    joining: Sequence[Point],
+    number: int,
+) -> dict[str, _Task]:
+    """Return what one pass measures on two workers, by name."""
+    tasks: dict[str, _Task] = {}
+    for point in points:
+        crowd = partial(_crowd, engine_for, pair, point, rounds)
+        tasks[at(*point, "beside encoding", number)] = crowd
+    for prompts, length in joining:
+        tasks[at(prompts, length, "joining", number)] = partial(pair.join, prompts, length, points[-1][0])
+    return tasks
+
+
+def _measure(
+    passes: Sequence[dict[str, _Task]],
+    speed: MachineSpeed,
+    measured: Journal,
+    on_point: Callable[[int, int], None] | None,
+) -> None:
+    """Carry out the tasks that the journal has not yet."""
+    total = sum(len(tasks) for tasks in passes)
+    # Pass by pass, each in an order of its own: a machine's speed changes within seconds, and what is
+    # measured in a row sees it at one speed.
+    rng = np.random.default_rng(0)
+    for tasks in passes:
+        for name in rng.permuted(list(tasks)).tolist():
+            if name not in measured.finished:
+                reading = speed()
+                measured.append(name, {**tasks[name](), REFERENCE: reading})
             if on_point is not None:
-                on_point(min(len(tasks), len(measured.finished)), len(tasks))
-    found = {name: measured.finished[name] for name in tasks}
-    profile = composed(shape_of(model), points, joining, grid, found)
-    engine = {name: str(value) for name, value in described.items()}
-    memory, kv_tokens = memory_of(model, tier)
-    return replace(
-        profile,
-        device=engine["device"],
-        device_bytes=memory,
-        versions={
-            **engine,
-            "lengths": "pinned" if pinned else "free",
-            "date": datetime.date.today().isoformat(),
-        },
-        kv_tokens=kv_tokens,
-    )
+                on_point(min(total, len(measured.finished)), total)
 
 
 def _used_engine(
@@ -288,22 +338,19 @@ def _shares(
     return found
 
 
-def _crowd(
-    engine_for: EngineFor, pair: WorkerPair, point: tuple[int, int], rounds: int, speed: MachineSpeed
-) -> dict[str, float]:
+def _crowd(engine_for: EngineFor, pair: WorkerPair, point: Point, rounds: int) -> dict[str, float]:
     (batch, length), rounds = point, max(rounds, FEWEST_ROUNDS)
     engine = _used_engine(engine_for, batch, length, rounds + 2 * WARMING_ROUNDS)
     engine.prefill(range(2 * batch, 3 * batch), range(batch))
-    return pair.crowd(engine, length, rounds, speed)
+    return pair.crowd(engine, length, rounds)
 
 
 def _job(
-    engine_for: EngineFor,
-    point: tuple[int, int],
+    profiled: ProfiledModel,
+    point: Point,
     grid: Grid,
     seed: int,
     keep: Callable[[Sequence[int]], None] | None,
-    clock: Callable[[], float],
 ) -> dict[str, float]:
     """
     Return what passes between two stages of a job, in the loop and its policy, and what keeping takes.
@@ -320,7 +367,7 @@ def _job(
     )
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
     policy = RoundRobinAllocation(grid.rounds // 2, DynamicBatch(max(1.0, batch / 2), length, None))
-    engine, kept = engine_for(problem), list[float]()
+    engine, kept, clock = profiled.engine(problem), list[float](), profiled.clock
 
     def finished(request: int) -> None:
         begun = clock()

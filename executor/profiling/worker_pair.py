@@ -21,7 +21,6 @@ from ..engines.huggingface import HuggingFaceEngine
 from ..processes.encode_worker import EncodeWorker
 from ..processes.engine_spec import EngineSpec
 from ..processes.workload_aware import DecodeEngine
-from ..runs.machine_speed import waited_for_core
 from .profile_grid import decoding, spread
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
@@ -72,11 +71,6 @@ class WorkerPair:
     def __exit__(self, *_: object) -> None:
         if self._worker is not None:
             self._worker.close()
-
-    @property
-    def waited(self) -> float:
-        """Seconds for which the worker was ready to run and others held its core."""
-        return 0.0 if self._worker is None else waited_for_core(self._worker.process_id)
 
     def join(self, prompts: int, length: int, running: int) -> dict[str, float]:
         """
@@ -134,14 +128,11 @@ class WorkerPair:
             "context": fmean(stage.kv_tokens for stage in steady) / active,
         }
 
-    def crowd(
-        self, engine: HuggingFaceEngine, length: int, rounds: int, speed: Callable[[], float]
-    ) -> dict[str, float]:
+    def crowd(self, engine: HuggingFaceEngine, length: int, rounds: int) -> dict[str, float]:
         """
-        Return what an engine's decode round takes while the other worker rests, and while it encodes.
+        Return the seconds of a decode round while the other worker rests, and while it encodes.
 
-        The seconds of the round are ``alone`` and ``beside``, those of the reference that ``speed`` returns
-        ``reference_alone`` and ``reference_beside``.
+        They are ``alone`` and ``beside``.
 
         Parameters
         ----------
@@ -151,8 +142,6 @@ class WorkerPair:
             Mean tokens of the prompts to encode.
         rounds
             To run at most, :data:`FEWEST_ROUNDS` at least.
-        speed
-            How fast the machine is (:class:`~.machine_speed.MachineSpeed`).
         """
         worker = self._started()
         prompts = [[0] * tokens for tokens in spread(length, self._most_prompts)]
@@ -181,9 +170,6 @@ class WorkerPair:
         begun = time.perf_counter()
         found["alone"] += [decode() for _ in range(many - many // 2)]
         each = (time.perf_counter() - begun) / len(found["alone"])
-        begun = time.perf_counter()
-        reference = speed()
-        needed = 2 + math.ceil(2 * (time.perf_counter() - begun) / once)
         ahead = 2 + math.ceil(2 * each / once)
         encode(ahead)
         decode()
@@ -194,21 +180,12 @@ class WorkerPair:
             # It may have run out of prompts meanwhile.
             if worker.under_way:
                 found["beside"].append(seconds)
-        encode(max(0, needed - worker.under_way))
-        reference_beside = speed()
-        take(wait=False)
-        reference_beside = reference_beside if worker.under_way else reference
         while worker.under_way:
             take(wait=True)
         engine.decode(WARMING_ROUNDS, float("inf"))
         found["alone"] += [decode() for _ in range(many // 2)]
         alone = median(found["alone"])
-        return {
-            "alone": alone,
-            "beside": median(found["beside"] or [alone]),
-            "reference_alone": reference,
-            "reference_beside": reference_beside,
-        }
+        return {"alone": alone, "beside": median(found["beside"] or [alone])}
 
     def _of_clock(self, seconds: float, cpu_seconds: float) -> float:
         return cpu_seconds if self._clock is time.process_time else seconds

@@ -7,12 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...data.configuration import PlannedConfiguration
-from ...data.costs.cost import FloatArray
 from ...data.reached import Reached
 from ...data.trace import Trace
-
-_FEWEST_READINGS = 5
-"""Of a machine's speed in the steady state: with fewer, those of the whole run count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +78,7 @@ def reached(configuration: PlannedConfiguration, trace: Trace) -> Reached | None
     state = steady_state(trace)
     if state is None:
         return None
-    readings, reference = _readings(trace, state), configuration.reference
-    waited = _waited(readings)
+    reference = configuration.reference
     return Reached(
         planned_throughput=configuration.throughput,
         throughput=state.throughput,
@@ -91,25 +86,5 @@ def reached(configuration: PlannedConfiguration, trace: Trace) -> Reached | None
         latency=state.latency,
         latency_bound=configuration.latency_bound,
         requests=state.requests,
-        slowdown=None
-        if reference is None or not len(readings)
-        else reference.slowdown(readings[:, 1:3], waited),
-        waited=waited,
+        slowdown=None if reference is None else reference.slowdown(trace.readings),
     )
-
-
-def _readings(trace: Trace, state: SteadyState) -> FloatArray:
-    """Return the readings of the machine's speed in the steady state, as the trace has them."""
-    at = trace.readings[:, 0]
-    within = (at >= state.start) & (at < state.end)
-    if within.sum() < _FEWEST_READINGS:
-        within[:] = True
-    return np.asarray(trace.readings[within])
-
-
-def _waited(readings: FloatArray) -> float:
-    """Return the share of the time in which the process waited for a core; 0 if nobody knows."""
-    if len(readings) < 2:
-        return 0.0
-    waited = float((readings[-1, 3] - readings[0, 3]) / (readings[-1, 0] - readings[0, 0]))
-    return min(0.99, waited)

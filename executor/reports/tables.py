@@ -147,13 +147,8 @@ def _reached_rows(reached: Reached | None) -> list[Row]:
     group, slowdown = "Steady state", reached.slowdown
     planned = f"planned {_number(reached.planned_throughput)}: {_signed(reached.error)}"
     rows = [Row(group, "requests/s", _number(reached.throughput), planned)]
-    if slowdown is not None and reached.error_at_speed is not None:
-        held = f"; others held its core for {percent(reached.waited, 0)}" if reached.waited > 0.01 else ""
-        note = f"planned {_number(reached.planned_throughput / slowdown)}: {_signed(reached.error_at_speed)}"
-        rows += [
-            Row(group, "machine slower by", f"{slowdown:.2f} x", f"than while it was profiled{held}"),
-            Row(group, "at that speed", _number(reached.throughput), note),
-        ]
+    if slowdown is not None:
+        rows.append(Row(group, "machine slower by", f"{slowdown:.2f} x", "than while it was profiled"))
     note = f"planned {duration(reached.planned_latency)}"
     if reached.latency_bound is not None:
         met = "met" if reached.bound_met else "missed"

@@ -25,7 +25,7 @@ from ..processes.tensor_peers import TensorPeers
 from ..processes.workload_aware import DecodeEngine
 from .job import Job, Outcome
 from .journal import Journal
-from .machine_speed import MachineSpeed, SpeedLog, waited_for_core
+from .machine_speed import MachineSpeed
 
 if TYPE_CHECKING:
     from ..processes.engine_spec import EngineSpec
@@ -102,20 +102,11 @@ def run_configuration(
             index = int(left[request])
             journal.append(names[index], job.answer(index, engine.answers[request]))
 
-        log = SpeedLog(MachineSpeed(job.model, time.perf_counter), lambda: engine.time, waited_for_core)
-
-        def passed(stage: Stage, done: int) -> None:
-            # Processes that share layers would all have to take part.
-            if alone:
-                log.in_passing()
-            if on_stage is not None:
-                on_stage(stage, done)
-
         with device_failures():
-            trace = execute(problem, adapting or policy, engine, on_finish=keep, on_stage=passed)
-        return replace(
-            trace, readings=log.readings(engine.encoding if isinstance(engine, DecodeEngine) else ())
-        )
+            trace = execute(problem, adapting or policy, engine, on_finish=keep, on_stage=on_stage)
+            # Processes that share layers would all have to take part in a reading.
+            readings = [*before, *speed.readings()] if alone else []
+        return replace(trace, readings=np.array(readings))
 
     resumed = len(names) - len(left)
     alone = tensor_parallel == 1
@@ -123,6 +114,9 @@ def run_configuration(
         raise ValueError(f"{configuration.strategy} needs a worker for what other processes load")
     if not alone and (configuration.handed_over or replanning is not None):
         raise ValueError("layers are shared under RRA alone, without re-planning")
+    speed = MachineSpeed(job.model, time.perf_counter)
+    with device_failures():
+        before = speed.readings() if alone else []
     if not configuration.handed_over:
         with ExitStack() as peers:
             model = job.model

@@ -163,10 +163,9 @@ def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
     assert trace is not None
     joined = np.array([stage.start for stage in trace.stages])[trace.stage_of]
     assert (trace.prefilled < joined).all()
-    at, seconds, beside, _ = trace.readings.T
-    assert len(at) > 0
-    assert (seconds > 0).all()
-    assert ((beside >= 0) & (beside <= 1)).all()
+    # Before the run and after it.
+    assert trace.readings.shape == (6,)
+    assert (trace.readings > 0).all()
 
 
 def test_what_was_encoded_is_kept_where_the_device_has_no_room_for_it(

@@ -122,7 +122,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     import torch
 
     from ...executor.models.source import position_limit
-    from ...executor.profiling.layer_profiling import profile_layers
+    from ...executor.profiling.layer_profiling import ProfiledModel, profile_layers
     from ...executor.profiling.profile_grid import Grid
     from ...executor.runs.journal import Journal
 
@@ -156,11 +156,9 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
         total = measured.measurements(paired=worker is not None)
         with progress(total, "measurements") as advance:
             profile = profile_layers(
-                model,
-                tier,
+                ProfiledModel(model, tier, pinned=args.pinned),
                 measured,
                 journal,
-                pinned=args.pinned,
                 worker=worker,
                 keep=keep,
                 on_point=lambda done, _: advance(done),
@@ -170,10 +168,6 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     print(
         f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of keys and values would fit"
     )
-    reference = profile.reference
-    if reference is not None:
-        fast, slow = reference.fast / reference.seconds, reference.slow / reference.seconds
-        print(f"  meanwhile the machine took {fast:.2f} to {slow:.2f} of its mean time for the same work")
     for warning in profile.warnings:
         note(warning)
     print(_layer_table(profile, measured))

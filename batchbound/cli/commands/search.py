@@ -41,8 +41,6 @@ from ..inputs import (
 from ..output import note
 from .validate import read_profile
 
-_MEASURED = "measured"
-
 _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
     False: (Strategy.RRA,),
     True: (Strategy.WAA_C, Strategy.WAA_M),
@@ -78,10 +76,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--devices", type=positive, default=1, help="default %(default)s")
     group.add_argument(
         "--latency-margin",
-        type=_margin,
+        type=float,
+        default=0.0,
         metavar="SHARE",
-        help="share of the bound kept back, or `measured`: so much that it holds where the machine is as slow"
-        " as in one of twenty moments of the profile (default: measured where the profile says it, else 0)",
+        help="share of the bound kept back, for a machine that is slower at times (default %(default)s)",
     )
     group.add_argument(
         "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
@@ -130,13 +128,15 @@ def run(args: argparse.Namespace) -> int:
     if args.devices > len(timelines) == 1:
         note("WAA is left out: the profile does not say what two workers cost each other")
     bound = math.inf if args.latency_bound is None else args.latency_bound
-    kept = _kept(args, profiles)
+    if not 0 <= args.latency_margin < 1:
+        hint = "Give a share of the bound, as 0.1."
+        raise InputError(f"{args.latency_margin} is not in [0, 1)", where="--latency-margin", hint=hint)
     found = [
         each
         for handed_over, timeline in timelines.items()
         for each in search_all(
             timeline,
-            bound * kept,
+            bound * (1 - args.latency_margin),
             strategies=_STRATEGIES[handed_over],
             encode_batches=_encode_batches(args),
         )
@@ -176,34 +176,6 @@ def _say_extrapolated(timelines: Mapping[bool, Timeline], found: Sequence[Found]
                 f" with {profile.most_decoding:,.0f} at most: its figures are extrapolated (profile with more"
                 " --slots)"
             )
-
-
-def _margin(text: str) -> float | str:
-    """Return a share of the bound, or that it is what was measured."""
-    return text if text == _MEASURED else float(text)
-
-
-def _kept(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> float:
-    """Return the share of the bound that is planned with, and say so where the profile decides it."""
-    margin = args.latency_margin
-    if isinstance(margin, float):
-        if not 0 <= margin < 1:
-            hint = "Give a share of the bound, as 0.1."
-            raise InputError(f"{margin} is not in [0, 1)", where="--latency-margin", hint=hint)
-        return 1 - margin
-    references = [profile.reference for profile in profiles if profile.reference is not None]
-    if not references:
-        if margin == _MEASURED:
-            hint = "Give a share of the bound, or a --profile of `batchbound profile --layers`."
-            raise InputError("nothing was measured", where="--latency-margin", hint=hint)
-        return 1.0
-    slowness = max(reference.slowness for reference in references)
-    if args.latency_bound is not None:
-        note(
-            f"the machine was up to {slowness:.2f} times slower than on average while it was profiled:"
-            f" {1 - 1 / slowness:.0%} of the latency bound is kept back (--latency-margin)"
-        )
-    return 1 / slowness
 
 
 def planned_configuration(
