@@ -144,6 +144,13 @@ class Problem:
         return self.cost.prefill_per_token_beyond > 0 and reached > self.cost.prefill_bend
 
     @property
+    def memory_can_run_out(self) -> bool:
+        """Whether as many requests as there are slots could hold more than the KV capacity."""
+        if self.kv_capacity is None:
+            return False
+        return int(np.sort(self.kv_peak)[-self.slots :].sum()) > self.kv_capacity
+
+    @property
     def kv_token_rounds(self) -> int:
         r"""
         Tokens of keys and values read over the whole job, the same for every schedule.

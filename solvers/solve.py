@@ -12,14 +12,14 @@ from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.least_counts import cost_terms
-from ..models.bounds.makespan import best_bound
+from ..models.bounds.makespan import best_bound, trivial_bound
 from .backends.backend import BACKENDS
 from .bounds.proven_bound import bound_within
 from .formulated import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
 from .search.enumeration import ExactOutcome, best_by_enumeration, can_enumerate
-from .search.schedule_search import search_schedule
+from .search.schedule_search import ScheduleSearch
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
 DEFAULT_SOLVER = "search"
@@ -28,7 +28,7 @@ DEFAULT_SECONDS = 1.2
 FEW = 24
 """Requests up to which a search that is limited by time alone ends with an enumeration."""
 FEW_BOUND_SECONDS = 0.5
-"""CPU seconds that the bound of few requests may take in any case: its proof ends by itself before."""
+"""Seconds that the bound of few requests may take in any case: its proof ends by itself before."""
 PROOF_SHARE = 0.4
 """The share of its time that the enumeration gets."""
 REPEATABLE_STEPS = 2_500_000
@@ -74,26 +74,34 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    least = FEW_BOUND_SECONDS if few else 0.0
-    ours, left = bound_within(problem, seconds, least)
-    bounded = time.perf_counter() - begun
-    found = search_schedule(
-        problem,
-        seconds=left if left is None or not few else left * (1 - PROOF_SHARE),
-        iterations=limits.work,
-        seed=limits.seed,
-        start=start,
-        enough=ours.seconds,
-    )
+    searched = seconds if seconds is None or not few else seconds * (1 - PROOF_SHARE)
+    search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
+    ours, enumerated, interrupted = None, None, False
+    try:
+        # First whatever could be run instead: a bound or a search may take all the time there is.
+        search.begin(start)
+        ours, _ = bound_within(problem, search.incumbent.left if seconds else None, FEW_BOUND_SECONDS * few)
+        search.improve(ours.seconds)
+        found = search.outcome()
+        if few and seconds is not None and ours.gap(found.makespan) > OPTIMAL_WITHIN:
+            left = max(PROOF_SHARE * seconds, seconds - (time.perf_counter() - begun))
+            enumerated = best_by_enumeration(problem, Limits(seconds=left), found.schedule)
+    except KeyboardInterrupt:
+        # Users of a solver expect the best schedule so far; without any there is nothing to hand back.
+        if search.incumbent.schedule is None:
+            raise
+        interrupted, found = True, search.outcome()
+    ours = trivial_bound(problem) if ours is None else ours
     schedule, bound = found.schedule, ours
-    if few and seconds is not None and ours.gap(found.makespan) > OPTIMAL_WITHIN:
-        left = max(PROOF_SHARE * seconds, seconds - (time.perf_counter() - begun))
-        enumerated = best_by_enumeration(problem, Limits(seconds=left), schedule)
+    if enumerated is not None:
         schedule, bound = enumerated.schedule, _bound_after(problem, enumerated, ours)
-    out_of_work = limits.work is not None and found.iterations >= limits.work
-    stopped_by = StoppedBy.WORK if out_of_work else StoppedBy.TIME
+    stopped_by = StoppedBy.TIME
+    if interrupted:
+        stopped_by = StoppedBy.INTERRUPT
+    elif limits.work is not None and found.iterations >= limits.work:
+        stopped_by = StoppedBy.WORK
     result = _result(problem, schedule, bound, "search", begun, stopped_by, ours)
-    improvements = [(bounded + when, makespan) for when, makespan in found.improvements]
+    improvements = list(found.improvements)
     if result.makespan is not None and result.makespan < found.makespan:
         improvements.append((result.seconds, result.makespan))
     return replace(result, improvements=tuple(improvements))

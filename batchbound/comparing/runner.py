@@ -73,6 +73,11 @@ def compare(
     on_done
         Called with each measurement, before the gaps of the instance are known.
 
+    Returns
+    -------
+    Comparison
+        After Ctrl-C, what was measured until then.
+
     Raises
     ------
     ValueError
@@ -92,6 +97,8 @@ def compare(
             found.append(_measured(name, instance, label, solver, limits))
             if on_done is not None:
                 on_done(found[-1])
+            if found[-1].stopped_by == StoppedBy.INTERRUPT:
+                return Comparison((*rows, *with_gaps(found)))
         rows += with_gaps(found)
     return Comparison(tuple(rows))
 

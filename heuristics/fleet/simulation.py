@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from ..loop import PolicyError
 from ..policy import FREE, UNTIL_CHANGE, Policy, State
 from ..queues.admission import Admission
 from ..queues.ordered import Ordered, longest_first
-from ..queues.prefill_rules import SkiRental
+from ..queues.prefill_rules import SkiRental, bearable_idle, rounds_to_wait
 from ..queues.queue_policy import QueuePolicy
 from ..simulator import Simulator
 
@@ -268,12 +267,10 @@ class _Replica:
 
     def idle_wait(self, patience: float) -> int:
         """Return the rounds until the free slots have idled long enough to pay for a prefill stage."""
-        cost, free = self._problem.cost, self.free
-        if cost.decode_base == 0:
+        if self._problem.cost.decode_base == 0:
             return 0
-        bearable = patience * max(cost.prefill_base, cost.prefill_floor) * self._problem.slots
-        idle = free * (self._state.rounds_done - self._dry_since)
-        return max(0, math.ceil((bearable / cost.decode_base - idle) / free))
+        idle = self.free * (self._state.rounds_done - self._dry_since)
+        return rounds_to_wait(bearable_idle(self._problem, patience), idle, self.free)
 
     def take_from(self, victim: _Replica, count: int) -> None:
         """Take so many pending requests of another replica, the longest predicted first."""

@@ -9,7 +9,46 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from ...data.problem import Problem
 from ..policy import UNTIL_CHANGE, State
+
+
+def bearable_idle(problem: Problem, patience: float) -> float:
+    """
+    Return the slot-rounds that slots may idle before a prefill stage starts, by the rule of ski rental.
+
+    An idle slot-round is priced at its share ``decode_base / slots`` of a round, so that as many cost
+    ``patience`` times what opening a stage costs. Infinite where rounds cost nothing.
+
+    Parameters
+    ----------
+    problem
+        Its costs and slots are read.
+    patience
+        Stage openings' worth of idle slot-rounds to wait for (theta); 0 never waits.
+    """
+    cost = problem.cost
+    if patience == 0:
+        return 0.0
+    if cost.decode_base == 0:
+        return math.inf
+    return patience * max(cost.prefill_base, cost.prefill_floor) * problem.slots / cost.decode_base
+
+
+def rounds_to_wait(bearable: float, idle: float, joining: int) -> int:
+    """
+    Return the decode rounds after which slots have idled as long as the rule of ski rental bears.
+
+    Parameters
+    ----------
+    bearable
+        Slot-rounds that may idle (:func:`bearable_idle`).
+    idle
+        Slot-rounds idled so far.
+    joining
+        Requests that would be prefilled, each of which idles a slot until then; at least one.
+    """
+    return UNTIL_CHANGE if math.isinf(bearable) else max(0, math.ceil((bearable - idle) / joining))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +107,10 @@ class SkiRental:
 
     def __call__(self, state: State, opportunity: Opportunity) -> int:
         """Return the rounds until the idle slot-rounds reach their price."""
-        cost, slots = state.problem.cost, state.problem.slots
-        if opportunity.full or len(opportunity.requests) == state.unarrived + int(state.waiting.sum()):
+        joining = len(opportunity.requests)
+        if opportunity.full or joining == state.unarrived + int(state.waiting.sum()):
             return 0
-        if cost.decode_base == 0:
-            return UNTIL_CHANGE
-        bearable = self.patience * max(cost.prefill_base, cost.prefill_floor) * slots / cost.decode_base
-        return max(0, math.ceil((bearable - opportunity.idle) / len(opportunity.requests)))
+        return rounds_to_wait(bearable_idle(state.problem, self.patience), opportunity.idle, joining)
 
 
 @dataclass(frozen=True, slots=True)

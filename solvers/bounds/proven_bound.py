@@ -16,7 +16,7 @@ from .rounded_packing import refute_rounds
 from .slot_ends import refute_case
 
 DEFAULT_SECONDS = 5.0
-"""CPU seconds for what takes a search; most bounds need less."""
+"""Seconds for what takes a search; most bounds need less."""
 
 PACKING_SHARE = 0.4
 """The share of them that packing the requests as they are takes at most."""
@@ -51,14 +51,14 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     problem
         The problem bounded. Arrival times are left out, which only lowers the bound.
     seconds
-        CPU seconds for what takes a search.
+        Seconds for what takes a search.
 
     Returns
     -------
     Bound
         Its certificate holds all a checker needs: prices in place of the search.
     """
-    deadline = time.process_time() + seconds
+    deadline = time.perf_counter() + seconds
     counts = least_counts(problem)
     counts = counts.with_packing(partition_bound(problem.rounds, counts.slots, PACKING_SHARE * seconds))
     differences = Differences(problem, counts)
@@ -81,7 +81,7 @@ def bound_within(problem: Problem, seconds: float | None, least: float = 0.0) ->
     seconds
         Wall-clock seconds of the solver, or None for no limit.
     least
-        CPU seconds that the bound may take in any case.
+        Seconds that the bound may take in any case.
     """
     if seconds is None:
         return proven_bound(problem), None
@@ -98,7 +98,7 @@ def _refute_packings(differences: Differences, deadline: float) -> bool:
         values, rounds = cheapest.values, cheapest.rounds
         if values * len(lengths) ** 2 > MOST_WORK or rounds * len(lengths) > PRICED_WORK:
             break
-        left = deadline - time.process_time()
+        left = deadline - time.perf_counter()
         proof = refute_rounds(lengths, differences.numbers, differences.slots, values, rounds, left)
         if proof is None:
             break

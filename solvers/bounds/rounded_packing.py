@@ -36,15 +36,15 @@ def refute_rounds(
     capacity
         Rounds to refute.
     seconds
-        CPU seconds after which it gives up.
+        Seconds after which it gives up.
     """
-    deadline = time.process_time() + seconds
+    deadline = time.perf_counter() + seconds
     most = capacity // lengths
     patterns: set[Pattern] = {(kind,) * int(number) for kind, number in enumerate(most.tolist())}
     roundings: dict[bytes, IntArray] = {}
     best_prices: FloatArray = lengths / capacity
     best, weight, prices = 0.0, SMOOTHING, best_prices
-    while time.process_time() < deadline:
+    while time.perf_counter() < deadline:
         dearest, offered = dear_patterns(lengths, most, capacity, prices)
         worth, become = cheapest_rounding(counts, prices, values)
         if worth / dearest > best:

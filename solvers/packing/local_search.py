@@ -119,16 +119,16 @@ class Resplit:
         Parameters
         ----------
         seconds
-            CPU seconds after which the search gives up.
+            Seconds after which the search gives up.
 
         Returns
         -------
         bool
             Whether the target is met.
         """
-        deadline = time.process_time() + seconds
+        deadline = time.perf_counter() + seconds
         while (worst := max(self.loads)) > self.target:
-            if time.process_time() > deadline:
+            if time.perf_counter() > deadline:
                 return False
             over = self.loads.index(worst)
             if not self._relieve(over):

@@ -22,7 +22,7 @@ from .local_search import Resplit
 from .patterns import PatternMaster
 
 FIRST_RESPLIT = 1.0
-"""CPU seconds that re-splits get before anything slower: they close nearly every instance of many items."""
+"""Seconds that re-splits get before anything slower: they close nearly every instance of many items."""
 LARGEST_KNAPSACK = 20_000_000
 """Items times capacity up to which column generation is tried."""
 SHARE_TO_MEET = 0.3
@@ -49,7 +49,7 @@ class PartitionResult:
     witness
         What a checker needs to repeat that argument, JSON-able.
     seconds
-        CPU seconds spent.
+        Seconds spent.
     """
 
     assignment: IntArray
@@ -99,7 +99,7 @@ def solve_partition(
     weights, machines
         As of :func:`~batchbound.models.bounds.partition_heuristics.checked_weights`, with its errors.
     seconds
-        CPU seconds after which it stops with what it has; the constructive heuristics always run.
+        Seconds after which it stops with what it has; the constructive heuristics always run.
     seed
         Seed of the local search.
     """
@@ -130,7 +130,7 @@ def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int 
     weights, machines, seed
         As of :func:`solve_partition`.
     seconds
-        CPU seconds after which it stops with what is proven.
+        Seconds after which it stops with what is proven.
     """
     search = _Search(checked_weights(weights, machines), machines, seconds, seed)
     search.construct()
@@ -144,7 +144,7 @@ class _Search:
     """The best assignment and bound so far, and the steps that improve them while there is a gap and time."""
 
     def __init__(self, weights: IntArray, machines: int, seconds: float, seed: int) -> None:
-        self.started = time.process_time()
+        self.started = time.perf_counter()
         self.weights = weights
         self.machines = machines
         self.seconds = seconds
@@ -154,13 +154,13 @@ class _Search:
         self.makespan = int(machine_loads(weights, self.best, machines).max())
 
     def spent(self) -> float:
-        return time.process_time() - self.started
+        return time.perf_counter() - self.started
 
     def load(self) -> None:
         """Import what prices are solved with, off the clock: else a process's first proof has less time."""
-        before = time.process_time()
+        before = time.perf_counter()
         importlib.import_module("scipy.optimize")
-        self.started += time.process_time() - before
+        self.started += time.perf_counter() - before
 
     def open(self) -> bool:
         return self.makespan > self.bound.value and self.spent() < self.seconds

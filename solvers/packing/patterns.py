@@ -56,20 +56,20 @@ class PatternMaster:
         Parameters
         ----------
         seconds
-            CPU seconds after which it gives up.
+            Seconds after which it gives up.
 
         Returns
         -------
         PartitionBound or None
             The bound ``capacity + 1`` with its prices.
         """
-        deadline = time.process_time() + seconds
+        deadline = time.perf_counter() + seconds
         best_prices: FloatArray = self.lengths / self.capacity
         best_bound = float(best_prices @ self.counts)
         master_prices: FloatArray | None = None
         weight = SMOOTHING
         prices = best_prices
-        while time.process_time() < deadline:
+        while time.perf_counter() < deadline:
             dearest, offered = dear_patterns(self.lengths, self.most, self.capacity, prices)
             proven = float(prices @ self.counts) / dearest
             if proven > best_bound:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import bisect_left, bisect_right
 
 import numpy as np
@@ -11,17 +10,12 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from ...heuristics.queues.admission import FULL_STAGE
+from ...heuristics.queues.ordered import longest_first
+from ...heuristics.queues.prefill_rules import bearable_idle, rounds_to_wait
 
 LOOK_AHEAD = 48
 """Waiting requests tried in a row without finding one that fits before a stage is closed."""
-
-FULL_STAGE = 0.95
-"""Share of the token cap from which a prefill stage counts as full, so that waiting saves no stage."""
-
-
-def longest_first(problem: Problem) -> IntArray:
-    """Return the requests by decreasing decode rounds, the order of LPT, shape (requests,)."""
-    return np.argsort(-problem.rounds, kind="stable")
 
 
 def ski_rental_schedule(
@@ -30,10 +24,9 @@ def ski_rental_schedule(
     """
     Return a schedule that fills free slots in the given order whenever waiting has cost enough.
 
-    A prefill stage starts once the slot-rounds idle since the last one, priced at the share
-    ``decode_base / slots`` of a round each, reach ``patience`` times the cost of opening a stage: the rule
-    of ski rental, under which either choice is paid for at most twice. A stage also starts when its
-    requests already fill the token cap, when no others are left, or when nothing runs. A request joins only
+    A prefill stage starts once slots have idled as long as the rule of ski rental bears
+    (:func:`~batchbound.heuristics.queues.prefill_rules.bearable_idle`). A stage also starts when the token
+    cap lets no other request join it, when no others are left, or when nothing runs. A request joins only
     if the KV capacity holds to the end of everything that runs, which known lengths tell.
 
     Parameters
@@ -43,7 +36,7 @@ def ski_rental_schedule(
     order
         The requests in the order they are taken, shape (requests,); longest first if left out.
     patience
-        Stage openings' worth of idle rounds to wait for.
+        Stage openings' worth of idle rounds to wait for; 0 never waits.
     burst
         Most requests a stage starts, or None for no limit. Requests that start together also hold most
         tokens together, so a tight KV capacity is better used by small bursts.
@@ -51,10 +44,8 @@ def ski_rental_schedule(
     waiting = list((longest_first(problem) if order is None else order).tolist())
     waiting.reverse()
     chooser = _Chooser(problem)
-    opening = max(problem.cost.prefill_base, problem.cost.prefill_floor)
-    longest = float(problem.rounds.max() * problem.slots)
-    free_rounds = problem.cost.decode_base == 0
-    bearable = longest if free_rounds else patience * opening * problem.slots / problem.cost.decode_base
+    # Where rounds cost nothing, longer than any could idle.
+    bearable = min(bearable_idle(problem, patience), float(problem.rounds.max() * problem.slots))
     bin_of = np.empty(len(problem), dtype=np.int64)
     starts: list[int] = []
     finishes: list[int] = []
@@ -66,8 +57,8 @@ def ski_rental_schedule(
         if chosen:
             # The last requests wait for nobody who could still join them.
             now_or_never = full or len(chosen) == len(waiting) or not finishes
-            wait = 0 if now_or_never else math.ceil((bearable - idle) / len(chosen))
-            if wait <= 0:
+            wait = 0 if now_or_never else rounds_to_wait(bearable, idle, len(chosen))
+            if not wait:
                 bin_of[chosen] = len(starts)
                 starts.append(now)
                 chooser.admit()
@@ -118,7 +109,7 @@ class _Chooser:
             self._memory.forget(self._held)
             self._memory.advance(now)
         chosen: list[int] = []
-        tokens, misses = 0, 0
+        tokens, misses, turned_away = 0, 0, False
         for request in reversed(waiting):
             if len(chosen) == free or misses == LOOK_AHEAD:
                 break
@@ -129,8 +120,12 @@ class _Chooser:
                 tokens += prompt
             else:
                 misses += 1
+                turned_away = turned_away or not fits
         self._held = len(chosen)
-        return chosen, self._cap is not None and tokens >= FULL_STAGE * self._cap
+        if self._cap is None:
+            return chosen, False
+        # What was looked at and not taken has no room under the cap, however long the stage waits.
+        return chosen, tokens >= FULL_STAGE * self._cap or (turned_away and len(chosen) < free)
 
     def admit(self) -> None:
         """Note that the requests chosen last run from the round they were chosen for."""

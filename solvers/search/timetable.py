@@ -9,8 +9,6 @@ flow's linear programme takes seconds over a hundred stages, and it knows what e
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +16,8 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from .constructive import longest_first, ski_rental_schedule
+from ...heuristics.queues.ordered import longest_first
+from .constructive import ski_rental_schedule
 
 STAGES = (0.25, 0.4, 0.6, 0.9)
 """Numbers of stages to start from, in those of the ski-rental rule."""
@@ -211,71 +210,51 @@ class _Filler:
         return tail.bin_of, end + tail.starts[:-1]
 
 
-def search_timetable(
-    problem: Problem,
-    *,
-    seconds: float | None = None,
-    iterations: int | None = None,
-    seed: int = 0,
-    on_found: Callable[[Schedule], object] | None = None,
-) -> Schedule | None:
+class TimetableAnnealing:
     """
-    Return the best schedule found by annealing over timetables, or None if there was none.
+    An annealing walk over timetables.
 
     Parameters
     ----------
     problem
-        The problem scheduled; arrival times are not looked at.
-    seconds
-        Wall-clock limit, or None.
-    iterations
-        Steps at most, or None; with this limit alone the outcome repeats.
-    seed
+        The problem scheduled, whose rounds cost something; arrival times are not looked at.
+    rng
         Draws the moves.
-    on_found
-        Called with each schedule that is better than those before.
-
-    Raises
-    ------
-    ValueError
-        If no limit is given.
     """
-    if seconds is None and iterations is None:
-        raise ValueError("a timetable search needs a limit: seconds or iterations")
-    begun, rng = time.monotonic(), np.random.default_rng(seed)
-    if problem.cost.decode_base == 0:
-        return None
-    filler = _Filler(problem)
-    at, now = min(
-        ((timetable, filler.fill(timetable)) for timetable in _first(problem, rng)),
-        key=lambda pair: pair[1].charged(LEFT_OUT[0]),
-    )
-    best: Schedule | None = None
-    least = least_charged = np.inf
-    stage = max(problem.cost.prefill_base, problem.cost.prefill_floor, 1e-3 * problem.cost.decode_base)
-    for step in range(1 << 62 if iterations is None else iterations):
-        done = max(
-            0.0 if iterations is None else step / iterations,
-            0.0 if seconds is None else (time.monotonic() - begun) / seconds,
+
+    def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
+        self._problem, self._rng = problem, rng
+        self._filler = _Filler(problem)
+        self._at, self._now = min(
+            ((timetable, self._filler.fill(timetable)) for timetable in _first(problem, rng)),
+            key=lambda pair: pair[1].charged(LEFT_OUT[0]),
         )
-        if done >= 1.0:
-            break
+        cost = problem.cost
+        self._stage = max(cost.prefill_base, cost.prefill_floor, 1e-3 * cost.decode_base)
+        self._begun = False
+        self._least = np.inf
+
+    def step(self, done: float) -> Schedule | None:
+        """
+        Do a step, and return the schedule of the timetable it ends at if that is the best one met so far.
+
+        Parameters
+        ----------
+        done
+            The share of the walk that is over, 0 to 1.
+        """
         weight = LEFT_OUT[0] * (LEFT_OUT[1] / LEFT_OUT[0]) ** done
-        temperature = stage * HOT * (COLD / HOT) ** done
-        timetable = at.changed(rng) if step else at
-        filled = filler.fill(timetable) if step else now
-        if filled.charged(weight) > now.charged(weight) + temperature * rng.exponential():
-            continue
-        at, now = timetable, filled
-        if now.charged(LEFT_OUT[1]) >= least_charged:
-            continue
-        least_charged = now.charged(LEFT_OUT[1])
-        schedule = filler.schedule(at, now)
-        if schedule is not None and (makespan := schedule.makespan(problem)) < least:
-            best, least = schedule, makespan
-            if on_found is not None:
-                on_found(schedule)
-    return best
+        temperature = self._stage * HOT * (COLD / HOT) ** done
+        timetable = self._at.changed(self._rng) if self._begun else self._at
+        filled = self._filler.fill(timetable) if self._begun else self._now
+        self._begun = True
+        if filled.charged(weight) > self._now.charged(weight) + temperature * self._rng.exponential():
+            return None
+        self._at, self._now = timetable, filled
+        if filled.charged(LEFT_OUT[1]) >= self._least:
+            return None
+        self._least = filled.charged(LEFT_OUT[1])
+        return self._filler.schedule(timetable, filled)
 
 
 def _first(problem: Problem, rng: np.random.Generator) -> list[_Timetable]:

@@ -25,6 +25,7 @@ from batchbound.solvers.search.slot_flow import LengthProfile, Spans, stages_of_
 from batchbound.solvers.search.slot_price import SlotPrice, slot_price, slots_at_least, slots_by_lengths
 from batchbound.solvers.search.stage_annealing import StageAnnealing
 from batchbound.solvers.search.stage_times import StageCosts, StageTimesSearch, moved
+from batchbound.solvers.search.starts import PATIENCES
 from batchbound.solvers.search.token_caps import evened_out, stages_within_cap
 
 SMALL = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=14)
@@ -475,7 +476,7 @@ def test_a_walk_that_meets_no_times_with_slots_enough_ends_in_a_schedule(
 ) -> None:
     monkeypatch.setattr(StageTimesSearch, "feasible", lambda self: [])
     problem = Problem(generate("table3", 1, 100), CostModel.paper(), 20)
-    constructed = [ski_rental_schedule(problem, patience=patience) for patience in schedule_search.PATIENCE]
+    constructed = [ski_rental_schedule(problem, patience=patience) for patience in PATIENCES]
     found = search_schedule(problem, iterations=400, seed=1)
     assert found.makespan < min(schedule.makespan(problem) for schedule in constructed)
     assert found.schedule.check(problem) is None

@@ -63,7 +63,6 @@ def test_improvements_fall_to_the_makespan_within_the_time_taken(count: int, slo
 @pytest.mark.parametrize(
     ("solver", "maker"),
     [
-        ("search", "batchbound.solvers.solve.search_schedule"),
         ("exact", "batchbound.solvers.solve.best_by_enumeration"),
         ("slot-free:cp-sat", "batchbound.solvers.formulated.run_in_worker"),
         ("repaired:highs", "batchbound.solvers.formulated.solve_linear"),

@@ -10,8 +10,9 @@ from ...data.problem import Problem
 from ...models.formulations.full_model import UnsupportedProblemError
 from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
-from ...solvers.result import Limits
+from ...solvers.result import Limits, StoppedBy
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
+from .. import INTERRUPTED
 from ..inputs import (
     add_problem,
     named_files,
@@ -22,6 +23,7 @@ from ..inputs import (
     refuse_outputs,
     seconds,
 )
+from ..interrupts import terminating
 from ..output import fail, note, plan_summary, show
 from ..plan_fleet import add_fleet, refuse_unused, run_plan_fleet
 from ..uncertainty import Record, add_uncertainty, planned
@@ -39,9 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--time-limit",
         type=seconds,
-        default=DEFAULT_SECONDS,
         metavar="SECONDS",
-        help="of the search (default %(default)s)",
+        help=f"of the search (default {DEFAULT_SECONDS:g}, none with --work)",
+    )
+    group.add_argument(
+        "--work",
+        type=positive,
+        metavar="N",
+        help="steps of the search: with them instead of a time limit the same seed gives the same schedule",
     )
     group.add_argument(
         "--seed", type=random_seed, default=0, help="of the search's random choices (default %(default)s)"
@@ -62,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
         note("arrival times are left aside: a plan has every request at the start")
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("no --model: prompts are counted in bytes, and the plan runs only with --tokenizer bytes")
-    limits = Limits(seconds=args.time_limit, threads=args.threads, seed=args.seed)
+    limits = _limits(args)
     record = Record(inputs.job.lengths.to_json(), inputs.cost_source, prompt_source(inputs, args.output))
     try:
         if args.replicas is not None:
             return run_plan_fleet(args, inputs, limits, record, begun)
-        plan = planned(args, inputs, limits, record)
+        with terminating():
+            plan = planned(args, inputs, limits, record)
     except PlanningError as error:
         return fail(str(error))
     except (BackendError, UnsupportedProblemError) as error:
@@ -76,7 +84,23 @@ def run(args: argparse.Namespace) -> int:
     plan.save(args.output)
     summary = plan_summary(plan, time.perf_counter() - begun)
     show(summary, as_json=args.json, title=f"{args.output}: {_what(plan.problem)}")
-    return 0
+    if plan.maker.stopped_by != StoppedBy.INTERRUPT:
+        return 0
+    note(f"interrupted: {args.output} holds the best plan found until then")
+    return INTERRUPTED
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    """Return when to stop; without any limit given, after the default seconds."""
+    if args.work is not None:
+        for option, given in {
+            "--slots auto": not args.slots,
+            "--replicas": args.replicas is not None,
+        }.items():
+            if given:
+                raise InputError(f"--work does not limit {option}", hint="Give --time-limit instead.")
+    seconds = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
+    return Limits(seconds=seconds, work=args.work, threads=args.threads, seed=args.seed)
 
 
 def _what(problem: Problem) -> str:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +18,7 @@ from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...heuristics.registry import POLICIES
 from .. import INTERRUPTED
 from ..inputs import named_files, positive, refuse_outputs
+from ..interrupts import terminating
 from ..model import add_model, load, tier_of
 from ..output import note
 from ..progress import progress
@@ -209,25 +207,6 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
         kv_tokens=args.kv_tokens,
         policy=args.policy,
     )
-
-
-@contextmanager
-def terminating() -> Iterator[None]:
-    """Turn the system's request to end into :class:`TerminatedError`, so that a run stops cleanly."""
-    from ...executor.models.faults import TerminatedError
-
-    def stop(*_: object) -> None:
-        raise TerminatedError("the system asked the process to end (SIGTERM)")
-
-    if threading.current_thread() is not threading.main_thread():
-        # Only the main thread may say what a signal does.
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:

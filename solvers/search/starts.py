@@ -1,0 +1,89 @@
+"""The schedules of the rules that could be run instead, the cheapest to make first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...data.costs.cost import IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ...data.trace import Stage
+from ...heuristics.loop import PolicyError, execute, schedule_of
+from ...heuristics.queues.ordered import arrival_order, longest_first
+from ...heuristics.registry import POLICIES, policy_named
+from ...heuristics.simulator import Simulator
+from .constructive import ski_rental_schedule
+
+PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
+"""Settings of the ski-rental rule tried, the best one of Table III first; 0 never waits."""
+
+PROMISING = ("lpt", "lpt-ski", "packing", "fcfs", "fcfs-ski", "packing-algorithm1", "threshold")
+"""Policies simulated before the others, as they were best most often."""
+
+
+SIMULATED = 100_000
+"""Requests up to which policies are simulated: beyond, one takes as long as any plan should."""
+
+
+class _GivenUpError(Exception):
+    """A simulation that has become too late or too long to be of use."""
+
+
+def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float], Schedule | None]]:
+    """
+    Return what makes each rule's schedule, given the makespan to beat; None where it does not.
+
+    First longest first and first come, first served with several patiences of the ski-rental rule, made in
+    one pass, then every policy of :data:`~batchbound.heuristics.registry.POLICIES` in the simulator. A policy
+    that evicts has no schedule.
+
+    Parameters
+    ----------
+    problem
+        The problem, every request there at the start.
+    late
+        Whether there is no time left for a start; asked after each stage of a simulation.
+    """
+    longest, given = longest_first(problem), arrival_order(problem)
+
+    def in_one_pass(order: IntArray, patience: float) -> Callable[[float], Schedule | None]:
+        return lambda _: ski_rental_schedule(problem, order=order, patience=patience)
+
+    def simulated(policy: str) -> Callable[[float], Schedule | None]:
+        return lambda least: simulated_schedule(problem, policy, least, late)
+
+    first = [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in (longest, given)]
+    rest = [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
+    if len(problem) > SIMULATED:
+        return first + rest
+    others = [name for name in POLICIES if name not in PROMISING]
+    return [*first, *map(simulated, PROMISING), *rest, *map(simulated, others)]
+
+
+def simulated_schedule(
+    problem: Problem, policy: str, least: float, late: Callable[[], bool] = lambda: False
+) -> Schedule | None:
+    """
+    Return the schedule of a policy in the simulator, or None if it evicts or takes ``least`` seconds or more.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    policy
+        Its name in :data:`~batchbound.heuristics.registry.POLICIES`.
+    least
+        The makespan to beat, seconds.
+    late
+        As of :func:`starts`.
+    """
+
+    def watch(stage: Stage, finished: int) -> None:
+        if stage.end >= least or late():
+            raise _GivenUpError
+
+    try:
+        trace = execute(problem, policy_named(policy, problem), Simulator(problem), on_stage=watch)
+    except (_GivenUpError, PolicyError):
+        return None
+    return None if trace.evictions else schedule_of(trace)

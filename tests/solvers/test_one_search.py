@@ -1,0 +1,146 @@
+"""One search for the library, the command line and comparisons: what it starts from and how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchbound.cli import INTERRUPTED, main
+from batchbound.comparing.runner import compare
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.plan import Plan
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.data.workload import Workload
+from batchbound.heuristics.registry import POLICIES
+from batchbound.models.bounds.makespan import best_bound
+from batchbound.planning.plan import make_plan
+from batchbound.solvers import Limits, solve
+from batchbound.solvers.result import StoppedBy
+from batchbound.solvers.search.constructive import ski_rental_schedule
+from batchbound.solvers.search.schedule_search import ScheduleSearch
+from batchbound.solvers.search.starts import simulated_schedule
+
+PROBLEMS = {
+    "free": Problem(generate("table3", 0, 90), CostModel.paper(), 12),
+    "capped": Problem(generate("table3", 1, 90), CostModel.paper(), 12, prefill_token_cap=400),
+    "scarce": Problem(generate("sharegpt", 2, 80), CostModel.paper(), 24, kv_capacity=6_000),
+    "both": Problem(
+        generate("sharegpt", 3, 80), CostModel.paper(), 16, kv_capacity=6_000, prefill_token_cap=3_000
+    ),
+    "few": Problem(generate("table3", 4, 20), CostModel.paper(), 5, prefill_emits_first_token=True),
+    "bend": Problem(generate("table3", 5, 60), CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3), 12),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proofs that take seconds have tests of their own."""
+    bounds = importlib.import_module("batchbound.solvers.bounds.proven_bound")
+    monkeypatch.setattr(bounds, "proven_bound", lambda problem, seconds=0.0: best_bound(problem))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: str) -> None:
+    problem, limits = PROBLEMS[name], Limits(work=25, seed=3)
+    plan, found = make_plan(problem, limits=limits), solve(problem, limits=limits)
+    assert found.schedule is not None
+    for column in ("bin_of", "slot_of", "rounds"):
+        assert np.array_equal(getattr(plan.schedule, column), getattr(found.schedule, column))
+    assert compare({name: problem}, ["search"], limits).rows[0].value == plan.makespan == found.makespan
+
+
+def test_another_process_finds_the_same_schedule_at_the_same_work(tmp_path: Path) -> None:
+    for number, options in enumerate(
+        (["table3:7:70", "--slots", "9"], ["sharegpt:7:60", "--slots", "16", "--kv-capacity", "5000"])
+    ):
+        files = [str(tmp_path / f"{number}-{k}.json") for k in range(2)]
+        words = ["plan", *options, "--work", "40", "--seed", "2", "-o"]
+        assert main([*words, files[0]]) == 0
+        command = [sys.executable, "-m", "batchbound", *words, files[1]]
+        subprocess.run(command, check=True, capture_output=True)
+        one, other = (json.loads(Path(file).read_text())["schedule"] for file in files)
+        assert one == other
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_nothing_that_could_be_run_instead_is_better(name: str) -> None:
+    problem = PROBLEMS[name]
+    rules = [simulated_schedule(problem, policy, np.inf) for policy in POLICIES]
+    least = min(rule.makespan(problem) for rule in rules if rule is not None)
+    found = solve(problem, limits=Limits(work=1))
+    assert found.makespan is not None
+    assert found.makespan <= least + 1e-12
+
+
+def test_a_stage_is_full_when_the_cap_lets_no_waiting_request_join() -> None:
+    # Prompts of 3 under a cap of 5 go one by one: waiting for a second one only idles the other slots.
+    problem = Problem(
+        Workload.from_lengths([3] * 12, [2] * 12), CostModel(0.01, 0.01, 0.001, 0.0), 4, prefill_token_cap=5
+    )
+    fcfs = simulated_schedule(problem, "fcfs", np.inf)
+    assert fcfs is not None
+    # The last request of a stage fills the slots, not the cap, and may wait: hence the one per cent.
+    assert ski_rental_schedule(problem, patience=50.0).makespan(problem) <= 1.01 * fcfs.makespan(problem)
+
+
+def test_a_schedule_is_in_hand_before_the_bound_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("batchbound.solvers.solve"), "bound_within", interrupted)
+    problem = PROBLEMS["free"]
+    found = solve(problem)
+    assert found.stopped_by is StoppedBy.INTERRUPT
+    assert found.schedule is not None
+    assert found.schedule.check(problem) is None
+    assert found.bound is not None
+    assert found.bound.seconds <= found.schedule.makespan(problem)
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_a_plan_that_is_interrupted_is_written(
+    asked: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), asked)
+        time.sleep(60.0)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(ScheduleSearch, "improve", interrupted)
+    try:
+        status = main(["plan", "table3:0:60", "--slots", "8", "-o", str(tmp_path / "plan.json")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert status == INTERRUPTED
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.schedule.check(plan.problem) is None
+    assert plan.maker.stopped_by == StoppedBy.INTERRUPT
+    assert "interrupted" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--slots", "auto", "--kv-capacity", "9000"], ["--slots", "8", "--replicas", "2"]]
+)
+def test_work_is_refused_where_it_limits_nothing(options: list[str], tmp_path: Path) -> None:
+    assert main(["plan", "table3:0:40", *options, "--work", "5", "-o", str(tmp_path / "plan.json")]) == 2
+
+
+def test_an_interrupt_ends_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ScheduleSearch, "improve", interrupted)
+    rows = compare({"one": PROBLEMS["free"], "other": PROBLEMS["few"]}, ["search", "policy:lpt"]).rows
+    assert [row.solver for row in rows] == ["search"]
+    assert rows[0].stopped_by == StoppedBy.INTERRUPT
