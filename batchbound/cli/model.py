@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name and load a model."""
+def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the options that name and load a model; one is optional where a server may run the requests."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", required=True, metavar="MODEL", help="hub name, directory or tiny:FAMILY[:SEED]"
+        "--model", required=required, metavar="MODEL", help="hub name, directory or tiny:FAMILY[:SEED]"
     )
     group.add_argument(
         "--load-format",

@@ -24,6 +24,7 @@ from ..output import note
 from ..progress import progress
 from ..reporting import print_report, report_of, run_line, warn_of_other_machine
 from ..run_configuration import add_workers, refuse_unused, say_reached, serving
+from ..server_options import add_server, refuse_without_server
 
 if TYPE_CHECKING:
     from ...data.trace import Stage
@@ -39,7 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
     parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
-    add_model(parser)
+    add_model(parser, required=False)
+    add_server(parser)
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts"
     )
@@ -95,6 +97,11 @@ def run(args: argparse.Namespace) -> int:
     from ...executor.runs.journal import Journal
     from ...executor.runs.watchdog import Watchdog
 
+    if args.server:
+        from ..run_server import run_server
+
+        return run_server(args)
+    refuse_without_server(args)
     if args.replicas > 1 or is_fleet_plan(args.plan):
         from ..run_fleet import run_fleet
 

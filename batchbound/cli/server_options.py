@@ -1,0 +1,117 @@
+"""The options of ``run --server``, and which others have no effect there."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..data.files.disk import InputError
+from .inputs import positive, seconds, slot_count
+
+_ORDERS = ("auto", "plan", "longest", "file")
+
+_NOT_OURS = {
+    "--tokenizer": "tokenizer",
+    "--load-format": "load_format",
+    "--dtype": "dtype",
+    "--device": "device",
+    "--threads": "threads",
+    "--tier": "tier",
+    "--pinned": "pinned",
+    "--temperature": "temperature",
+    "--top-p": "top_p",
+    "--top-k": "top_k",
+    "--kv-tokens": "kv_tokens",
+    "--policy": "policy",
+    "--replicas": "replicas",
+    "--ray-address": "ray_address",
+    "--encode-device": "encode_device",
+    "--replan": "replan",
+    "--tensor-parallel": "tensor_parallel",
+    "--stall-seconds": "stall_seconds",
+}
+"""Options of ``run`` that say how our own engine works."""
+
+_SERVER_ONLY = {
+    "--slots": "slots",
+    "--in-flight": "in_flight",
+    "--order": "order",
+    "--lengths": "lengths",
+    "--batched-tokens": "batched_tokens",
+    "--timeout": "timeout",
+    "--attempts": "attempts",
+    "--outage": "outage",
+}
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the options that send a job to servers instead of a model of our own."""
+    group = parser.add_argument_group(
+        "server",
+        "send the requests to a server that speaks OpenAI's protocol (vLLM, SGLang, llama.cpp, ...), in the"
+        " plan's order; PLAN may then be a batch file, and --model renames the model in every request",
+    )
+    group.add_argument(
+        "--server", action="append", metavar="URL", help="http://HOST:PORT; several are replicas"
+    )
+    group.add_argument(
+        "--slots",
+        type=slot_count,
+        metavar="N",
+        help="requests the server works on at a time, vLLM's --max-num-seqs (default: the plan's)",
+    )
+    group.add_argument(
+        "--in-flight",
+        type=positive,
+        metavar="N",
+        help="completions kept in flight on each server (default: the slots and an eighth more, 4 at least)",
+    )
+    group.add_argument(
+        "--order",
+        choices=_ORDERS,
+        help="of the requests: auto takes the one of fewest simulated iterations (default: auto)",
+    )
+    group.add_argument(
+        "--lengths",
+        metavar="SOURCE",
+        help="completion lengths of a batch file, as `plan --lengths` (default: known where given, else cap)",
+    )
+    group.add_argument(
+        "--batched-tokens",
+        type=positive,
+        metavar="N",
+        help="most tokens of an iteration, vLLM's --max-num-batched-tokens (default: 2048 in the simulation,"
+        " no limit in the bound)",
+    )
+    group.add_argument(
+        "--timeout", type=seconds, metavar="S", help="seconds a request may take (default: 3600)"
+    )
+    group.add_argument(
+        "--attempts",
+        type=positive,
+        metavar="N",
+        help="at a request that the server calls busy or fails with a 5xx (default: 8)",
+    )
+    group.add_argument(
+        "--outage",
+        type=seconds,
+        metavar="S",
+        help="seconds no server may be reachable before the run stops (default: 600)",
+    )
+
+
+def refuse_without_server(args: argparse.Namespace) -> None:
+    """Raise InputError if an option of servers is given without one, or a model is missing."""
+    for option, name in _SERVER_ONLY.items():
+        if getattr(args, name) is not None:
+            raise InputError(f"{option} is for a server", hint="Give --server URL, or leave it out.")
+    if args.model is None:
+        hint = "Name a model with --model, or a server with --server."
+        raise InputError("nothing is named to run the requests on", hint=hint)
+
+
+def refuse_with_server(args: argparse.Namespace, defaults: argparse.Namespace) -> None:
+    """Raise InputError if an option of our own engine is given, which no server would heed."""
+    for option, name in _NOT_OURS.items():
+        if getattr(args, name, None) != getattr(defaults, name, None):
+            hint = "Leave it out: the server decides, or the request's body."
+            raise InputError(f"{option} has no effect on a server", hint=hint)

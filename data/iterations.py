@@ -1,0 +1,148 @@
+"""Work counted in iterations, for engines that mix prompts with generated tokens: limits, and a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .costs.cost import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """
+    What one iteration of an engine such as vLLM has room for.
+
+    Parameters
+    ----------
+    sequences
+        Most requests under way (vLLM's ``max_num_seqs``): the slots.
+    batched_tokens
+        Most tokens computed in an iteration, of prompts and of completions (``max_num_batched_tokens``).
+    kv_tokens
+        Tokens of keys and values; None for as many as anyone asks for.
+    block_tokens
+        Tokens of a block of them.
+
+    Raises
+    ------
+    ValueError
+        If a limit is below one, or there is not a single block.
+    """
+
+    sequences: int
+    batched_tokens: int = 2048
+    kv_tokens: int | None = None
+    block_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "batched_tokens", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.kv_tokens is not None and self.kv_tokens < self.block_tokens:
+            raise ValueError(f"{self.kv_tokens} tokens make no block of {self.block_tokens}")
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of keys and values, None for as many as anyone asks for."""
+        return None if self.kv_tokens is None else self.kv_tokens // self.block_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """
+    What is to be computed: one row per completion, a prompt's several completions a row each.
+
+    Parameters
+    ----------
+    prompt
+        Tokens of each prompt, shape (sequences,).
+    output
+        Tokens of each completion, at least one, shape (sequences,).
+    cached
+        Prompt tokens that may be taken from a prefix cache instead of being computed, at most: fewer than the
+        prompt has, shape (sequences,). By default none.
+    exact
+        Whether each row has the length it had; False where only the sum over a prompt's completions is known,
+        and rows share it evenly.
+
+    Raises
+    ------
+    ValueError
+        If there is no sequence, the shapes disagree, or a number is out of range.
+    """
+
+    prompt: IntArray
+    output: IntArray
+    cached: IntArray = None  # type: ignore[assignment]  # filled with zeros below
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "output", "cached"):
+            given = getattr(self, name)
+            column = (
+                np.zeros(len(self.prompt), dtype=np.int64) if given is None else np.array(given, np.int64)
+            )
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
+        shapes = {self.prompt.shape, self.output.shape, self.cached.shape}
+        if not len(self.prompt) or len(shapes) > 1:
+            raise ValueError("sequences need as many prompts as completions, at least one")
+        if (self.prompt < 1).any() or (self.output < 1).any():
+            raise ValueError("a prompt and a completion have at least one token each")
+        if (self.cached < 0).any() or (self.cached >= self.prompt).any():
+            raise ValueError("at least one token of each prompt is computed")
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def rows(self, limits: EngineLimits) -> IntArray:
+        """
+        Return the iterations in which each sequence is under way at least, shape (sequences,).
+
+        It draws at most one token an iteration, and the first not before the last chunk of its prompt.
+        """
+        chunks = -(-(self.prompt - self.cached) // limits.batched_tokens)
+        rows: IntArray = self.output + chunks - 1
+        return rows
+
+    def may_run_short(self, limits: EngineLimits) -> bool:
+        """Return whether keys and values can run out, so that an engine has to put requests back."""
+        if limits.blocks is None:
+            return False
+        peak = -(-(self.prompt + self.output - 1) // limits.block_tokens)
+        return int(np.sort(peak)[::-1][: limits.sequences].sum()) > limits.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class IterationBound:
+    """
+    Iterations no order of the requests can go below.
+
+    Parameters
+    ----------
+    iterations
+        The bound.
+    source
+        The argument that gives it, by name.
+    certificate
+        What an independent check needs to derive it again; plain JSON values.
+    """
+
+    iterations: int
+    source: str
+    certificate: Mapping[str, object] = field(default_factory=dict)
+
+    def gap(self, iterations: int) -> float:
+        """Return how far a number of iterations is above the bound, as a fraction of the bound."""
+        return iterations / self.iterations - 1
+
+    def to_json(self) -> dict[str, object]:
+        """Return the bound as plain JSON values."""
+        return {
+            "iterations": self.iterations,
+            "source": self.source,
+            "certificate": dict(self.certificate),
+        }

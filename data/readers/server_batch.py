@@ -1,0 +1,146 @@
+"""The OpenAI batch format for a server: each request's body kept as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..files.disk import InputError
+from ..files.jsonl import json_lines
+from ..workload import LONGEST
+from .openai_batch import CHAT, COMPLETIONS
+
+_CAPS = ("max_completion_tokens", "max_tokens")
+_BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """
+    One line of a batch file, to be sent to a server.
+
+    Parameters
+    ----------
+    custom_id
+        The user's name of the request, unique in its file.
+    url
+        :data:`.CHAT` or :data:`.COMPLETIONS`.
+    line
+        Where it stands in its file, counted from one.
+    body
+        What is sent, untouched: the server judges its fields.
+    output_tokens
+        The completion's length where the line states it by ``output_tokens`` beside ``body``, or None.
+    """
+
+    custom_id: str
+    url: str
+    line: int
+    body: Mapping[str, object]
+    output_tokens: int | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many completions of the prompt are asked for (``n``): each takes a slot of its own."""
+        given = self.body.get("n")
+        return given if type(given) is int and given >= 1 else 1
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of the completion, or None."""
+        return next((cap for name in _CAPS if type(cap := self.body.get(name)) is int), None)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt: exact for token ids, else estimated at four bytes of text a token."""
+        prompt = self.body.get("prompt")
+        if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+            return len(prompt)
+        text = prompt if isinstance(prompt, str) else json.dumps(self.body.get("messages", prompt))
+        return max(1, -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN))
+
+    @property
+    def exact_prompt(self) -> bool:
+        """Whether :attr:`prompt_tokens` is counted, not estimated."""
+        prompt = self.body.get("prompt")
+        return isinstance(prompt, list) and all(type(token) is int for token in prompt)
+
+
+def read_server_batch(path: str | os.PathLike[str]) -> tuple[ServerRequest, ...]:
+    """
+    Return the requests of an OpenAI batch file, in file order, with bodies that a server will judge.
+
+    A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
+
+    Raises
+    ------
+    InputError
+        If a line cannot be sent: no ``custom_id`` of its own, no body, another endpoint, a streamed answer,
+        or a length that is no number of tokens.
+    """
+    requests: list[ServerRequest] = []
+    line_of: dict[str, int] = {}
+    for number, entry in json_lines(path):
+        request = _Line(path, number).request(entry)
+        first = line_of.setdefault(request.custom_id, number)
+        if first != number:
+            raise InputError(
+                f"{request.custom_id!r} already names the request of line {first}",
+                file=path,
+                where=f"line {number}, field 'custom_id'",
+                hint="Give every request its own custom_id.",
+            )
+        requests.append(request)
+    return tuple(requests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    path: str | os.PathLike[str]
+    number: int
+
+    def error(self, field: str, message: str, hint: str) -> InputError:
+        return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
+
+    def request(self, entry: dict[str, object]) -> ServerRequest:
+        name, body = entry.get("custom_id"), entry.get("body")
+        if not isinstance(name, str) or not name.strip() or "\0" in name:
+            raise self.error("custom_id", f"{name!r} is not a name", "Give every request its own custom_id.")
+        if not isinstance(body, dict):
+            what = "is missing" if body is None else f"{str(body)[:60]!r} is not an object"
+            raise self.error("body", what, "Put messages or prompt into a body object.")
+        if entry.get("method", "POST") != "POST":
+            raise self.error("method", f"{entry['method']!r} is not POST", "Write POST, or leave it out.")
+        if body.get("stream"):
+            hint = "Leave it out: a batch keeps whole answers."
+            raise self.error("body.stream", "a streamed answer cannot be kept", hint)
+        for field in ("n", *_CAPS):
+            self.whole(body.get(field), f"body.{field}")
+        tokens = self.whole(entry.get("output_tokens"), "output_tokens")
+        return ServerRequest(name, self.url(entry.get("url"), body), self.number, body, tokens)
+
+    def url(self, given: object, body: Mapping[str, object]) -> str:
+        needed = {CHAT: "messages", COMPLETIONS: "prompt"}
+        if given is None:
+            given = next((url for url, field in needed.items() if field in body), None)
+            if given is None:
+                raise self.error("body", "has neither messages nor prompt", "Give one of them.")
+        if not isinstance(given, str) or given not in needed:
+            hint = f"Use {CHAT} or {COMPLETIONS}."
+            raise self.error("url", f"{given!r} is not an endpoint that generates text here", hint)
+        if needed[given] not in body:
+            raise self.error(f"body.{needed[given]}", "is missing", f"{given} needs {needed[given]}.")
+        prompt = body.get("prompt")
+        if given == COMPLETIONS and isinstance(prompt, list) and not all(type(one) is int for one in prompt):
+            hint = "Give one text, or one list of token ids; several prompts need a line each."
+            raise self.error("body.prompt", "is a list of prompts", hint)
+        return given
+
+    def whole(self, value: object, field: str) -> int | None:
+        if value is None:
+            return None
+        if type(value) is not int or not 1 <= value <= LONGEST:
+            raise self.error(field, f"{value!r} is not a whole number from 1", f"Correct {field}.")
+        return value

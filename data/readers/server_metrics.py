@@ -1,0 +1,106 @@
+"""What a server says about itself: its metrics page in Prometheus' text format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
+_ITERATIONS = ("vllm:iteration_tokens_total_count", "llamacpp:n_decode_total")
+_PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
+_CACHED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics:
+    """
+    A server's counters at one moment; None for what it does not say.
+
+    Parameters
+    ----------
+    engine
+        ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``, by the names of its metrics.
+    running, waiting
+        Requests under way, and in its queue.
+    iterations
+        That it has run since it started.
+    preemptions
+        Requests it put back since it started, for want of keys and values.
+    cached_tokens
+        Prompt tokens it took from its prefix cache since it started.
+    kv_tokens, block_tokens
+        Tokens of keys and values it has room for, and of one block of them.
+    prefix_caching
+        Whether prompts may share keys and values.
+    """
+
+    engine: str = "unknown"
+    running: int | None = None
+    waiting: int | None = None
+    iterations: int | None = None
+    preemptions: int | None = None
+    cached_tokens: int | None = None
+    kv_tokens: int | None = None
+    block_tokens: int | None = None
+    prefix_caching: bool | None = None
+
+
+def parse_metrics(text: str) -> ServerMetrics:
+    """
+    Return what a metrics page says; lines that are not samples are passed over.
+
+    Parameters
+    ----------
+    text
+        In Prometheus' text format. Samples of one name (several engines behind one address) are added up.
+    """
+    totals: dict[str, float] = {}
+    labels: dict[str, Mapping[str, str]] = {}
+    for line in text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample is None:
+            continue
+        name, value = sample[1], _number(sample[3])
+        totals[name] = totals.get(name, 0.0) + value
+        labels.setdefault(name, dict(_LABEL.findall(sample[2] or "")))
+    known = (("vllm:", "vllm"), ("sglang:", "sglang"), ("llamacpp:", "llama.cpp"))
+    engine = next((name for start, name in known if any(key.startswith(start) for key in totals)), "unknown")
+    cache = labels.get("vllm:cache_config_info", {})
+    block = _whole(cache.get("block_size"))
+    kv = _whole(cache.get("kv_cache_size_tokens"))
+    blocks = _whole(cache.get("num_gpu_blocks"))
+    if kv is None and block is not None and blocks is not None:
+        kv = block * blocks
+    caching = cache.get("enable_prefix_caching")
+    return ServerMetrics(
+        engine=engine,
+        running=_first(totals, _RUNNING),
+        waiting=_first(totals, _WAITING),
+        iterations=_first(totals, _ITERATIONS),
+        preemptions=_first(totals, _PREEMPTIONS),
+        cached_tokens=_first(totals, _CACHED),
+        kv_tokens=kv if kv is not None else _first(totals, ("sglang:max_total_num_tokens",)),
+        block_tokens=block,
+        prefix_caching=None if caching is None else caching == "True",
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if abs(value) < float("inf") else 0.0
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _first(totals: Mapping[str, float], names: tuple[str, ...]) -> int | None:
+    return next((round(totals[name]) for name in names if name in totals), None)

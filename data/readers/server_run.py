@@ -1,0 +1,185 @@
+"""A job that a server carried out: when each request was sent and finished, and what the server counted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ..costs.cost import FloatArray, IntArray
+from ..files.disk import InputError, atomic_write
+from ..files.json_fields import JsonFields
+from ..files.jsonl import json_lines
+
+SERVER_RUN_VERSION = 1
+_HINT = "Give the file that `batchbound run --server` wrote with --trace."
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCount:
+    """
+    What one server counted during a job; None for what it does not show.
+
+    Parameters
+    ----------
+    url, engine, version
+        Which server.
+    iterations, preemptions, cached_tokens
+        During the job, by the difference of its counters. None, too, where the server started anew meanwhile.
+    most_running
+        Requests under way at the most, at the moments its counters were read.
+    plateau
+        The same at moments when requests waited: as many as it lets run.
+    kv_tokens, block_tokens
+        Its room for keys and values, and the tokens of one block.
+    prefix_caching
+        Whether prompts may share keys and values.
+    """
+
+    url: str
+    engine: str = "unknown"
+    version: str | None = None
+    iterations: int | None = None
+    preemptions: int | None = None
+    cached_tokens: int | None = None
+    most_running: int | None = None
+    plateau: int | None = None
+    kv_tokens: int | None = None
+    block_tokens: int | None = None
+    prefix_caching: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerRun:
+    """
+    The requests of a job in the order they were sent, and the servers that completed them.
+
+    Parameters
+    ----------
+    ids
+        Their names.
+    choices
+        Completions of each, shape (requests,).
+    prompt_tokens, completion_tokens
+        Tokens of each prompt, and of all its completions together, as the server states them (``usage``);
+        0 where it failed or did not say, shape (requests,).
+    position
+        Position of each in its file, shape (requests,).
+    sent, finished
+        Seconds after the start of the job, of the attempt that came to an end, shape (requests,).
+    server_of
+        Position of its server, shape (requests,).
+    failed
+        Whether no completion came, shape (requests,).
+    slots
+        Requests under way on a server at a time, as the job was planned.
+    in_flight
+        Completions kept in flight on each.
+    order
+        How the requests were ordered, in a word.
+    retries
+        Attempts that failed and were made again.
+    servers
+        What each counted.
+    """
+
+    ids: tuple[str, ...]
+    choices: IntArray
+    prompt_tokens: IntArray
+    completion_tokens: IntArray
+    position: IntArray
+    sent: FloatArray
+    finished: FloatArray
+    server_of: IntArray
+    failed: IntArray
+    slots: int
+    in_flight: int
+    order: str
+    retries: int
+    servers: tuple[ServerCount, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the start of the job to the last completion."""
+        return float(self.finished.max(initial=0.0))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the run as JSON lines, whole or not at all: a header, then a line per request."""
+        header = {
+            "batchbound_server_run": SERVER_RUN_VERSION,
+            "slots": self.slots,
+            "in_flight": self.in_flight,
+            "order": self.order,
+            "retries": self.retries,
+            "servers": [asdict(server) for server in self.servers],
+            "requests": len(self),
+        }
+        columns = {name: getattr(self, name).tolist() for name in _COLUMNS}
+        with atomic_write(path) as stream:
+            stream.write(json.dumps(header) + "\n")
+            for row, name in enumerate(self.ids):
+                values = {column: columns[column][row] for column in _COLUMNS}
+                stream.write(json.dumps({"id": name, **values}) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ServerRun:
+        """
+        Return the run that :meth:`save` wrote.
+
+        Raises
+        ------
+        InputError
+            If the file is not a whole run of this version.
+        """
+        rows = list(json_lines(path))
+        line, header = rows[0]
+        if header.get("batchbound_server_run") != SERVER_RUN_VERSION:
+            what = f"not a server's run of version {SERVER_RUN_VERSION}"
+            raise InputError(what, file=path, hint=_HINT)
+        read = JsonFields(header, path, hint=_HINT, line=line)
+        if len(rows) - 1 != read.at_least(0, "requests"):
+            raise InputError("the file ends before the run does", file=path, hint="Copy it whole.")
+        columns: dict[str, list[float]] = {name: [] for name in _COLUMNS}
+        for number, row in rows[1:]:
+            fields = JsonFields(row, path, hint=_HINT, line=number)
+            fields.text("id")
+            for name, kind in _COLUMNS.items():
+                least = 1 if name == "choices" else 0
+                columns[name].append(fields.number(name) if kind is float else fields.at_least(least, name))
+        return cls(
+            ids=tuple(str(row["id"]) for _, row in rows[1:]),
+            slots=read.at_least(1, "slots"),
+            in_flight=read.at_least(1, "in_flight"),
+            order=read.text("order"),
+            retries=read.at_least(0, "retries"),
+            servers=_servers(read.get("servers"), path),
+            **{name: np.array(columns[name], dtype=kind) for name, kind in _COLUMNS.items()},
+        )
+
+
+_COLUMNS: Mapping[str, type] = {
+    "choices": int,
+    "prompt_tokens": int,
+    "completion_tokens": int,
+    "position": int,
+    "sent": float,
+    "finished": float,
+    "server_of": int,
+    "failed": int,
+}
+
+
+def _servers(value: object, path: str | os.PathLike[str]) -> tuple[ServerCount, ...]:
+    try:
+        if not isinstance(value, list) or not value:
+            raise TypeError("no list of servers")
+        return tuple(ServerCount(**entry) for entry in value)
+    except TypeError as error:
+        what = f"says nothing readable of its servers ({error})"
+        raise InputError(what, file=path, where="line 1, field 'servers'", hint=_HINT) from None

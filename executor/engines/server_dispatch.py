@@ -1,0 +1,288 @@
+"""Requests released to servers in a plan's order, and kept going when servers fail."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+from ...data.readers.server_batch import ServerRequest
+from .server_client import Kind, Reply, ServerClient
+
+_BREAKS_BEFORE_ALONE = 3
+"""Broken connections of a server without a completion in between, after which requests go one at a time."""
+
+_BREAKS_ALONE = 3
+"""Connections that a request breaks while it is alone on its server, after which it is given up."""
+
+_TIMEOUTS = 2
+"""Attempts at a request that run out of time, after which it is given up."""
+
+_HOPELESS = 20
+"""Requests that fail before any succeeds, after which a run stops: something is wrong with all of them."""
+
+
+def in_flight_of(slots: int) -> int:
+    """
+    Return how many completions to keep in flight on a server of so many slots.
+
+    As many as there are slots would leave each slot empty from one completion until the next request comes;
+    a few that wait in the server's queue fill it at once.
+    """
+    return slots + max(4, slots // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """
+    How long to go on with a request, and with servers, that fail.
+
+    Parameters
+    ----------
+    attempts
+        Attempts at a request that its server calls busy or lets time out.
+    backoff, longest_backoff
+        Seconds to wait after the first attempt that failed, doubled after each further one, and at most; each
+        wait is cut to between half of it and all of it at random.
+    outage
+        Seconds for which no server may be reachable before the run stops.
+    """
+
+    attempts: int = 8
+    backoff: float = 0.5
+    longest_backoff: float = 60.0
+    outage: float = 600.0
+
+    def wait(self, failures: int, rng: random.Random) -> float:
+        """Return the seconds to wait after so many failures in a row (at least one)."""
+        whole = min(self.longest_backoff, self.backoff * 2.0 ** min(failures - 1, 30))
+        return whole * (0.5 + 0.5 * rng.random())
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """
+    What became of one request.
+
+    Parameters
+    ----------
+    request
+        Its position.
+    server
+        The server of the last attempt.
+    reply
+        The last attempt.
+    sent, finished
+        Seconds after the start, of the last attempt.
+    attempts
+        In all.
+    """
+
+    request: int
+    server: int
+    reply: Reply
+    sent: float
+    finished: float
+    attempts: int
+
+
+class _Server:
+    def __init__(self, client: ServerClient, room: int) -> None:
+        self.client, self.most, self.held, self.flying = client, room, 0, 0
+        self.down = False
+        self.paused_until = self.broke_at = 0.0
+        self.breaks = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether requests go one at a time, to find the one that breaks the server."""
+        return self.breaks >= _BREAKS_BEFORE_ALONE
+
+    def takes(self, weight: int, now: float) -> bool:
+        """Return whether a request of that many completions can be sent now."""
+        if self.down or now < self.paused_until:
+            return False
+        return self.flying == 0 or (not self.alone and self.held + weight <= self.most)
+
+
+class Dispatch:
+    """
+    Sends requests in order, the next one wherever there is room, until each has its outcome.
+
+    A request that failed goes back to its place in the order. A server that cannot be reached gets no request
+    until it answers again; those it had go to the others, or back to it.
+
+    Parameters
+    ----------
+    requests
+        What to send.
+    clients
+        The servers: replicas of one another.
+    in_flight
+        Completions in flight on each.
+    patience
+        With failures.
+    rng
+        Of the waits.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[ServerRequest],
+        clients: Sequence[ServerClient],
+        in_flight: int,
+        patience: Patience,
+        rng: random.Random,
+    ) -> None:
+        self._requests, self._patience, self._rng = requests, patience, rng
+        self._servers = [_Server(client, in_flight) for client in clients]
+        self._ready: list[tuple[int, int]] = []
+        self._later: list[tuple[float, int, int]] = []
+        self._rank: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}
+        self._failed: dict[int, int] = {}
+        self._broke: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # A server that is back again is put in as None, so that the wait for a reply ends.
+        self._replies: asyncio.Queue[tuple[int, int, float, Reply] | None] = asyncio.Queue()
+        self._reached = self._begun = 0.0
+        self._held_back: list[Served] = []
+        self._answered = False
+        self.retries = 0
+
+    async def run(self, order: Sequence[int], on_served: Callable[[Served], None]) -> str | None:
+        """
+        Serve requests, and return why it stopped early, or None when each has its outcome.
+
+        Parameters
+        ----------
+        order
+            Positions of the requests, first to be sent first.
+        on_served
+            Called with each outcome as it comes; failures before the first completion are held back until it
+            is there, and dropped if they are all there is (wrong address, wrong model).
+        """
+        loop = asyncio.get_running_loop()
+        self._begun = self._reached = loop.time()
+        self._ready = [(rank, request) for rank, request in enumerate(order)]
+        self._rank = {request: rank for rank, request in self._ready}
+        left = len(self._ready)
+        try:
+            while left:
+                self._release(loop.time())
+                got = await self._next(loop.time())
+                served = None if got is None else self._judge(*got, loop.time())
+                if served is not None:
+                    left -= 1
+                    self._tell(served, on_served, last=not left)
+                if len(self._held_back) >= _HOPELESS:
+                    why = self._held_back[-1].reply.message
+                    return f"the first {_HOPELESS} requests all failed: {why}"
+                out = loop.time() - self._reached
+                if out > self._patience.outage and all(server.down for server in self._servers):
+                    return f"no server could be reached for {out:.0f} s"
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        return None
+
+    def _tell(self, served: Served, on_served: Callable[[Served], None], *, last: bool) -> None:
+        self._answered |= served.reply.kind is Kind.ANSWERED
+        self._held_back.append(served)
+        if self._answered or last:
+            for one in self._held_back:
+                on_served(one)
+            self._held_back.clear()
+
+    def _release(self, now: float) -> None:
+        while self._later and self._later[0][0] <= now:
+            _, rank, request = heapq.heappop(self._later)
+            heapq.heappush(self._ready, (rank, request))
+        while self._ready:
+            request = self._ready[0][1]
+            weight = self._requests[request].choices
+            able = [k for k, server in enumerate(self._servers) if server.takes(weight, now)]
+            if not able:
+                return
+            heapq.heappop(self._ready)
+            k = min(able, key=lambda one: self._servers[one].held)
+            self._servers[k].held += weight
+            self._servers[k].flying += 1
+            self._attempts[request] = self._attempts.get(request, 0) + 1
+            self._start(self._send(request, k))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, request: int, k: int) -> None:
+        sent = asyncio.get_running_loop().time()
+        reply = await self._servers[k].client.send(self._requests[request])
+        self._replies.put_nowait((request, k, sent, reply))
+
+    async def _revive(self, server: _Server) -> None:
+        failures = 1
+        while server.down:
+            await asyncio.sleep(self._patience.wait(failures, self._rng))
+            failures += 1
+            server.down = not await server.client.reachable()
+            self._replies.put_nowait(None)
+
+    async def _next(self, now: float) -> tuple[int, int, float, Reply] | None:
+        """Return the next reply; None when a wait is over first."""
+        waits = [at for at, _, _ in self._later[:1]]
+        if self._ready:
+            waits += [server.paused_until for server in self._servers if server.paused_until > now]
+        try:
+            async with asyncio.timeout(None if not waits else max(0.0, min(waits) - now)):
+                return await self._replies.get()
+        except TimeoutError:
+            return None
+
+    def _judge(self, request: int, k: int, sent: float, reply: Reply, now: float) -> Served | None:
+        """Return the outcome of a request, or None if it is to be sent again."""
+        server, kind = self._servers[k], reply.kind
+        server.held -= self._requests[request].choices
+        server.flying -= 1
+        served = Served(request, k, reply, sent - self._begun, now - self._begun, self._attempts[request])
+        if kind is not Kind.UNREACHABLE:
+            self._reached = now
+        if kind in (Kind.ANSWERED, Kind.REFUSED):
+            server.breaks = 0
+            return served
+        wait = 0.0
+        if kind is Kind.UNREACHABLE:
+            self._mark_down(server)
+        elif kind is Kind.BROKEN:
+            if server.alone and server.flying == 0:
+                broke = self._broke[request] = self._broke.get(request, 0) + 1
+                if broke >= _BREAKS_ALONE:
+                    return served
+            if sent >= server.broke_at:
+                server.breaks, server.broke_at = server.breaks + 1, now
+            wait = self._patience.wait(1, self._rng)
+        else:
+            failed = self._failed[request] = self._failed.get(request, 0) + 1
+            if failed >= (self._patience.attempts if kind is Kind.BUSY else _TIMEOUTS):
+                return served
+            wait = self._patience.wait(failed, self._rng) if reply.wait is None else reply.wait
+            self._hold(server, reply, now + wait)
+        self.retries += 1
+        heapq.heappush(self._later, (now + wait, self._rank[request], request))
+        return None
+
+    def _hold(self, server: _Server, reply: Reply, until: float) -> None:
+        """Send a server nothing for a while where its status says so."""
+        if reply.status in (502, 504) or (reply.status == 503 and reply.wait is None):
+            self._mark_down(server)  # a proxy whose server is gone
+        elif reply.status in (429, 503, 529):
+            server.paused_until = max(server.paused_until, until)
+
+    def _mark_down(self, server: _Server) -> None:
+        if not server.down:
+            server.down = True
+            self._start(self._revive(server))

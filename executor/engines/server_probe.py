@@ -1,0 +1,140 @@
+"""What a server tells of itself before a job, and while one runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+from ...data.readers.server_metrics import ServerMetrics, parse_metrics
+from .server_client import ServerClient
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """
+    What could be found out about a server; None for the rest.
+
+    Parameters
+    ----------
+    url
+        Where it is.
+    reachable
+        Whether it answers.
+    engine
+        ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
+    version
+        Of the engine.
+    models
+        Names it serves.
+    max_model_len
+        Most tokens of a prompt and its completion.
+    slots
+        Completions it works on at a time, where it says so.
+    metrics
+        Its counters, or None if it shows none.
+    """
+
+    url: str
+    reachable: bool
+    engine: str = "unknown"
+    version: str | None = None
+    models: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    slots: int | None = None
+    metrics: ServerMetrics | None = None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What could not be found out, in words."""
+        metrics = self.metrics or ServerMetrics()
+        missing = {
+            "which engine it is": None if self.engine == "unknown" else self.engine,
+            "its slots (max_num_seqs)": self.slots,
+            "its room for keys and values": metrics.kv_tokens,
+            "how many iterations it runs": metrics.iterations,
+            "whether others use it": metrics.running,
+            # No engine says which policy its scheduler has, and one without priorities drops the field.
+            "whether it heeds priority": None,
+        }
+        return tuple(name for name, known in missing.items() if known is None)
+
+
+async def probe(client: ServerClient) -> ServerFacts:
+    """Return what a server tells, without sending it a request to complete."""
+    models, metrics, version, props = await asyncio.gather(
+        *(client.text(path) for path in ("/v1/models", "/metrics", "/version", "/props"))
+    )
+    reachable = models is not None or metrics is not None or await client.reachable()
+    counters = None if metrics is None else parse_metrics(metrics)
+    listed = [entry for entry in _list(_object(models).get("data")) if isinstance(entry, dict)]
+    engine = "unknown" if counters is None else counters.engine
+    owners = {str(entry.get("owned_by")).lower() for entry in listed}
+    if engine == "unknown":
+        engine = next((name for name in ("vllm", "sglang") if name in owners), "unknown")
+    slots = _object(props).get("total_slots")
+    if engine == "unknown" and type(slots) is int:
+        engine = "llama.cpp"
+    lengths = [entry.get("max_model_len") for entry in listed]
+    known = [length for length in lengths if type(length) is int]
+    stated = _object(version).get("version")
+    return ServerFacts(
+        url=client.url,
+        reachable=reachable,
+        engine=engine,
+        version=stated if isinstance(stated, str) else None,
+        models=tuple(str(entry["id"]) for entry in listed if "id" in entry),
+        max_model_len=min(known, default=None),
+        slots=slots if type(slots) is int else None,
+        metrics=counters,
+    )
+
+
+class Watch:
+    """
+    Reads a server's counters now and then while a job runs.
+
+    Parameters
+    ----------
+    client
+        The server.
+    every
+        Seconds between two readings.
+    """
+
+    def __init__(self, client: ServerClient, every: float = 2.0) -> None:
+        self._client, self._every = client, every
+        self.most_running = 0
+        self.most_waiting = 0
+        self.plateau = 0
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            await asyncio.sleep(self._every)
+            await self.read()
+
+    async def read(self) -> ServerMetrics | None:
+        """Return the counters now, None if the server shows none."""
+        text = await self._client.text("/metrics")
+        if text is None:
+            return None
+        metrics = parse_metrics(text)
+        self.most_running = max(self.most_running, metrics.running or 0)
+        self.most_waiting = max(self.most_waiting, metrics.waiting or 0)
+        if metrics.waiting:
+            # With requests waiting, as many run as the server lets.
+            self.plateau = max(self.plateau, metrics.running or 0)
+        return metrics
+
+
+def _object(text: str | None) -> dict[str, object]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,129 @@
+"""What became of a server's iterations: how many were needed, and what the others went into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.iterations import EngineLimits, IterationBound, Sequences
+from ...data.readers.server_run import ServerRun
+from ...models.bounds.iterations import iteration_bound
+from ..serving.release import Predicted, predict
+
+_NO_LIMIT = 2**40
+
+ORDER = "order: beyond longest first"
+OTHER = "client, server and other users"
+OPEN = "longest first above the bound"
+
+
+@dataclass(frozen=True, slots=True)
+class IterationAudit:
+    """
+    A run's iterations against the fewest that any order could have taken.
+
+    Parameters
+    ----------
+    counted
+        By the server; None if it does not tell.
+    bound, limits, sequences
+        At the lengths that came out, and what it holds for.
+    simulated
+        Iterations that the engine's simulation takes, by the order of the requests: ``as sent``,
+        ``file order`` and ``longest first``; empty for a job too large to simulate.
+    """
+
+    counted: int | None
+    bound: IterationBound
+    limits: EngineLimits
+    sequences: Sequences
+    simulated: Mapping[str, Predicted]
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Iterations above the bound by cause; they add up to those counted (or simulated) less the bound."""
+        if not self.simulated:
+            return {} if self.counted is None else {"not told apart": self.counted - self.bound.iterations}
+        sent, best = self.simulated["as sent"].iterations, self.simulated["longest first"].iterations
+        best = min(sent, best)
+        parts = {ORDER: sent - best, OPEN: best - self.bound.iterations}
+        return parts if self.counted is None else {OTHER: self.counted - sent, **parts}
+
+
+def sequences_of(run: ServerRun) -> Sequences:
+    """
+    Return what a run's servers computed, a row per completion, in the order the requests were sent.
+
+    Failed requests are left out. Where prompts may have shared keys and values, all of a prompt but one token
+    counts as cached.
+
+    Raises
+    ------
+    ValueError
+        If no request was completed, or a completion's tokens are unknown.
+    """
+    done = np.flatnonzero(run.failed == 0)
+    choices, total = run.choices[done], run.completion_tokens[done]
+    if not done.size or (total < choices).any() or (run.prompt_tokens[done] < 1).any():
+        raise ValueError("the servers did not say how many tokens each request had")
+    of = np.repeat(np.arange(len(done)), choices)
+    nth = np.arange(len(of)) - np.repeat(np.cumsum(choices) - choices, choices)
+    output = total[of] // choices[of] + (nth < total[of] % choices[of])
+    prompt = run.prompt_tokens[done][of]
+    # A counter that stands still shows that nothing was shared; an engine that shows none may share all.
+    hit = any(server.prefix_caching is not False and server.cached_tokens != 0 for server in run.servers)
+    cached = prompt - 1 if hit else np.where(nth > 0, prompt - 1, 0)
+    return Sequences(prompt, output, cached, exact=bool((choices == 1).all()))
+
+
+def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool) -> IterationAudit:
+    """
+    Return what became of a run's iterations.
+
+    Parameters
+    ----------
+    run
+        The run.
+    limits
+        Of its servers together, as planned.
+    budget_known
+        Whether ``limits.batched_tokens`` is the servers' own; else the bound does without it.
+
+    Raises
+    ------
+    ValueError
+        As :func:`sequences_of`.
+    """
+    sequences = sequences_of(run)
+    observed = sum(server.most_running or 0 for server in run.servers)
+    # A server that was seen with more requests under way than planned has more slots.
+    proven = replace(
+        limits,
+        sequences=max(limits.sequences, observed),
+        batched_tokens=limits.batched_tokens if budget_known else _NO_LIMIT,
+    )
+    counts = [server.iterations for server in run.servers]
+    known = [count for count in counts if count is not None]
+    return IterationAudit(
+        counted=max(known) if len(known) == len(counts) else None,
+        bound=iteration_bound(sequences, proven),
+        limits=proven,
+        sequences=sequences,
+        simulated=_simulated(sequences, run, replace(limits, sequences=proven.sequences)),
+    )
+
+
+def _simulated(sequences: Sequences, run: ServerRun, limits: EngineLimits) -> dict[str, Predicted]:
+    done = np.flatnonzero(run.failed == 0)
+    position = np.repeat(run.position[done], run.choices[done])
+    orders: dict[str, IntArray] = {
+        "as sent": np.arange(len(sequences)),
+        "file order": np.argsort(position, kind="stable"),
+        "longest first": np.argsort(-sequences.output, kind="stable"),
+    }
+    found = {name: predict(sequences, limits, order) for name, order in orders.items()}
+    known = {name: one for name, one in found.items() if one is not None}
+    return known if len(known) == len(found) else {}

@@ -1,0 +1,234 @@
+"""One run of a batch on servers that people already have: from bodies to completions on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...data.readers.server_batch import ServerRequest
+from ...data.readers.server_metrics import ServerMetrics
+from ...data.readers.server_run import ServerCount, ServerRun
+from ..engines.server_client import Kind, Reply, ServerClient
+from ..engines.server_dispatch import Dispatch, Patience, Served, in_flight_of
+from ..engines.server_probe import ServerFacts, Watch, probe
+from .journal import Journal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerOutcome:
+    """
+    What a run on servers came to.
+
+    Parameters
+    ----------
+    run
+        Of the requests this run served.
+    failed
+        Requests that have no completion, of this run and of an earlier part of it.
+    stopped
+        Why the run ended early, or None.
+    """
+
+    run: ServerRun
+    failed: int
+    stopped: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerJob:
+    """
+    A batch, the order to release it in, and the servers.
+
+    Parameters
+    ----------
+    requests
+        In the order of their file.
+    order
+        Positions of all requests, first to be sent first, shape (requests,).
+    urls
+        The servers: replicas of one another.
+    slots
+        Requests each of them works on at a time.
+    in_flight
+        Completions to keep in flight on each; as :func:`.in_flight_of` says by default.
+    order_name
+        How the order came to be, in a word.
+    model
+        Goes in the place of every body's ``model``; None to leave them.
+    timeout
+        Seconds a request may take.
+    patience
+        With failures.
+    seed
+        Of the random waits between attempts.
+    """
+
+    requests: Sequence[ServerRequest]
+    order: Sequence[int]
+    urls: Sequence[str]
+    slots: int
+    in_flight: int | None = None
+    order_name: str = "plan"
+    model: str | None = None
+    timeout: float = 3600.0
+    patience: Patience = field(default_factory=Patience)
+    seed: int = 0
+
+    @property
+    def flying(self) -> int:
+        """Completions kept in flight on each server."""
+        return in_flight_of(self.slots) if self.in_flight is None else self.in_flight
+
+    def probe(self) -> tuple[ServerFacts, ...]:
+        """Return what the servers tell of themselves."""
+
+        async def ask() -> tuple[ServerFacts, ...]:
+            async with contextlib.AsyncExitStack() as stack:
+                clients = [ServerClient(url, timeout=self.timeout) for url in self.urls]
+                for client in clients:
+                    stack.push_async_callback(client.close)
+                return tuple(await asyncio.gather(*map(probe, clients)))
+
+        return asyncio.run(ask())
+
+    def run(
+        self,
+        journal: Journal,
+        facts: Sequence[ServerFacts],
+        *,
+        on_served: Callable[[int], None] | None = None,
+    ) -> ServerOutcome:
+        """
+        Send every request that has no outcome in the journal yet.
+
+        Parameters
+        ----------
+        journal
+            Takes each completion, and each final failure, as it comes.
+        facts
+            What :meth:`probe` found.
+        on_served
+            Called with the number of requests this run is done with.
+
+        Returns
+        -------
+        ServerOutcome
+            What was done, and why it stopped, if it did.
+        """
+        return asyncio.run(self._run(journal, facts, on_served))
+
+    async def _run(
+        self, journal: Journal, facts: Sequence[ServerFacts], on_served: Callable[[int], None] | None
+    ) -> ServerOutcome:
+        left = [i for i in self.order if self.requests[i].custom_id not in journal.finished]
+        served: list[Served] = []
+
+        def keep(one: Served) -> None:
+            request = self.requests[one.request]
+            journal.append(request.custom_id, output_line(request, one.reply))
+            served.append(one)
+            if on_served is not None:
+                on_served(len(served))
+
+        async with contextlib.AsyncExitStack() as stack:
+            clients = []
+            for fact in facts:
+                default = fact.models[0] if fact.models else None
+                client = ServerClient(fact.url, timeout=self.timeout, model=self.model, default_model=default)
+                stack.push_async_callback(client.close)
+                clients.append(client)
+            watches = [Watch(client) for client in clients]
+            before = await asyncio.gather(*(watch.read() for watch in watches))
+            readers = [asyncio.create_task(watch.run()) for watch in watches]
+            dispatch = Dispatch(self.requests, clients, self.flying, self.patience, random.Random(self.seed))
+            try:
+                stopped = await dispatch.run(left, keep)
+            finally:
+                for reader in readers:
+                    reader.cancel()
+                await asyncio.gather(*readers, return_exceptions=True)
+            after = await asyncio.gather(*(watch.read() for watch in watches))
+        counts = [
+            _count(fact, watch, first, last)
+            for fact, watch, first, last in zip(facts, watches, before, after, strict=True)
+        ]
+        failed = sum(not completed(line) for line in journal.finished.values())
+        return ServerOutcome(self._record(served, counts, dispatch.retries), failed, stopped)
+
+    def _record(self, served: list[Served], counts: list[ServerCount], retries: int) -> ServerRun:
+        served = sorted(served, key=lambda one: one.sent)
+        usage = [_usage(one.reply) for one in served]
+        requests = [self.requests[one.request] for one in served]
+        return ServerRun(
+            ids=tuple(request.custom_id for request in requests),
+            choices=np.array([request.choices for request in requests], dtype=np.int64),
+            prompt_tokens=np.array([prompt for prompt, _ in usage], dtype=np.int64),
+            completion_tokens=np.array([completion for _, completion in usage], dtype=np.int64),
+            position=np.array([one.request for one in served], dtype=np.int64),
+            sent=np.array([one.sent for one in served]),
+            finished=np.array([one.finished for one in served]),
+            server_of=np.array([one.server for one in served], dtype=np.int64),
+            failed=np.array([one.reply.kind is not Kind.ANSWERED for one in served], dtype=np.int64),
+            slots=self.slots,
+            in_flight=self.flying,
+            order=self.order_name,
+            retries=retries,
+            servers=tuple(counts),
+        )
+
+
+def output_line(request: ServerRequest, reply: Reply) -> dict[str, object]:
+    """Return the line of the OpenAI batch output format for a request's outcome."""
+    name = hashlib.sha256(request.custom_id.encode()).hexdigest()[:24]
+    line: dict[str, object] = {"id": f"batch_req_{name}", "custom_id": request.custom_id}
+    if reply.status is not None and reply.body is not None:
+        response = {"status_code": reply.status, "request_id": reply.request_id, "body": dict(reply.body)}
+        return line | {"response": response, "error": None}
+    error = {"code": reply.kind.value.replace(" ", "_"), "message": reply.message}
+    return line | {"response": None, "error": error}
+
+
+def completed(line: Mapping[str, Any]) -> bool:
+    """Return whether a line of an output file holds a completion."""
+    response = line.get("response")
+    return isinstance(response, Mapping) and response.get("status_code") == 200
+
+
+def _usage(reply: Reply) -> tuple[int, int]:
+    """Return the tokens of a prompt and of its completions as the server counted them, 0 where it did not."""
+    usage = {} if reply.body is None or reply.kind is not Kind.ANSWERED else reply.body.get("usage") or {}
+    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    prompt, completion = (count if type(count) is int and count >= 0 else 0 for count in counts)
+    return prompt, completion
+
+
+def _count(
+    fact: ServerFacts, watch: Watch, first: ServerMetrics | None, last: ServerMetrics | None
+) -> ServerCount:
+    known = ServerCount(fact.url, fact.engine, fact.version)
+    if first is None or last is None:
+        return known
+
+    def during(name: str) -> int | None:
+        start, end = getattr(first, name), getattr(last, name)
+        # A counter that went back belongs to a server that started anew.
+        return None if start is None or end is None or end < start else int(end - start)
+
+    return replace(
+        known,
+        iterations=during("iterations"),
+        preemptions=during("preemptions"),
+        cached_tokens=during("cached_tokens"),
+        most_running=watch.most_running,
+        plateau=watch.plateau or None,
+        kv_tokens=last.kv_tokens,
+        block_tokens=last.block_tokens,
+        prefix_caching=last.prefix_caching,
+    )

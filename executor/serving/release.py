@@ -1,0 +1,120 @@
+"""The order to release requests to a mixing engine in, chosen by simulating its iterations."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.iterations import EngineLimits, Sequences
+from ...data.workload import Workload
+from ...heuristics.serving.chunked_prefill import ChunkedPrefill
+from ...heuristics.serving.kv_blocks import BlockPool
+from .mixed_iterations import simulate_iterations
+
+MOST_SIMULATED = 3_000_000
+"""Tokens of completions of a job up to which its iterations are simulated, seconds of work; none beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """
+    What an engine makes of an order.
+
+    Parameters
+    ----------
+    iterations
+        Until the last token.
+    preemptions
+        Requests put back for want of keys and values.
+    """
+
+    iterations: int
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    """
+    An order to release requests in.
+
+    Parameters
+    ----------
+    name
+        How it came to be.
+    order
+        Positions of the requests, first to be sent first, shape (requests,).
+    predicted
+        What the engine makes of it, or None for a job too large to simulate.
+    """
+
+    name: str
+    order: IntArray
+    predicted: Predicted | None
+
+
+def predict(sequences: Sequences, limits: EngineLimits, order: Sequence[int] | IntArray) -> Predicted | None:
+    """
+    Return the iterations a mixing engine takes for sequences that wait in an order, all there at the start.
+
+    The engine is simulated token by token as vLLM schedules it; where no limit but its slots can bind, each
+    sequence is only given the slot that is free first, which comes to the same. None for a job of more than
+    :data:`MOST_SIMULATED` tokens where keys and values may run out.
+
+    Parameters
+    ----------
+    sequences, limits
+        What is computed, and on which engine.
+    order
+        Positions of the sequences, first to be admitted first, shape (sequences,).
+    """
+    order = np.asarray(order, dtype=np.int64)
+    if int(sequences.output.sum()) > MOST_SIMULATED:
+        return None if sequences.may_run_short(limits) else Predicted(_slots_only(sequences, limits, order))
+    work = Workload.from_lengths(sequences.prompt[order], sequences.output[order])
+    pool = BlockPool(limits.kv_tokens, limits.block_tokens, reuse=False)
+    policy = ChunkedPrefill(limits.batched_tokens, limits.sequences)
+    trace = simulate_iterations(work, policy, _one_second, pool)
+    return Predicted(len(trace.stages), trace.evictions)
+
+
+def choose_release(
+    sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray], preferred: str
+) -> Release:
+    """
+    Return the order of fewest predicted iterations.
+
+    Parameters
+    ----------
+    sequences, limits
+        What is computed, and on which engine.
+    orders
+        To choose from, by name, each of shape (sequences,).
+    preferred
+        The one to take where several are equal, or nothing can be predicted.
+    """
+    names = [preferred, *(name for name in orders if name != preferred)]
+    best: Release | None = None
+    for name in names:
+        found = Release(name, orders[name], predict(sequences, limits, orders[name]))
+        if found.predicted is None:
+            return found
+        if best is None or best.predicted is None or found.predicted.iterations < best.predicted.iterations:
+            best = found
+    assert best is not None
+    return best
+
+
+def _one_second(contexts: Sequence[int], chunks: Sequence[tuple[int, int]], drawn: int) -> float:
+    return 1.0
+
+
+def _slots_only(sequences: Sequences, limits: EngineLimits, order: IntArray) -> int:
+    """Return the iterations where a sequence waits for nothing but a slot."""
+    ends = [0] * min(limits.sequences, len(order))
+    for rows in sequences.rows(limits)[order].tolist():
+        heapq.heapreplace(ends, ends[0] + rows)
+    return max(ends)

@@ -1,0 +1,68 @@
+"""The least iterations of an engine that mixes prompt chunks with generated tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...data.costs.cost import IntArray
+from ...data.iterations import EngineLimits, IterationBound, Sequences
+from .partition import lifted_bound
+
+
+def iteration_bound(sequences: Sequences, limits: EngineLimits) -> IterationBound:
+    """
+    Return the most iterations that can be proven necessary, with a certificate.
+
+    Whatever the order, a sequence of ``p`` prompt tokens (``c`` of them cacheable) and ``a`` generated ones
+    is one of at most ``S`` in ``r = a + ceil((p - c) / B) - 1`` iterations, where an iteration computes at
+    most ``B`` tokens. Hence, the strongest of:
+
+    - *slots*: the sum of ``r`` over ``S``;
+    - *longest*: the largest ``r``;
+    - *packing*: where nobody has to be put back, sequences take slots for intervals, and a packing of them is
+      no shorter than any lifted sub-instance (:func:`~.partition.lifted_bound`; its simplest case is that of
+      ``k S + 1`` sequences ``k + 1`` share a slot);
+    - *tokens*: every prompt token not cached and every generated one but the last is computed once: their
+      number over ``B``;
+    - *KV*: in the iteration that draws its token ``j`` a sequence holds the blocks of at least
+      ``p - c + j - 1`` tokens of its own: their sum over all blocks.
+
+    Parameters
+    ----------
+    sequences
+        What is to be computed.
+    limits
+        Of the engine, which puts nobody back unless keys and values run out.
+    """
+    rows = sequences.rows(limits)
+    claims: list[tuple[int, str, Mapping[str, object]]] = [
+        (-(-int(rows.sum()) // limits.sequences), "slots", {"kind": "slots"}),
+        (int(rows.max()), "longest request", {"kind": "longest"}),
+    ]
+    if sequences.exact and not sequences.may_run_short(limits):
+        packing = lifted_bound(rows, limits.sequences)
+        claims.append((packing.value, "packing", {"kind": "packing", **_named(packing.witness)}))
+    computed = int((sequences.prompt - sequences.cached).sum() + (sequences.output - 1).sum())
+    claims.append((-(-computed // limits.batched_tokens), "tokens", {"kind": "tokens"}))
+    if limits.blocks is not None and sequences.exact:
+        claims.append((-(-held_blocks(sequences, limits) // limits.blocks), "KV", {"kind": "KV"}))
+    value, source, claim = max(claims, key=lambda one: one[0])
+    return IterationBound(value, source, claim)
+
+
+def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
+    """Return the blocks that sequences hold, summed over the iterations that draw a token."""
+    g = limits.block_tokens
+    own = sequences.prompt - sequences.cached
+    return int((_blocks_up_to(own + sequences.output - 1, g) - _blocks_up_to(own - 1, g)).sum())
+
+
+def _blocks_up_to(tokens: IntArray, g: int) -> IntArray:
+    """Return the sum over x = 1 .. tokens of ceil(x / g), shape of ``tokens``."""
+    whole, rest = tokens // g, tokens % g
+    total: IntArray = g * whole * (whole + 1) // 2 + rest * (whole + 1)
+    return total
+
+
+def _named(witness: Mapping[str, object]) -> dict[str, object]:
+    return {name: witness[name] for name in ("heaviest", "machines")}

@@ -1,0 +1,86 @@
+"""An independent check of a bound on iterations."""
+
+from __future__ import annotations
+
+import math
+
+from ...data.iterations import EngineLimits, IterationBound, Sequences
+from ...data.schedule import Violation
+
+
+def verify_iterations(sequences: Sequences, limits: EngineLimits, bound: IterationBound) -> Violation | None:
+    """
+    Return what is wrong with a bound on iterations, or None if its certificate proves it.
+
+    Everything is counted again from the sequences, one by one, by code that shares nothing with what makes
+    the bound.
+
+    Parameters
+    ----------
+    sequences, limits
+        What is computed, and on which engine.
+    bound
+        The bound with its certificate.
+    """
+    claim = bound.certificate
+    try:
+        proven = _proven(sequences, limits, str(claim["kind"]), claim.get("heaviest"), claim.get("machines"))
+    except (KeyError, TypeError, ValueError) as error:
+        return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
+    if isinstance(proven, Violation):
+        return proven
+    if bound.iterations > proven:
+        what = f"it proves {proven} iterations, the bound says {bound.iterations}"
+        return Violation("the certificate proves the bound", what)
+    return None
+
+
+def _proven(
+    sequences: Sequences, limits: EngineLimits, kind: str, heaviest: object, machines: object
+) -> int | Violation:
+    needed = [
+        output - 1 + math.ceil((prompt - cached) / limits.batched_tokens)
+        for prompt, output, cached in _rows(sequences)
+    ]
+    if kind == "slots":
+        return math.ceil(sum(needed) / limits.sequences)
+    if kind == "longest":
+        return max(needed)
+    if kind == "tokens":
+        computed = sum(prompt - cached + output - 1 for prompt, output, cached in _rows(sequences))
+        return math.ceil(computed / limits.batched_tokens)
+    if not sequences.exact:
+        return Violation("iterations", f"{kind} needs the length of each completion, not their sum")
+    if kind == "KV":
+        return _kv(sequences, limits)
+    if kind == "packing":
+        if type(heaviest) is not int or type(machines) is not int:
+            raise TypeError("heaviest and machines are no whole numbers")
+        return _packing(sequences, limits, sorted(needed, reverse=True)[:heaviest], machines)
+    return Violation("a certificate is of a known kind", f"{kind!r} is not")
+
+
+def _rows(sequences: Sequences) -> list[tuple[int, int, int]]:
+    columns = (sequences.prompt, sequences.output, sequences.cached)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
+    if limits.blocks is None:
+        return Violation("iterations", "keys and values have no limit")
+    size, held = limits.block_tokens, 0
+    for prompt, output, cached in _rows(sequences):
+        held += sum(math.ceil((prompt - cached + drawn) / size) for drawn in range(output))
+    return math.ceil(held / limits.blocks)
+
+
+def _packing(sequences: Sequences, limits: EngineLimits, heavy: list[int], machines: int) -> int | Violation:
+    if not 1 <= machines <= limits.sequences:
+        return Violation("iterations", f"{machines} of {limits.sequences} slots cannot be chosen")
+    if limits.blocks is not None:
+        peaks = sorted(math.ceil((p + a - 1) / limits.block_tokens) for p, a, _ in _rows(sequences))
+        if sum(peaks[-limits.sequences :]) > limits.blocks:
+            return Violation("iterations", "requests may have to be put back, and then share no slot")
+    # Dealt out evenly is the fewest that the fullest slots can hold.
+    dealt = [len(heavy) // limits.sequences + (k < len(heavy) % limits.sequences) for k in range(machines)]
+    return math.ceil(sum(sorted(heavy)[: sum(dealt)]) / machines)

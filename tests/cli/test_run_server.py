@@ -1,0 +1,300 @@
+"""``run --server`` against a server of our own that fails in every way a real one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_server import FakeServer
+
+from batchbound.cli import main
+from batchbound.data.readers.server_run import ServerRun
+
+
+def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
+    with path.open("w") as stream:
+        for number, tokens in enumerate(lengths):
+            body = {"model": "fake", "prompt": f"r{number}", "max_tokens": tokens, **extra}
+            stream.write(json.dumps({"custom_id": f"r{number}", "body": body}) + "\n")
+    return path
+
+
+def run_words(batch: Path, server: FakeServer, *more: str) -> list[str]:
+    out = [str(batch.parent / "answers.jsonl"), "--trace", str(batch.parent / "trace.jsonl")]
+    return ["run", str(batch), "--server", server.url, "-o", *out, "--json", *more]
+
+
+def rows_of(batch: Path) -> dict[str, dict[str, Any]]:
+    lines = (batch.parent / "answers.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    names = [row["custom_id"] for row in rows]
+    assert len(set(names)) == len(names)
+    return dict(zip(names, rows, strict=True))
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    return str(row["response"]["body"]["choices"][0]["text"])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait milliseconds where a user would wait seconds; and no proxy stands between us and ourselves."""
+    from batchbound.executor.engines import server_dispatch
+
+    waits = server_dispatch.Patience.wait
+    monkeypatch.setattr(server_dispatch.Patience, "wait", lambda *given: waits(*given) / 50)
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+def heavy_tailed(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [min(200, int(rng.lognormvariate(2.5, 1.0)) + 1) for _ in range(count)]
+
+
+def test_the_order_is_released_so_that_the_server_ends_near_the_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = heavy_tailed(60)
+    batch = write_batch(tmp_path / "in.jsonl", lengths)
+    counted = {}
+    for order in ("file", "auto"):
+        with FakeServer(4, gate=8, total=60) as server:
+            assert main(run_words(batch, server, "--slots", "4", "--order", order, "--overwrite")) == 0
+            assert server.most_in_flight == 8
+            counted[order] = server.iterations
+        said = json.loads(capsys.readouterr().out)
+        assert said["iterations"] == said["predicted_iterations"] == counted[order]
+        assert said["bound_iterations"] <= counted[order]
+        assert sum(said["losses"].values()) == counted[order] - said["bound_iterations"]
+    assert counted["auto"] <= 1.02 * said["bound_iterations"]
+    assert counted["file"] > 1.05 * counted["auto"]
+    rows = rows_of(batch)
+    assert list(rows) == [f"r{number}" for number in range(60)]
+    assert all(text_of(row) == name for name, row in rows.items())
+    run = ServerRun.load(tmp_path / "trace.jsonl")
+    assert run.completion_tokens.sum() == sum(lengths)
+    assert (run.servers[0].engine, run.servers[0].iterations) == ("vllm", counted["auto"])
+
+
+def test_bodies_pass_through_untouched(tmp_path: Path) -> None:
+    extra = {
+        "n": 3,
+        "logprobs": None,
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "response_format": {"type": "json_object"},
+        "guided_regex": "a+",
+    }
+    batch = write_batch(tmp_path / "in.jsonl", [4, 2], **extra)
+    with FakeServer(8) as server:
+        assert main(run_words(batch, server, "--slots", "8")) == 0
+    sent = {name: body for name, body in server.bodies.items()}
+    expected = {"model": "fake", "prompt": "r0", "max_tokens": 4, **extra}
+    assert sent["r0"] == expected
+    assert len(rows_of(batch)["r0"]["response"]["body"]["choices"]) == 3
+
+
+def test_chat_requests_and_a_missing_model_are_served(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    batch = tmp_path / "in.jsonl"
+    batch.write_text(json.dumps({"custom_id": "a", "body": body}) + "\n")
+    with FakeServer(2, model="only-one") as server:
+        assert main(run_words(batch, server, "--slots", "2")) == 0
+    assert server.bodies["hello"]["model"] == "only-one"
+    assert rows_of(batch)["a"]["response"]["body"]["choices"][0]["message"]["content"] == "hello"
+
+
+def test_failures_that_pass_are_retried_and_those_that_do_not_become_error_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [3] * 12)
+    faults: dict[str, list[int | str]] = {
+        "r0": [429, 429],
+        "r1": [500, 503],
+        "r2": ["drop", "drop"],
+        "r3": ["garbage"],
+        "r4": [400],
+        "r5": [500] * 8,
+        "r6": ["no choices"],
+        "r7": ["hang"],
+    }
+    with FakeServer(4, faults=faults, retry_after="0.01") as server:
+        assert main(run_words(batch, server, "--slots", "4", "--timeout", "0.5")) == 1
+    rows = rows_of(batch)
+    failed = {name for name, row in rows.items() if (row["response"] or {}).get("status_code") != 200}
+    assert failed == {"r4", "r5", "r6"}
+    assert rows["r4"]["response"]["status_code"] == 400
+    assert rows["r4"]["error"] is None
+    assert rows["r5"]["response"]["body"]["error"]["message"] == "fault 500"
+    assert rows["r6"]["response"] is None
+    assert "no completion" in rows["r6"]["error"]["message"]
+    assert server.attempts["r0"] == 3
+    assert server.attempts["r5"] == 8
+    assert server.attempts["r4"] == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["failed"] == 3
+    assert said["retries"] == 2 + 2 + 2 + 1 + 7 + 1
+
+
+def test_a_server_that_ignores_a_field_is_found_out(tmp_path: Path) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2, 2], n=2)
+    with FakeServer(4, faults={"r1": ["ignore n"]}) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == 1
+    assert "ignored the field 'n'" in rows_of(batch)["r1"]["error"]["message"]
+
+
+def test_the_run_ends_at_once_where_every_request_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 60)
+    with FakeServer(4, faults={f"r{k}": [404] * 9 for k in range(60)}) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == 1
+        assert sum(server.attempts.values()) < 40
+    assert "all failed: HTTP 404" in capsys.readouterr().err
+    assert not (tmp_path / "answers.jsonl.journal").exists()
+
+
+def test_a_server_that_dies_and_comes_back_serves_every_request_once(tmp_path: Path) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", heavy_tailed(80, seed=1))
+    rng = random.Random(2)
+    deaths = sorted(rng.sample(range(1, 79), 20))
+    with FakeServer(6, die_after=deaths) as server:
+        assert main(run_words(batch, server, "--slots", "6")) == 0
+        assert server.deaths == 20
+    rows = rows_of(batch)
+    assert len(rows) == 80
+    assert all(row["response"]["status_code"] == 200 for row in rows.values())
+
+
+def test_a_request_that_kills_its_server_is_given_up_and_the_others_are_served(tmp_path: Path) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [3] * 10)
+    with FakeServer(4, faults={"r3": ["drop"] * 99}) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == 1
+    rows = rows_of(batch)
+    failed = [name for name, row in rows.items() if row["response"] is None]
+    assert failed == ["r3"]
+    assert rows["r3"]["error"]["code"] == "broken"
+
+
+def test_several_servers_share_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", heavy_tailed(40))
+    with FakeServer(3) as one, FakeServer(3) as other:
+        assert main(run_words(batch, one, "--server", other.url, "--slots", "3")) == 0
+        assert sum(one.completions.values()) + sum(other.completions.values()) == 40
+        assert min(sum(one.completions.values()), sum(other.completions.values())) > 0
+        assert max(one.most_in_flight, other.most_in_flight) <= 7
+    said = json.loads(capsys.readouterr().out)
+    assert said["bound_iterations"] <= said["iterations"]
+    assert len(rows_of(batch)) == 40
+
+
+def check_killed(tmp_path: Path, kills: int, seed: int) -> None:
+    """Kill the command with SIGKILL a few completions after each of its starts, then let it end."""
+    code = (
+        "import sys; from batchbound.executor.engines import server_dispatch as d; w = d.Patience.wait;"
+        " d.Patience.wait = lambda *a: w(*a) / 50; from batchbound.cli import main;"
+        " sys.exit(main(sys.argv[1:]))"
+    )
+    rng = random.Random(seed)
+    batch = write_batch(tmp_path / "in.jsonl", heavy_tailed(90, seed))
+    with FakeServer(5) as server:
+        words = [sys.executable, "-c", code, *run_words(batch, server, "--slots", "5")]
+        for kill in range(kills + 1):
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=os.environ)
+            # Requests of a killed client are completed for nobody, and served again.
+            moment = server.completions.total() + rng.randint(0, 6)
+            while kill < kills and server.completions.total() < moment:
+                time.sleep(0.001)
+            if kill < kills:
+                process.send_signal(signal.SIGKILL)
+            assert process.wait(60) == (-signal.SIGKILL if kill < kills else 0)
+    rows = rows_of(batch)
+    assert list(rows) == [f"r{number}" for number in range(90)]
+    assert all(text_of(row) == name for name, row in rows.items())
+    assert not (tmp_path / "answers.jsonl.journal").exists()
+
+
+def test_a_killed_client_goes_on_and_answers_each_request_once(tmp_path: Path) -> None:
+    check_killed(tmp_path, 3, seed=0)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    check_killed(tmp_path, 20, seed=1)
+
+
+def test_a_plan_is_followed_and_completions_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", heavy_tailed(30))
+    plan = str(tmp_path / "plan.json")
+    planning = ["plan", str(batch), "--slots", "4", "--tokenizer", "bytes", "--time-limit", "0.1", "-o", plan]
+    assert main(planning) == 0
+    with FakeServer(4) as server:
+        words = run_words(batch, server)
+        words[1] = plan
+        assert main([*words, "--order", "plan"]) == 0
+        assert server.most_in_flight <= 8
+        # All of them: there is nothing left to send.
+        assert len(server.arrivals) == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pinned"], "--pinned has no effect on a server"),
+        (["--temperature", "0.5"], "--temperature has no effect on a server"),
+        (["--model", "other"], "does not serve 'other', only fake"),
+        (["--order", "plan"], "no plan whose order"),
+        ([], "nobody says how many requests"),
+    ],
+)
+def test_what_a_server_cannot_heed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2])
+    with FakeServer(4) as server:
+        slots = ["--slots", "4"] if words else []
+        assert main(run_words(batch, server, *slots, *words)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2])
+    server = FakeServer(4, port=9)
+    assert main(run_words(batch, server, "--slots", "4")) == 2
+    assert "--server http://127.0.0.1:9: the server cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"body": {"prompt": "a"}}, "field 'custom_id': None is not a name"),
+        ({"custom_id": "a"}, "field 'body': is missing"),
+        ({"custom_id": "a", "body": {"prompt": "a", "stream": True}}, "field 'body.stream': a streamed"),
+        ({"custom_id": "a", "body": {"prompt": "a", "n": 0}}, "field 'body.n': 0 is not a whole number"),
+        ({"custom_id": "a", "body": {"prompt": ["a", "b"]}}, "field 'body.prompt': is a list of prompts"),
+        ({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "field 'url': '/v1/embeddings' is not"),
+    ],
+)
+def test_a_line_that_cannot_be_sent_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: dict[str, object], message: str
+) -> None:
+    batch = tmp_path / "in.jsonl"
+    batch.write_text(json.dumps(line) + "\n")
+    server = FakeServer(4, port=9)
+    assert main(run_words(batch, server, "--slots", "4")) == 2
+    assert f"in.jsonl, line 1, {message}" in capsys.readouterr().err
+
+
+def test_options_of_servers_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "plan.json", "--model", "tiny:llama", "--slots", "4"]) == 2
+    assert "--slots is for a server" in capsys.readouterr().err
+    assert main(["run", "plan.json"]) == 2
+    assert "--server" in capsys.readouterr().err

@@ -1,0 +1,177 @@
+"""The bound on iterations of engines that mix prompts and generated tokens, against the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
+from batchbound.models.bounds.iterations import held_blocks, iteration_bound
+from batchbound.models.certificates.iterations import verify_iterations
+
+
+def sequences(*pairs: tuple[int, int]) -> Sequences:
+    return Sequences(np.array([p for p, _ in pairs]), np.array([a for _, a in pairs]))
+
+
+State = tuple[tuple[int, int], ...]
+
+
+def successors(state: State, work: Sequences, limits: EngineLimits) -> Iterator[State]:
+    """Each (computed, drawn) state one iteration may lead to, putting requests back where that is allowed."""
+    prompt, output = work.prompt.tolist(), work.output.tolist()
+    blocks, size = limits.blocks, limits.block_tokens
+    choices = []
+    for i, (computed, drawn) in enumerate(state):
+        if drawn == output[i]:
+            choices.append([(0, computed, drawn)])
+            continue
+        lacking = prompt[i] + drawn - computed
+        options = [(0, computed, drawn)]
+        if blocks is not None and computed:
+            options.append((0, 0, drawn))
+        for start in {0, computed} if blocks is not None else {computed}:
+            lacking = prompt[i] + drawn - start
+            for new in range(1, min(lacking, limits.batched_tokens) + 1):
+                options.append((new, start + new, drawn + (new == lacking)))
+        choices.append(options)
+    for chosen in product(*choices):
+        if not any(new for new, _, _ in chosen) or sum(new for new, _, _ in chosen) > limits.batched_tokens:
+            continue
+        held = [computed for (new, computed, _), (_, before) in zip(chosen, state, strict=True) if computed]
+        live = [computed for i, (_, computed, _) in enumerate(chosen) if computed and state[i][1] < output[i]]
+        assert len(live) <= len(held)
+        if len(live) > limits.sequences:
+            continue
+        if blocks is not None and sum(-(-tokens // size) for tokens in live) > blocks:
+            continue
+        yield tuple(
+            (0, drawn) if drawn == output[i] else (computed, drawn)
+            for i, (_, computed, drawn) in enumerate(chosen)
+        )
+
+
+def least_iterations(work: Sequences, limits: EngineLimits) -> int:
+    """The optimum, by breadth-first search over all states: shares nothing with bounds or policies."""
+    start: State = tuple((0, 0) for _ in range(len(work)))
+    goal = tuple((0, output) for output in work.output.tolist())
+    level, seen, count = {start}, {start}, 0
+    while goal not in level:
+        level = {after for state in level for after in successors(state, work, limits)} - seen
+        assert level, "no schedule exists"
+        seen |= level
+        count += 1
+    return count
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([None, (5, 1), (6, 2), (8, 2), (7, 3)]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_bound_is_above_the_optimum(
+    pairs: list[tuple[int, int]], slots: int, budget: int, room: tuple[int, int] | None
+) -> None:
+    work = sequences(*pairs)
+    limits = EngineLimits(slots, budget, *((None, 16) if room is None else room))
+    if limits.blocks is not None:
+        peaks = -(-(work.prompt + work.output - 1) // limits.block_tokens)
+        if int(peaks.max()) > limits.blocks:
+            return
+    bound = iteration_bound(work, limits)
+    assert bound.iterations <= least_iterations(work, limits)
+    assert verify_iterations(work, limits, bound) is None
+
+
+def test_each_argument_binds_where_it_should() -> None:
+    cases = {
+        "slots": (sequences((1, 4), (1, 4), (1, 1), (1, 1)), EngineLimits(2), 5),
+        "longest request": (sequences((5, 6), (1, 2)), EngineLimits(2, 2), 8),
+        "packing": (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(2), 8),
+        "tokens": (sequences((9, 1), (9, 1)), EngineLimits(2, 3), 6),
+        "KV": (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(3, 8, 5, 1), 6),
+    }
+    for source, (work, limits, value) in cases.items():
+        bound = iteration_bound(work, limits)
+        assert (bound.source, bound.iterations) == (source, value)
+        assert verify_iterations(work, limits, bound) is None
+
+
+def test_a_claim_above_its_certificate_is_refuted() -> None:
+    cases = (
+        (sequences((1, 4), (1, 4), (1, 1), (1, 1)), EngineLimits(2)),
+        (sequences((5, 6), (1, 2)), EngineLimits(2, 2)),
+        (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(2)),
+        (sequences((9, 1), (9, 1)), EngineLimits(2, 3)),
+        (sequences((1, 4), (1, 4), (1, 4)), EngineLimits(3, 8, 5, 1)),
+    )
+    for work, limits in cases:
+        bound = iteration_bound(work, limits)
+        violation = verify_iterations(work, limits, replace(bound, iterations=bound.iterations + 1))
+        assert violation is not None
+        assert "proves" in violation.message
+
+
+def test_packing_is_refused_where_requests_may_be_put_back() -> None:
+    # Three requests of four tokens on two slots: 8 iterations in intervals, 6 where one can be cut in two.
+    work = sequences((1, 4), (1, 4), (1, 4))
+    claim = {"kind": "packing", "heaviest": 3, "machines": 1}
+    roomy, tight = EngineLimits(2, 8, 8, 1), EngineLimits(2, 8, 7, 1)
+    assert verify_iterations(work, roomy, IterationBound(8, "packing", claim)) is None
+    violation = verify_iterations(work, tight, IterationBound(8, "packing", claim))
+    assert violation is not None
+    assert "put back" in violation.message
+    assert iteration_bound(work, tight).iterations < 8
+
+
+@pytest.mark.parametrize(
+    "claim", [{}, {"kind": "guess"}, {"kind": "packing", "heaviest": "3", "machines": 1}]
+)
+def test_a_certificate_that_proves_nothing_is_refused(claim: dict[str, object]) -> None:
+    work = sequences((1, 4))
+    assert verify_iterations(work, EngineLimits(2), IterationBound(1, "?", claim)) is not None
+
+
+def test_sums_over_several_completions_are_not_taken_for_lengths() -> None:
+    work = Sequences(np.array([4, 4, 4]), np.array([4, 4, 4]), exact=False)
+    limits = EngineLimits(2, 64, 6, 1)
+    bound = iteration_bound(work, limits)
+    assert bound.source in ("slots", "longest request", "tokens")
+    for claim in ({"kind": "KV"}, {"kind": "packing", "heaviest": 3, "machines": 1}):
+        assert verify_iterations(work, limits, IterationBound(1, "?", claim)) is not None
+
+
+def test_cached_prompt_tokens_are_not_counted_as_work() -> None:
+    work = Sequences(np.array([9, 9]), np.array([2, 2]), np.array([8, 8]))
+    assert work.rows(EngineLimits(1, 3)).tolist() == [2, 2]
+    assert iteration_bound(work, EngineLimits(1, 3)).iterations == 4
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5), st.integers(1, 7))
+def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], size: int) -> None:
+    counted = sum(-(-(p + drawn) // size) for p, a in pairs for drawn in range(a))
+    assert held_blocks(sequences(*pairs), EngineLimits(1, block_tokens=size)) == counted
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EngineLimits(0),
+        lambda: EngineLimits(1, 0),
+        lambda: EngineLimits(1, kv_tokens=15),
+        lambda: sequences((0, 1)),
+        lambda: Sequences(np.array([3]), np.array([1]), np.array([3])),
+        lambda: Sequences(np.array([3, 4]), np.array([1])),
+    ],
+)
+def test_impossible_limits_and_lengths_are_refused(make: object) -> None:
+    with pytest.raises(ValueError, match=r"least|block|many"):
+        make()  # type: ignore[operator]
