@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.schedule import Violation
-from .enumeration import fits
-from .refuted import RefutedError
+from .claims import RefutedError, Work, entries, prices, unreadable, whole, wholes
+from .enumeration import MOST_REQUESTS, fits
 from .slot_ends import EndClaim, checked_ends
 
 ROUNDING = 1e-9
@@ -24,7 +25,8 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
 
     Nothing is taken from the code that makes bounds: every count is derived again from the requests, price
     arguments are checked by a knapsack over all loads, the least waste by shortest paths, and an enumeration
-    by another one.
+    by another one. A certificate whose check takes more than
+    :data:`~batchbound.models.certificates.claims.MOST_STEPS` steps is refused, whatever it claims.
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
         proven = _proven_seconds(problem, bound.certificate)
     except RefutedError as refuted:
         return Violation(*refuted.args)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
     if bound.seconds > proven * (1 + ROUNDING) + 1e-12:
         return Violation(
@@ -60,28 +62,47 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _WasteClaims:
+    """What proves waste: charges and lates of differences, packings refuted, and ends."""
+
+    charges: list[int]
+    lates: list[int]
+    refuted: list[tuple[int, int]]
+    ends: list[EndClaim]
+
+
 def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
+    work = Work()
     if certificate["kind"] == "enumeration":
-        return _enumerated_seconds(problem, int(certificate["stages"]), int(certificate["rounds"]))
-    slots = _checked_slots(problem, int(certificate["slots"]))
-    stages = _checked_stages(problem, slots, certificate["stages"])
-    rounds = _checked_rounds(problem, slots, certificate["rounds"])
+        stages, rounds = (whole(certificate, name, "enumeration", least=1) for name in ("stages", "rounds"))
+        return _enumerated_seconds(problem, stages, rounds, work)
+    if certificate["kind"] not in ("trivial", "difference set"):
+        raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+    slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
+    stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
+    rounds = _checked_rounds(problem, slots, _object(certificate, "rounds"), work)
     if certificate["kind"] == "trivial":
         least = _LeastSeconds(problem)
         return least(least.from_cheapest(stages)[0], rounds)
-    if certificate["kind"] == "difference set":
-        charges = [int(charge) for charge in certificate["charges"]]
-        refuted = [_checked_refutation(problem, slots, claim) for claim in certificate.get("refuted", [])]
-        lates = [int(late) for late in certificate.get("late", [0])]
-        if min(lates, default=0) < 0:
-            raise RefutedError("late", f"{min(lates)} is negative")
-        have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
-        ends = [checked_ends(have, slots, claim) for claim in certificate.get("ends", [])]
-        return _difference_seconds(problem, slots, stages, rounds, charges, refuted, lates, ends)
-    raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
+    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+    claims = _WasteClaims(
+        wholes(certificate, "charges", "charges"),
+        wholes(certificate, "late", "late"),
+        [_checked_refutation(have, slots, claim, work) for claim in entries(certificate, "refuted")],
+        [checked_ends(have, slots, claim, work) for claim in entries(certificate, "ends")],
+    )
+    return _difference_seconds(problem, slots, stages, rounds, claims, work)
 
 
-def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
+def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    claim = certificate.get(name)
+    if not isinstance(claim, Mapping):
+        raise unreadable(name, claim, "a claim")
+    return claim
+
+
+def _enumerated_seconds(problem: Problem, stages: int, rounds: int, work: Work) -> float:
     """
     Return the cost of so many stages and rounds if every schedule costs as much.
 
@@ -90,6 +111,9 @@ def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
     cost, lengths = problem.cost, [n for n in problem.rounds.tolist() if n > 0]
     if cost.decode_base <= 0 or not lengths:
         raise RefutedError("enumeration", "without decode rounds that cost something there is nothing to try")
+    if len(lengths) > MOST_REQUESTS:
+        what = f"{len(lengths)} requests, of which {MOST_REQUESTS} at most are tried in every order"
+        raise RefutedError("an enumeration is small", what)
     least_seconds = _LeastSeconds(problem)
     claimed = least_seconds(stages, rounds)
     # Every slot can be used from the first stage on, so no more stages than this lead to fewer rounds.
@@ -97,7 +121,7 @@ def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
     bends = least_seconds.within > problem.cost.prefill_bend * most
     for number in least_seconds.from_cheapest(1) if bends else range(1, most + 1):
         below = (claimed * (1 - ROUNDING) - least_seconds(number, 0)) / cost.decode_base
-        if fits(lengths, problem.slots, min(number, most), math.ceil(below) - 1):
+        if fits(lengths, problem.slots, min(number, most), math.ceil(below) - 1, work):
             raise RefutedError("enumeration", f"{number} stages and fewer than {below:.6f} rounds are enough")
     return claimed
 
@@ -105,6 +129,8 @@ def _enumerated_seconds(problem: Problem, stages: int, rounds: int) -> float:
 def _checked_slots(problem: Problem, claimed: int) -> int:
     """Return the claimed slots if no more requests can ever be in progress."""
     prompts = sorted(problem.prompt_tokens.tolist())
+    if claimed > problem.slots:
+        raise RefutedError("slots", f"{claimed} claimed, there are {problem.slots}")
     if claimed >= min(problem.slots, len(prompts)):
         return claimed
     if problem.kv_capacity is None or sum(prompts[: claimed + 1]) <= problem.kv_capacity:
@@ -112,9 +138,9 @@ def _checked_slots(problem: Problem, claimed: int) -> int:
     return claimed
 
 
-def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any]) -> int:
+def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the claimed number of prefill stages if no schedule has fewer."""
-    claimed = int(claim["at_least"])
+    claimed = whole(claim, "at_least", "stages")
     prompts: list[int] = problem.prompt_tokens.tolist()
     cap = min(problem.prefill_token_cap or sum(prompts), problem.kv_capacity or sum(prompts))
     if claim["kind"] == "requests over slots":
@@ -122,8 +148,9 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any]) -> i
     elif claim["kind"] == "tokens over cap":
         proven = -(-sum(prompts) // cap)
     elif claim["kind"] == "prices":
-        _check_capacity(claim, at_least=cap)
-        worth, limit = _checked_prices(prompts, claim)
+        worth, capacity, limit = _checked_prices(prompts, claim, work)
+        if capacity < cap:
+            raise RefutedError("prices", f"made for a capacity of {capacity}, not {cap}")
         proven = -(-worth // limit)
     else:
         raise RefutedError("stages", f"no argument is called {claim['kind']!r}")
@@ -132,33 +159,27 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any]) -> i
     return claimed
 
 
-def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any]) -> int:
+def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
     """Return the claimed number of decode rounds if no schedule has fewer."""
-    claimed = int(claim["at_least"])
+    claimed = whole(claim, "at_least", "rounds")
     rounds: list[int] = problem.rounds.tolist()
     if claim["kind"] == "lifted":
-        heaviest = sorted(rounds, reverse=True)[: int(claim["heaviest"])]
-        group = int(claim["machines"])
-        if not 1 <= group <= slots:
+        heaviest = sorted(rounds, reverse=True)[: whole(claim, "heaviest", "rounds")]
+        group = whole(claim, "machines", "rounds", least=1)
+        if group > slots:
             raise RefutedError("rounds", f"{group} of {slots} slots cannot be chosen")
         # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
         spread = [len(heaviest) // slots + (slot < len(heaviest) % slots) for slot in range(slots)]
         held = sum(spread[:group])
-        proven = math.ceil(sum(sorted(heaviest)[:held]) / group)
+        proven = -(-sum(sorted(heaviest)[:held]) // group)
     elif claim["kind"] == "prices":
-        _check_capacity(claim, at_least=claimed - 1)
-        worth, limit = _checked_prices(rounds, claim)
+        worth, capacity, limit = _checked_prices(rounds, claim, work)
         if worth <= slots * limit:
             raise RefutedError("rounds", f"prices of {worth} fit {slots} slots of {limit}")
-        proven = int(claim["capacity"]) + 1
+        proven = capacity + 1
     elif claim["kind"] == "KV tokens over capacity":
-        first = int(problem.prefill_emits_first_token)
-        held = sum(
-            p + first + r
-            for p, n in zip(problem.prompt_tokens.tolist(), rounds, strict=True)
-            for r in range(n)
-        )
-        proven = -(-held // (problem.kv_capacity or held))
+        held = _held_over_rounds(problem)
+        proven = -(-held // (problem.kv_capacity or held or 1))
     else:
         raise RefutedError("rounds", f"no argument is called {claim['kind']!r}")
     if claimed > proven:
@@ -166,29 +187,26 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any]) -> i
     return claimed
 
 
-def _check_capacity(claim: Mapping[str, Any], at_least: int) -> None:
-    if int(claim["capacity"]) < at_least:
-        raise RefutedError("prices", f"made for a capacity of {claim['capacity']}, not {at_least}")
-
-
-def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the price of all items and the limit, if nothing that fits in the capacity exceeds it."""
-    price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
-    capacity, limit = int(claim["capacity"]), int(claim["limit"])
-    if limit < 1 or min(price.values()) < 0:
-        raise RefutedError("prices", "prices must not be negative, their limit must be positive")
+def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) -> tuple[int, int, int]:
+    """Return the price of all items, a capacity, and a limit that the price of what fits it keeps to."""
+    price, capacity = prices(claim, "prices"), whole(claim, "capacity", "prices")
+    limit = whole(claim, "limit", "prices", least=1)
     have = Counter(weights)
     if price.get(0, 0) > 0:
         raise RefutedError("prices", "an item of no weight fits any number of times, so it has no price")
+    # A load takes a quarter of what other steps do.
+    work.spend(capacity // 4)
     dearest = [0] * (capacity + 1)
     for weight, worth in price.items():
         if worth == 0:
             continue
         most = min(have[weight], capacity // weight)
         if most == capacity // weight:
+            work.spend(capacity // 4)
             for load in range(weight, capacity + 1):
                 dearest[load] = max(dearest[load], dearest[load - weight] + worth)
         else:
+            work.spend(most * capacity // 4)
             for _ in range(most):
                 for load in range(capacity, weight - 1, -1):
                     dearest[load] = max(dearest[load], dearest[load - weight] + worth)
@@ -196,17 +214,26 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any]) -> tuple[int, 
         raise RefutedError(
             "prices", f"items that fit in {capacity} are priced {dearest[capacity]}, above {limit}"
         )
-    return sum(price.get(weight, 0) * count for weight, count in have.items()), limit
+    return sum(price.get(weight, 0) * count for weight, count in have.items()), capacity, limit
+
+
+def _held_over_rounds(problem: Problem) -> int:
+    """Return the tokens of keys and values that all requests together hold, summed over their rounds."""
+    first = int(problem.prefill_emits_first_token)
+    return sum(
+        n * (p + first) + n * (n - 1) // 2
+        for p, n in zip(problem.prompt_tokens.tolist(), problem.rounds.tolist(), strict=True)
+    )
 
 
 class _LeastSeconds:
     """The least cost of a schedule with so many stages and rounds."""
 
     def __init__(self, problem: Problem) -> None:
-        self.cost, first = problem.cost, int(problem.prefill_emits_first_token)
+        self.cost = problem.cost
         prompts, lengths = problem.prompt_tokens.tolist(), problem.rounds.tolist()
         self.requests, self.tokens = len(prompts), sum(prompts)
-        held = sum(n * (p + first) + n * (n - 1) // 2 for p, n in zip(prompts, lengths, strict=True))
+        held = _held_over_rounds(problem)
         self.work: float = self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held
         # What a prompt exceeds the bend by it exceeds it by in any stage; the rest of it fills a stage up.
         bend = self.cost.prefill_bend
@@ -228,13 +255,14 @@ class _LeastSeconds:
         return sorted(numbers, key=self.prefill) if self.cost.prefill_per_token_beyond > 0 else numbers
 
 
-def _checked_refutation(problem: Problem, slots: int, claim: Mapping[str, Any]) -> tuple[int, int]:
+def _checked_refutation(
+    have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any], work: Work
+) -> tuple[int, int]:
     """Return a number of values and the rounds that lengths rounded up to no more values do not fit."""
-    values, capacity, limit = int(claim["values"]), int(claim["capacity"]), int(claim["limit"])
-    price = dict(zip(map(int, claim["lengths"]), map(int, claim["prices"]), strict=True))
-    have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
-    if limit < 1 or min(price.values()) < 0 or values < 0:
-        raise RefutedError("refuted", "values and prices must not be negative, their limit must be positive")
+    price, values = prices(claim, "refuted"), whole(claim, "values", "refuted")
+    capacity, limit = whole(claim, "capacity", "refuted"), whole(claim, "limit", "refuted", least=1)
+    used = min(values, len(have))
+    work.spend(capacity * len(have) + (used + 1) * len(have) ** 2)
     dearest = [0] * (capacity + 1)
     for load in range(1, capacity + 1):
         dearest[load] = max(
@@ -244,7 +272,7 @@ def _checked_refutation(problem: Problem, slots: int, claim: Mapping[str, Any]) 
         raise RefutedError("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
     # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.
     least: list[float] = [0.0] + [math.inf] * len(have)
-    for _ in range(values + 1):
+    for _ in range(used + 1):
         least = [0.0] + [
             min(least[i], *_rounded_up(have[:i], price[have[i - 1][0]], least))
             for i in range(1, len(have) + 1)
@@ -268,10 +296,8 @@ def _difference_seconds(
     slots: int,
     stages: int,
     rounds: int,
-    charges: list[int],
-    refuted: list[tuple[int, int]],
-    lates: list[int],
-    ends: list[EndClaim],
+    claims: _WasteClaims,
+    work: Work,
 ) -> float:
     """Return the least cost over all numbers of stages, the waste of each bounded by charges and ends."""
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
@@ -279,33 +305,37 @@ def _difference_seconds(
     numbers = least_seconds.from_cheapest(stages)
     if not have:
         return least_seconds(numbers[0], rounds)
-    relaxed = {charge: _relaxed_waste(have, charge) for charge in charges}
-    longest, work = have[-1][0], sum(length * count for length, count in have)
+    relaxed = {charge: _relaxed_waste(have, charge, work) for charge in claims.charges}
+    longest, slot_rounds = have[-1][0], sum(length * count for length, count in have)
     best = math.inf
     for number in numbers:
         if least_seconds(number, rounds) >= best:
             break
         proven = rounds
-        for late in lates:
+        for late in claims.lates:
             # Each number of spans hardly longer than the longest request, one after the other, is a case.
             needed = math.inf
             for spans in range(number + 1):
                 if spans * longest >= needed:
                     break
+                work.spend(rounds // longest + spans + len(relaxed) + len(claims.refuted) + len(claims.ends))
                 near = _near_in_chain(number, longest, rounds)
                 if spans > 0:
                     beside = _near_in_chain(number, longest + late + 1, rounds) - spans
                     near = max(0, min(near, beside, _near_beside(number, longest + late, rounds, spans)))
                 waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
                 held = (late + 1) * max(0, have[-1][1] - spans * slots)
-                unfit = [capacity + 1 for values, capacity in refuted if near <= values]
-                least = max([rounds, spans * longest, -(-(work + waste + held) // slots), *unfit])
+                unfit = [capacity + 1 for values, capacity in claims.refuted if near <= values]
+                least = max([rounds, spans * longest, -(-(slot_rounds + waste + held) // slots), *unfit])
                 same = spans if late == 0 else 0
                 refuting = {
                     end.rounds
-                    for end in ends
+                    for end in claims.ends
                     if end.exceeds(
-                        slots * end.rounds - work, near, _end_values(number, same, end.rounds % longest), held
+                        slots * end.rounds - slot_rounds,
+                        near,
+                        _end_values(number, same, end.rounds % longest),
+                        held,
                     )
                 }
                 while least in refuting:
@@ -358,7 +388,7 @@ def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
         others = stages + 1 - ends
         if others < 0:
             continue
-        near = gaps + sum(range(others)) + others * min(4, ends - (spans - 1))
+        near = gaps + others * (others - 1) // 2 + others * min(4, ends - (spans - 1))
         if gaps == 0 and rounds > spans * span:
             # Something lies before the first span or after the last, so in none.
             near -= 1
@@ -366,10 +396,8 @@ def _near_beside(stages: int, span: int, rounds: int, spans: int) -> int:
     return most
 
 
-def _relaxed_waste(have: list[tuple[int, int]], charge: int) -> int:
+def _relaxed_waste(have: list[tuple[int, int]], charge: int, work: Work) -> int:
     """Return the least waste plus charges of rounding lengths up to values, the largest of which is free."""
-    if charge < 0:
-        raise RefutedError("charges", f"{charge} is negative")
     least = [0]
     for i in range(len(have)):
         last, waste, best = have[i][0], 0, math.inf
@@ -378,5 +406,6 @@ def _relaxed_waste(have: list[tuple[int, int]], charge: int) -> int:
             if waste >= best:
                 break
             best = min(best, waste + least[j])
+        work.spend(i - j + 1)
         least.append(int(best) + (charge if i + 1 < len(have) else 0))
     return least[-1]

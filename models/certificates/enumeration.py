@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .claims import Work
+
+MOST_REQUESTS = 40
+"""Requests up to which every schedule is tried: of more, only few and equal ones could be."""
+
+_BITS = 8192
+"""Bits of a whole number that are shifted in about the time of a step."""
+
 Windows = list[tuple[int, int]]
 """Last and first round in which a request can start."""
 
 
-def fits(lengths: list[int], slots: int, stages: int, rounds: int) -> bool:
+def fits(lengths: list[int], slots: int, stages: int, rounds: int, work: Work) -> bool:
     """
     Return whether requests can be served with so many prefill stages and decode rounds.
 
@@ -24,22 +32,29 @@ def fits(lengths: list[int], slots: int, stages: int, rounds: int) -> bool:
         Number of slots.
     stages, rounds
         At most so many.
+    work
+        What is left of the steps of the check.
+
+    Raises
+    ------
+    RefutedError
+        If there is more to try than there are steps.
     """
-    slots = min(slots, len(lengths))
+    slots, rounds = min(slots, len(lengths)), min(rounds, sum(lengths))
     if max(lengths) > rounds:
         return False
     empty: list[list[int]] = [[] for _ in range(slots)]
     seen = set()
-    for packing in _packings(sorted(lengths, reverse=True), empty, 0, stages, rounds):
+    for packing in _packings(sorted(lengths, reverse=True), empty, 0, stages, rounds, work):
         if packing not in seen:
             seen.add(packing)
-            if _ordered(packing, 0, [], [], stages, rounds):
+            if _ordered(packing, 0, [], [], stages, rounds, work):
                 return True
     return False
 
 
 def _packings(
-    left: list[int], packed: list[list[int]], first: int, stages: int, rounds: int
+    left: list[int], packed: list[list[int]], first: int, stages: int, rounds: int, work: Work
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
     """
     Yield the packings into slots that are all used, each at least once: the longest request goes first.
@@ -50,6 +65,7 @@ def _packings(
         if all(packed):
             yield tuple(sorted(map(tuple, packed)))
         return
+    work.spend(1 + len(packed) + len(left) * (1 + sum(left) // _BITS))
     sums = 1
     for length in left:
         sums |= sums << length
@@ -67,7 +83,7 @@ def _packings(
             tried.add(tuple(slot))
             slot.append(left[0])
             again = at if left[1:2] == left[:1] else 0
-            yield from _packings(left[1:], packed, again, stages, rounds)
+            yield from _packings(left[1:], packed, again, stages, rounds, work)
             slot.pop()
 
 
@@ -78,18 +94,21 @@ def _ordered(
     windows: Windows,
     stages: int,
     rounds: int,
+    work: Work,
 ) -> bool:
     """Return whether orders of the slots from this one on complete those chosen to a schedule."""
     if slot == len(packing):
         idle = [rounds - sum(order) for order in chosen]
-        return _served([list(order) for order in chosen], [0] * len(chosen), idle, stages)
+        return _served([list(order) for order in chosen], [0] * len(chosen), idle, stages, work)
     spare = rounds - sum(packing[slot])
     for order in _orders(packing[slot]):
+        work.spend(1 + len(windows))
         added, at = windows.copy(), 0
         for length in order[:-1]:
             at += length
             added.append((at + spare, at))
-        if _stabs(added) < stages and _ordered(packing, slot + 1, [*chosen, order], added, stages, rounds):
+        chosen_too = [*chosen, order]
+        if _stabs(added) < stages and _ordered(packing, slot + 1, chosen_too, added, stages, rounds, work):
             return True
     return False
 
@@ -112,13 +131,14 @@ def _stabs(windows: Windows) -> int:
     return points
 
 
-def _served(left: list[list[int]], ready: list[int], idle: list[int], stages: int) -> bool:
+def _served(left: list[list[int]], ready: list[int], idle: list[int], stages: int, work: Work) -> bool:
     """Return whether so many stages serve what is left of every slot, which is ready in some round."""
     waiting = [j for j, sequence in enumerate(left) if sequence]
     if not waiting:
         return True
     if stages == 0:
         return False
+    work.spend(1 + len(left))
     for stage in {ready[j] for j in waiting}:
         if all(ready[j] + idle[j] >= stage for j in waiting):
             taken = [j for j in waiting if ready[j] <= stage]
@@ -130,6 +150,6 @@ def _served(left: list[list[int]], ready: list[int], idle: list[int], stages: in
             for j in taken:
                 idle_then[j] -= stage - ready[j]
                 ready_then[j] = stage + left_then[j].pop(0)
-            if _served(left_then, ready_then, idle_then, stages - 1):
+            if _served(left_then, ready_then, idle_then, stages - 1, work):
                 return True
     return False

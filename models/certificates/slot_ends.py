@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .refuted import RefutedError
+from .claims import RefutedError, Work, entries, unreadable, whole
 
 PARTS = 16
 """Parts of a round in which prices are stated."""
@@ -43,7 +43,7 @@ class EndClaim:
         return self.constant - taken + self.rest * late > PARTS * room
 
 
-def checked_ends(have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any]) -> EndClaim:
+def checked_ends(have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any], work: Work) -> EndClaim:
     """
     Return what the prices of a claim prove.
 
@@ -55,26 +55,24 @@ def checked_ends(have: list[tuple[int, int]], slots: int, claim: Mapping[str, An
         Slots there are.
     claim
         The witness of :class:`~batchbound.models.bounds.slot_ends.EndPrices`.
+    work
+        What is left of the steps of the check.
 
     Raises
     ------
     RefutedError
-        If the prices are none.
+        If the prices are none, or there are too few steps left to check them.
     """
     longest = have[-1][0]
-    rounds, share = int(claim["rounds"]), int(claim["share"])
-    value, end_value, end = int(claim["value"]), int(claim["end_value"]), int(claim["end"])
-    if min(value, end_value, end, share, PARTS - share) < 0:
-        raise RefutedError("ends", "a price or a share is out of its range")
-    charges = [end_value] * longest
-    for dear, more in claim["dearer"]:
-        cheap = (rounds - int(dear)) % longest
-        if not (0 < int(dear) < longest and cheap > 0):
-            raise RefutedError("ends", f"no other end value comes with {dear}, so it cannot be dearer")
-        charges[int(dear)] += int(more)
-        charges[cheap] -= int(more)
-    if min(charges) < 0:
-        raise RefutedError("ends", "an end value has a negative price")
+    rounds = whole(claim, "rounds", "ends")
+    value, end_value, end = (whole(claim, name, "ends") for name in ("value", "end_value", "end"))
+    share = whole(claim, "share", "ends")
+    if share > PARTS:
+        raise RefutedError("ends", f"a share of {share} is more than all {PARTS} parts")
+    work.spend(longest)
+    charges = _end_charges(longest, rounds, end_value, claim)
+    if not isinstance(claim["filling"], bool):
+        raise unreadable("filling", claim["filling"], "true or false")
     filling = have[0][0] if claim["filling"] else 0
     waste: Costs = {(longest, longest): 0}
     number = dict(have)
@@ -86,10 +84,27 @@ def checked_ends(have: list[tuple[int, int]], slots: int, claim: Mapping[str, An
                 (v, e): cost + number[n] * _wasted(n, v, e, alone, share, end, n == filling)
                 for (v, e), cost in waste.items()
             }
-        waste = _undominated(waste)
+        waste = _undominated(waste, work)
     constant = min(waste.values()) + slots * min(2 * end, share * (rounds % longest))
     constant -= share * filling * number.get(filling, 0)
     return EndClaim(rounds, constant, value, end_value, PARTS - share)
+
+
+def _end_charges(longest: int, rounds: int, end_value: int, claim: Mapping[str, Any]) -> list[int]:
+    """Return the price of each end value, of which some are dearer, and those that come with them cheaper."""
+    charges = [end_value] * longest
+    for pair in entries(claim, "dearer"):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(each) is int for each in pair)):
+            raise unreadable("dearer", pair, "an end value and a price")
+        dear, more = pair
+        cheap = (rounds - dear) % longest
+        if not (0 < dear < longest and cheap > 0):
+            raise RefutedError("ends", f"no other end value comes with {dear}, so it cannot be dearer")
+        charges[dear] += more
+        charges[cheap] -= more
+    if min(charges) < 0:
+        raise RefutedError("ends", "an end value has a negative price")
+    return charges
 
 
 def _with(waste: Costs, n: int, value: int | None, end_value: int) -> Costs:
@@ -114,10 +129,11 @@ def _wasted(n: int, v: int, e: int, alone: int, share: int, end: int, filling: b
     return min(PARTS * held, as_end, as_both)
 
 
-def _undominated(waste: Costs) -> Costs:
+def _undominated(waste: Costs, work: Work) -> Costs:
     """Return the costs without those that values no larger have for no more."""
     kept: Costs = {}
     for (v, e), cost in sorted(waste.items()):
+        work.spend(1 + len(kept))
         if not any(a <= v and b <= e and less <= cost for (a, b), less in kept.items()):
             kept[v, e] = cost
     return kept

@@ -17,6 +17,7 @@ from batchbound.models.bounds.difference_set import Differences, difference_set_
 from batchbound.models.bounds.least_counts import least_counts
 from batchbound.models.bounds.slot_ends import PARTS, EndCase, EndPrices, SlotEnds
 from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.certificates.claims import Work
 from batchbound.models.certificates.enumeration import fits
 from batchbound.models.certificates.slot_ends import checked_ends
 from batchbound.solvers.bounds.proven_bound import proven_bound
@@ -77,7 +78,7 @@ def test_the_relaxation_is_what_trying_all_values_gives_and_what_the_checker_der
         waste = ends.relaxed(prices)
         assert waste.constant == least_constant(ends, prices)
         have = list(zip(lengths.tolist(), counts.tolist(), strict=True))
-        claim = checked_ends(have, ends.slots, prices.witness)
+        claim = checked_ends(have, ends.slots, prices.witness, Work())
         assert (claim.rounds, claim.constant) == (prices.rounds, waste.constant)
 
 
@@ -194,8 +195,8 @@ def test_one_stage_between_lets_few_slots_serve_two_requests() -> None:
     cost = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
     problem = Problem(Workload.from_lengths([1] * 9, [2, 3, 3, 4, 4, 5, 5, 5, 5]), cost, 5)
     assert raised(problem, stages=2) == (8, 9)
-    assert fits(problem.rounds.tolist(), 5, 2, 9)
-    assert not fits(problem.rounds.tolist(), 5, 2, 8)
+    assert fits(problem.rounds.tolist(), 5, 2, 9, Work())
+    assert not fits(problem.rounds.tolist(), 5, 2, 8, Work())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_rounds_that_ends_refute_fit_no_schedule(seed: int, stages: int) -> None
     problem = small_problem(seed)
     without, with_ends = raised(problem, stages)
     assert with_ends > without
-    assert not fits(problem.rounds.tolist(), problem.slots, stages, with_ends - 1)
+    assert not fits(problem.rounds.tolist(), problem.slots, stages, with_ends - 1, Work())
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -213,7 +214,7 @@ def test_rounds_that_some_schedule_has_are_not_refuted(seed: int) -> None:
     problem = small_problem(seed)
     stages = least_counts(problem).stages + seed % 3
     _, proven = raised(problem, stages)
-    assert not fits(problem.rounds.tolist(), problem.slots, stages, proven - 1)
+    assert not fits(problem.rounds.tolist(), problem.slots, stages, proven - 1, Work())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,126 @@
+"""Reading a certificate's claims: whole numbers in their range, and no more work than honest claims take."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+MOST_STEPS = 100_000_000
+"""Steps of plain code that a check may take, some 0.3 microseconds each: a hundred times what a plan needs."""
+
+
+class RefutedError(Exception):
+    """A claim of a certificate does not hold: rule and message."""
+
+
+class Work:
+    """
+    What is left of the steps that a check may take.
+
+    Parameters
+    ----------
+    steps
+        Steps in all.
+    """
+
+    def __init__(self, steps: int = MOST_STEPS) -> None:
+        self.allowed = self.left = steps
+
+    def spend(self, steps: int = 1) -> None:
+        """
+        Take steps away, before they are done and before their memory is.
+
+        Raises
+        ------
+        RefutedError
+            If there are not as many left.
+        """
+        self.left -= steps
+        if self.left < 0:
+            raise RefutedError("a certificate is small", f"its check takes more than {self.allowed:,} steps")
+
+
+def whole(claim: Mapping[str, Any], name: str, rule: str, least: int = 0) -> int:
+    """
+    Return a whole number of a claim.
+
+    Parameters
+    ----------
+    claim
+        The claim.
+    name
+        The field.
+    rule
+        What is refuted if the number is below ``least``.
+    least
+        The least it may be.
+
+    Raises
+    ------
+    RefutedError
+        If the field is missing, is no whole number, or is too small.
+    """
+    return _whole(claim.get(name), name, rule, least)
+
+
+def wholes(claim: Mapping[str, Any], name: str, rule: str, least: int = 0) -> list[int]:
+    """
+    Return the whole numbers that a claim lists.
+
+    Parameters
+    ----------
+    claim, name, rule, least
+        As of :func:`whole`, for each of them.
+
+    Raises
+    ------
+    RefutedError
+        As of :func:`whole`, and if the field is no list.
+    """
+    return [_whole(value, name, rule, least) for value in entries(claim, name)]
+
+
+def entries(claim: Mapping[str, Any], name: str) -> list[Any]:
+    """Return what a claim lists; raise RefutedError if the field is no list."""
+    value = claim.get(name)
+    if not isinstance(value, list):
+        raise unreadable(name, value, "a list")
+    return value
+
+
+def unreadable(name: str, value: object, expected: str) -> RefutedError:
+    """Return the error that a field is not what a certificate has there."""
+    return RefutedError("a certificate is readable", f"{name} is {reprlib.repr(value)}, not {expected}")
+
+
+def prices(claim: Mapping[str, Any], rule: str) -> dict[int, int]:
+    """
+    Return the price of each length that a claim lists.
+
+    Parameters
+    ----------
+    claim
+        Its ``lengths`` and their ``prices``.
+    rule
+        What is refuted if one of them is out of its range.
+
+    Raises
+    ------
+    RefutedError
+        If they are not different lengths, each with a price, none of them negative.
+    """
+    lengths, given = wholes(claim, "lengths", rule), wholes(claim, "prices", rule)
+    price = dict(zip(lengths, given, strict=False))
+    if len(price) != len(lengths) or len(given) != len(lengths):
+        what = f"{len(given)} prices for {len(lengths)} lengths, {len(set(lengths))} of them different"
+        raise RefutedError(rule, what)
+    return price
+
+
+def _whole(value: object, name: str, rule: str, least: int) -> int:
+    if type(value) is not int:
+        raise unreadable(name, value, "a whole number")
+    if value < least:
+        raise RefutedError(rule, f"{name} is {value}, less than {least}")
+    return value
