@@ -11,6 +11,9 @@ from .files.json_fields import is_number
 ROUNDING = 1e-12
 """Relative difference that two sums of the same seconds may have in floating point."""
 
+PROVEN_WITHIN = 1e-9
+"""Relative difference up to which a makespan is what a bound proves: the sums of both are long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -57,6 +60,17 @@ class Bound:
             )
         gap = (makespan - self.seconds) / self.seconds
         return 0.0 if abs(gap) < ROUNDING else gap
+
+    def proves(self, makespan: float) -> bool:
+        """
+        Return whether no schedule takes less than a makespan, up to rounding.
+
+        Parameters
+        ----------
+        makespan
+            Seconds.
+        """
+        return self.valid and makespan <= self.seconds * (1 + PROVEN_WITHIN)
 
     def to_json(self) -> dict[str, object]:
         """Return the bound as plain JSON values."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .costs.cost import CostModel, IntArray
 from .files.disk import InputError
 from .files.json_fields import JsonFields
-from .problem import Problem
+from .problem import MOST_SLOTS, Problem
 from .schedule import Schedule, Violation
 from .workload import Workload
 
@@ -39,7 +39,8 @@ class Replica:
     Raises
     ------
     ValueError
-        If a limit is below one, or ``busy`` is negative.
+        If a limit is below one, there are more slots than
+        :data:`~batchbound.data.problem.MOST_SLOTS`, or ``busy`` is negative.
     """
 
     cost: CostModel
@@ -54,6 +55,8 @@ class Replica:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.slots > MOST_SLOTS:
+            raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
         if not 0 <= self.busy < float("inf"):
             raise ValueError(f"busy is {self.busy}; it must be seconds, not negative")
 
@@ -168,10 +171,19 @@ class FleetSchedule:
         """Return the seconds after which every replica is done, what it was busy with included."""
         return max(self.finishes(fleet))
 
-    def check(self, fleet: Fleet) -> Violation | None:
-        """Return the first rule this schedule breaks, a request left out included, or None."""
+    def check(self, fleet: Fleet, groups: Groups = "any") -> Violation | None:
+        """
+        Return the first rule this schedule breaks, a request left out included, or None.
+
+        Parameters
+        ----------
+        fleet
+            The job and its replicas.
+        groups
+            Where the requests of a group must go.
+        """
         if self.replica_of.shape != (len(fleet),):
-            what = f"replica_of has {len(self.replica_of)} entries for {len(fleet)}"
+            what = f"replica_of has shape {self.replica_of.shape} for {len(fleet)} requests"
             return Violation("every request is scheduled", what)
         if len(self.schedules) != len(fleet.replicas):
             what = f"{len(self.schedules)} schedules for {len(fleet.replicas)} replicas"
@@ -195,7 +207,29 @@ class FleetSchedule:
             violation = schedule.check(fleet.problem_of(k, members))
             if violation is not None:
                 return Violation(violation.rule, f"replica {k}: {violation}")
-        return None
+        return self._check_groups(fleet, groups)
+
+    def _check_groups(self, fleet: Fleet, groups: Groups) -> Violation | None:
+        grouped = np.flatnonzero(fleet.workload.group >= 0)
+        if groups == "any" or not grouped.size:
+            return None
+        replica_of, replicas = self.replica_of[grouped], len(fleet.replicas)
+        names, group_of, sizes = np.unique(
+            fleet.workload.group[grouped], return_inverse=True, return_counts=True
+        )
+        _, place, counts = np.unique(
+            group_of * replicas + replica_of, return_inverse=True, return_counts=True
+        )
+        here, size = counts[place], sizes[group_of]
+        wrong = np.flatnonzero(here < size if groups == "together" else here > -(-size // replicas))
+        if not wrong.size:
+            return None
+        at = int(wrong[0])
+        what = (
+            f"replica {replica_of[at]} has {here[at]} of {size[at]} requests of group {names[group_of[at]]}"
+        )
+        rule = "a group stays together" if groups == "together" else "a group is spread"
+        return Violation(rule, what, request=int(grouped[at]))
 
     def to_json(self) -> dict[str, object]:
         """Return the assignment and the schedules as plain JSON values."""

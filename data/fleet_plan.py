@@ -16,7 +16,7 @@ from .costs.cost import CostModel
 from .files.disk import InputError, read_json_object, write_json
 from .files.json_fields import JsonFields
 from .fleet import Fleet, FleetSchedule, Groups, Replica
-from .plan import Maker, PromptSource
+from .plan import Maker, PromptSource, read_maker, refuse_claims
 from .workload import Workload
 
 FLEET_PLAN_VERSION = 1
@@ -115,13 +115,10 @@ class FleetPlan:
             raise
         except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
             raise InputError(f"the plan is damaged ({error})", file=file, hint="Plan again.") from None
-        violation = plan.schedule.check(plan.fleet)
+        violation = plan.schedule.check(plan.fleet, plan.groups)
         if violation is not None:
             raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, hint="Plan again.")
-        makespan = plan.schedule.makespan(plan.fleet)
-        if abs(makespan - plan.makespan) > 1e-6 * max(1.0, makespan):
-            what = f"its schedule takes {makespan:.6f} s, not {plan.makespan:.6f} s"
-            raise InputError(what, file=file, where="field 'makespan_s'", hint="Plan again.")
+        refuse_claims(plan.schedule.makespan(plan.fleet), plan.makespan, plan.bound, plan.maker, file)
         return plan
 
 
@@ -144,13 +141,13 @@ def _from_json(kind: type[FleetPlan], value: Mapping[str, object], file: str) ->
         raise TypeError("field 'groups' or 'replicas' is not what a plan has there")
     given = {name: np.array(columns[name]) for name in _COLUMNS}
     workload = Workload(ids=np.array(columns["id"], dtype=np.str_), **given)
-    emits = bool(value["prefill_emits_first_token"])
+    emits = JsonFields(value, file, hint="Plan again.").flag("prefill_emits_first_token")
     return kind(
         fleet=Fleet(workload, tuple(_replica(entry, file) for entry in replicas), emits),
         schedule=FleetSchedule.from_json(_object(value, "schedule"), file=file),
-        makespan=float(value["makespan_s"]),  # type: ignore[arg-type]
+        makespan=JsonFields(value, file, hint="Plan again.").number("makespan_s"),
         bound=Bound.from_json(_object(value, "bound"), file=file),
-        maker=Maker(**_object(value, "maker")),  # type: ignore[arg-type]
+        maker=read_maker(value, file),
         groups=groups,  # type: ignore[arg-type]  # compared above
         lengths=_object(value, "lengths"),
         cost_source=_object(value, "cost_source"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from .bound import Bound
+from .bound import PROVEN_WITHIN, Bound
 from .configuration import PlannedConfiguration
 from .costs.cost import CostModel
 from .expectation import Expectation
@@ -55,7 +56,7 @@ class Maker:
     solver, version
         What made it.
     status
-        ``OPTIMAL`` or ``FEASIBLE``.
+        ``"optimal"`` if the plan's own bound proves it, else ``"feasible"``.
     stopped_by
         What ended the search.
     seconds
@@ -174,7 +175,7 @@ class Plan:
             raise InputError(found, file=file, where="field 'batchbound_plan'", hint=hint)
         try:
             problem = _problem(value, file)
-            maker = Maker(**_object(value, "maker"))  # type: ignore[arg-type]
+            maker = read_maker(value, file)
             prompts = value.get("prompts")
             source = None if prompts is None else PromptSource(**_object(value, "prompts"))  # type: ignore[arg-type]
             bound = value.get("bound")
@@ -200,11 +201,48 @@ class Plan:
         violation = plan.schedule.check(problem)
         if violation is not None:
             raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, hint="Plan again.")
-        makespan = plan.schedule.makespan(problem)
-        if abs(makespan - plan.makespan) > 1e-6 * max(1.0, makespan):
-            what = f"its schedule takes {makespan:.6f} s, not {plan.makespan:.6f} s"
-            raise InputError(what, file=file, where="field 'makespan_s'", hint="Plan again.")
+        refuse_claims(plan.schedule.makespan(problem), plan.makespan, plan.bound, plan.maker, file)
         return plan
+
+
+def read_maker(value: Mapping[str, object], file: str) -> Maker:
+    """Return how a plan's schedule came to be; raise InputError if a field is of another kind."""
+    read = JsonFields(value, file, hint="Plan again.").inside("maker")
+    texts = {name: read.text(name) for name in ("solver", "version", "status", "stopped_by")}
+    return Maker(**texts, seconds=read.number("seconds"), seed=read.integer("seed"))
+
+
+def refuse_claims(makespan: float, stated: float, bound: Bound | None, maker: Maker, file: str) -> None:
+    """
+    Refuse a plan that claims more than its schedule and its bound say.
+
+    Parameters
+    ----------
+    makespan, stated
+        Seconds the schedule takes, and those the plan states.
+    bound, maker
+        Of the plan.
+    file
+        Where it stands.
+
+    Raises
+    ------
+    InputError
+        If it states another makespan, or calls itself optimal where its bound is lower.
+    """
+    hint = "Plan again."
+    if not math.isclose(makespan, stated, rel_tol=PROVEN_WITHIN):
+        what = f"its schedule takes {makespan!r} s, not {stated!r} s"
+        raise InputError(what, file=file, where="field 'makespan_s'", hint=hint)
+    status, field = maker.status.lower(), "field 'maker.status'"
+    if status not in ("optimal", "feasible"):
+        raise InputError(
+            f"{maker.status!r} is neither optimal nor feasible", file=file, where=field, hint=hint
+        )
+    if status == "optimal" and (bound is None or not bound.proves(makespan)):
+        proven = "there is no bound" if bound is None else f"its bound proves {bound.seconds!r} s"
+        what = f"{maker.status!r} is not proven: the schedule takes {makespan!r} s and {proven}"
+        raise InputError(what, file=file, where=field, hint=hint)
 
 
 def _problem(value: Mapping[str, object], file: str) -> Problem:

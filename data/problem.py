@@ -12,6 +12,9 @@ from .workload import Workload
 MOST_SLOTS = 1_000_000
 """Most slots of a problem: beyond any device, and each costs memory."""
 
+MOST_ROUNDS = 100_000_000
+"""Most decode rounds of a schedule, each of which costs memory: months on any device."""
+
 
 class ProblemError(ValueError):
     """

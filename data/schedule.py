@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .costs.cost import FloatArray, IntArray
 from .files.json_fields import JsonFields
-from .problem import Problem
+from .problem import MOST_ROUNDS, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,11 @@ class Schedule:
         The slot each request occupies, shape (requests,).
     rounds
         Decode rounds of each bin, shape (bins,).
+
+    Raises
+    ------
+    ValueError
+        If an array holds anything but whole numbers.
     """
 
     bin_of: IntArray
@@ -66,7 +71,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("bin_of", "slot_of", "rounds"):
-            column = np.array(getattr(self, name), dtype=np.int64)
+            given = np.array(getattr(self, name))
+            if given.size and given.dtype.kind not in "iu":
+                raise ValueError(f"{name} is of {given.dtype}; it must be of whole numbers")
+            column = given.astype(np.int64)
             column.flags.writeable = False
             object.__setattr__(self, name, column)
 
@@ -199,15 +207,23 @@ class Schedule:
 
         The referee: it shares no code with what makes schedules, and walks through the schedule bin by bin.
         """
-        count = len(problem)
-        for name, column in (("bin_of", self.bin_of), ("slot_of", self.slot_of)):
+        for name, count in (
+            ("bin_of", len(problem)),
+            ("slot_of", len(problem)),
+            ("rounds", self.rounds.size),
+        ):
+            column = getattr(self, name)
             if column.shape != (count,):
-                return Violation(
-                    "every request is scheduled", f"{name} has {len(column)} entries for {count}"
-                )
+                what = f"{name} has shape {column.shape} for {len(problem)} requests"
+                return Violation("every request is scheduled", what)
         if (self.rounds < 0).any():
             k = int(np.argmax(self.rounds < 0))
             return Violation("decode rounds are counted", f"{self.rounds[k]} decode rounds", bin=k)
+        # Before anything is counted round by round: each round takes memory.
+        total, useful = sum(self.rounds.tolist()), int(problem.rounds.sum())
+        if total > min(useful, MOST_ROUNDS):
+            what = f"{total:,} decode rounds for requests of {useful:,} in all, {MOST_ROUNDS:,} at most"
+            return Violation("decode rounds are of use", what)
         for name, column, limit in (("bin", self.bin_of, self.bins), ("slot", self.slot_of, problem.slots)):
             wrong = np.flatnonzero((column < 0) | (column >= limit))
             if wrong.size:

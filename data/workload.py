@@ -120,7 +120,8 @@ class Workload:
         _refuse(self.arrival > LATEST, self.arrival, "arrival", f"is too late ({LATEST:g} seconds at most)")
         for name, default_integer in (("group", -1), ("priority", 0)):
             given = getattr(self, name)
-            self._set(name, np.full(count, default_integer) if given is None else np.array(given), count)
+            column = np.full(count, default_integer) if given is None else _integers(given, name)
+            self._set(name, column, count)
         for name in ("input_tokens", "output_tokens"):
             column = getattr(self, name)
             _refuse(column < 1, column, name, "must be at least one token")

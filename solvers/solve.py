@@ -13,6 +13,7 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.least_counts import cost_terms
 from ..models.bounds.makespan import best_bound, trivial_bound
+from ..models.certificates.enumeration import MOST_REQUESTS
 from .backends.backend import BACKENDS
 from .bounds.proven_bound import bound_within
 from .formulated import CP_SAT, Formulation, solve_full
@@ -129,7 +130,7 @@ def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:
     stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
     terms = cost_terms(problem, stages, rounds)
     certificate: dict[str, object] = {"kind": "enumeration", "stages": stages, "rounds": rounds}
-    if found.steps > REPEATABLE_STEPS:
+    if found.steps > REPEATABLE_STEPS or len(problem) > MOST_REQUESTS:
         certificate = {"kind": "solver", "solver": "exact", "version": _version()}
     return Bound(sum(terms.values()), "enumeration of packings and orders", terms, certificate)
 

@@ -16,15 +16,12 @@ from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
 from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource
-from ..data.problem import MOST_SLOTS, Problem, ProblemError
+from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
 from ..data.workload import LONGEST
 
 DEFAULT_SLOTS = 32
-
-MOST_ROUNDS = 100_000_000
-"""Decode rounds, of which each costs memory, that a job may need at least: months on any device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

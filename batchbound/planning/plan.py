@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..data.plan import Maker, Plan, PromptSource
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..solvers.bounds.proven_bound import proven_bound
-from ..solvers.result import Limits, Result
+from ..solvers.result import Limits, Result, Status
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
 
 
@@ -62,12 +63,14 @@ def make_plan(
         raise PlanningError(f"the solver {result.solver!r} broke a rule: {violation}")
     # A plan's bound is one that `verify` can derive again without the solver.
     bound = proven_bound(problem) if result.repeatable is None else result.repeatable
+    makespan = result.schedule.makespan(problem)
+    status = Status.OPTIMAL if bound.proves(makespan) else Status.FEASIBLE
     return Plan(
         problem=problem,
         schedule=result.schedule,
-        makespan=result.schedule.makespan(problem),
+        makespan=makespan,
         bound=bound,
-        maker=_maker(result, limits.seed),
+        maker=_maker(replace(result, status=status), limits.seed),
         lengths={} if lengths is None else lengths,
         cost_source={} if cost_source is None else cost_source,
         prompts=prompts,

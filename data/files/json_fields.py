@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -107,7 +107,7 @@ class JsonFields:
 
 def is_number(entry: object) -> TypeGuard[float]:
     """Return whether something is a finite number, which true and false are not."""
-    return isinstance(entry, int | float) and not isinstance(entry, bool) and abs(entry) < math.inf
+    return isinstance(entry, int | float) and not isinstance(entry, bool) and abs(entry) <= sys.float_info.max
 
 
 def _is_integer(entry: object) -> TypeGuard[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,26 +40,63 @@ def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
     Violation or None
         The first claim that fails.
     """
+    return judged(bound, lambda: _proven_seconds(problem, bound))
+
+
+def judged(bound: Bound, derive: Callable[[], float]) -> Violation | None:
+    """
+    Return what is wrong with a bound whose certificate proves the seconds that ``derive`` returns, or None.
+
+    Parameters
+    ----------
+    bound
+        The bound, its terms and certificate.
+    derive
+        Returns the seconds, or raises RefutedError.
+    """
     if not bound.valid:
         return Violation(
             "a bound is valid", f"{bound.source!r} is a printed formula that bounds nothing in general"
         )
+    for name, seconds in bound.terms.items():
+        if not 0 <= seconds < math.inf:
+            return Violation("terms are seconds", f"{name!r} is {seconds!r}")
     total = math.fsum(bound.terms.values())
-    if not math.isclose(total, bound.seconds, rel_tol=ROUNDING, abs_tol=1e-12):
+    if not math.isclose(total, bound.seconds, rel_tol=ROUNDING):
         return Violation(
             "terms add up", f"the terms add up to {total!r} s, the bound says {bound.seconds!r} s"
         )
     try:
-        proven = _proven_seconds(problem, bound.certificate)
+        proven = derive()
     except RefutedError as refuted:
         return Violation(*refuted.args)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
-    if bound.seconds > proven * (1 + ROUNDING) + 1e-12:
+    if bound.seconds > proven * (1 + ROUNDING):
         return Violation(
             "the certificate proves the bound", f"it proves {proven!r} s, the bound says {bound.seconds!r} s"
         )
+    if bound.source != source_of(bound.certificate):
+        what = f"{bound.source!r}, and its certificate proves {source_of(bound.certificate)!r}"
+        return Violation("a bound is called by its argument", what)
     return None
+
+
+def source_of(certificate: Mapping[str, Any]) -> str:
+    """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
+    kind = certificate["kind"]
+    if kind == "difference set":
+        parts = [name for name, claims in (("ends", "ends"), ("prices", "refuted")) if certificate[claims]]
+        return " and ".join([kind, *parts])
+    return _SOURCES.get(kind, "")
+
+
+_SOURCES = {
+    "trivial": "fewest stages and rounds",
+    "enumeration": "enumeration of packings and orders",
+    "fleet shares": "shares of the fleet",
+    "one request": "the longest request",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +109,9 @@ class _WasteClaims:
     ends: list[EndClaim]
 
 
-def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
-    work = Work()
+def _proven_seconds(problem: Problem, bound: Bound) -> float:
+    work, certificate = Work(), bound.certificate
+    _check_terms(problem, bound.terms)
     if certificate["kind"] == "enumeration":
         stages, rounds = (whole(certificate, name, "enumeration", least=1) for name in ("stages", "rounds"))
         return _enumerated_seconds(problem, stages, rounds, work)
@@ -93,6 +131,21 @@ def _proven_seconds(problem: Problem, certificate: Mapping[str, Any]) -> float:
         [checked_ends(have, slots, claim, work) for claim in entries(certificate, "ends")],
     )
     return _difference_seconds(problem, slots, stages, rounds, claims, work)
+
+
+def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
+    """Refuse terms of what every schedule pays that are not what the cost model says."""
+    cost = problem.cost
+    fixed = {
+        "prompt tokens": cost.prefill_per_token * sum(problem.prompt_tokens.tolist()),
+        "slot-rounds": cost.decode_per_slot * sum(problem.rounds.tolist()),
+        "KV reads": cost.decode_per_kv_token * _held_over_rounds(problem),
+    }
+    for name, seconds in fixed.items():
+        if not math.isclose(terms.get(name, 0.0), seconds, rel_tol=ROUNDING):
+            raise RefutedError(
+                "terms are those of the costs", f"{name!r} is {terms.get(name)!r}, not {seconds!r}"
+            )
 
 
 def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:

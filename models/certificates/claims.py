@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_STEPS = 100_000_000
-"""Steps of plain code that a check may take, some 0.3 microseconds each: a hundred times what a plan needs."""
+"""Steps of plain code that a check may take, 0.3 microseconds each: a hundred times what our plans need."""
 
 
 class RefutedError(Exception):

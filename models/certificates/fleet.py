@@ -7,7 +7,8 @@ import math
 from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
 from ...data.schedule import Violation
-from .checker import ROUNDING, verify_bound
+from .checker import ROUNDING, judged, verify_bound
+from .claims import RefutedError, Work, entries, unreadable, whole
 
 
 def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
@@ -29,38 +30,24 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
         if len(fleet.replicas) > 1 or fleet.replicas[0].busy:
             return Violation("a certificate is of a known kind", f"{kind!r} is not one of a fleet")
         return verify_bound(fleet.problem_of(0, range(len(fleet))), bound)
-    if not bound.valid:
-        return Violation("a bound is valid", f"{bound.source!r} bounds nothing in general")
-    total = math.fsum(bound.terms.values())
-    if not math.isclose(total, bound.seconds, rel_tol=ROUNDING, abs_tol=1e-12):
-        return Violation(
-            "terms add up", f"the terms add up to {total!r} s, the bound says {bound.seconds!r} s"
-        )
-    try:
-        proven = _shares(fleet, bound) if kind == "fleet shares" else _one_request(fleet, bound)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        return Violation("a certificate is readable", f"{type(error).__name__}: {error}")
-    if bound.seconds > proven * (1 + ROUNDING) + 1e-12:
-        return Violation(
-            "the certificate proves the bound", f"it proves {proven!r} s, the bound says {bound.seconds!r} s"
-        )
-    return None
+    derive = _shares if kind == "fleet shares" else _one_request
+    return judged(bound, lambda: derive(fleet, bound))
 
 
 def _shares(fleet: Fleet, bound: Bound) -> float:
-    given = bound.certificate["weights"]
-    if not isinstance(given, list) or len(given) != len(fleet.replicas):
-        raise ValueError("there is not one weight for each replica")
-    weights = [float(weight) for weight in given]
-    if min(weights) < 0 or math.fsum(weights) > 1 + ROUNDING:
-        raise ValueError("the weights are negative, or add up to more than one")
+    weights = [_weight(value) for value in entries(bound.certificate, "weights")]
+    if len(weights) != len(fleet.replicas):
+        raise RefutedError("weights", f"{len(weights)} weights for {len(fleet.replicas)} replicas")
+    if math.fsum(weights) > 1 + ROUNDING:
+        raise RefutedError("weights", f"they add up to {math.fsum(weights)!r}, more than one")
     stage_by, round_by = bound.certificate["stage_by"], bound.certificate["round_by"]
     if stage_by not in ("slots", "tokens", "floor") or round_by not in ("slots", "keys and values"):
-        raise ValueError(f"no argument is called {stage_by!r} or {round_by!r}")
+        raise RefutedError("shares", f"no argument is called {stage_by!r} or {round_by!r}")
     # Of two replicas alike, the one of less weight is the cheaper.
     lightest: dict[Replica, float] = {}
     for replica, weight in zip(fleet.replicas, weights, strict=True):
         lightest[replica] = min(weight, lightest.get(replica, math.inf))
+    Work().spend(len(lightest) * len(fleet))
     parts = [weight * replica.busy for replica, weight in zip(fleet.replicas, weights, strict=True)]
     first = int(fleet.prefill_emits_first_token)
     for prompt, answer in zip(
@@ -93,15 +80,24 @@ def _share(replica: Replica, prompt: int, held: int, rounds: int, stage_by: str,
 
 
 def _one_request(fleet: Fleet, bound: Bound) -> float:
-    chosen = bound.certificate["request"]
-    if not isinstance(chosen, int) or not 0 <= chosen < len(fleet):
-        raise ValueError(f"there is no request {chosen!r}")
+    chosen = whole(bound.certificate, "request", "one request")
+    if chosen >= len(fleet):
+        raise RefutedError("one request", f"there is no request {chosen} of {len(fleet)}")
     request, first = fleet.workload[chosen], int(fleet.prefill_emits_first_token)
-    best = math.inf
-    for replica in fleet.replicas:
-        cost = replica.cost
-        seconds = replica.busy + cost.prefill_seconds(request.input_tokens)
-        for done in range(request.output_tokens - first):
-            seconds += cost.decode_seconds(1, request.input_tokens + first + done)
-        best = min(best, seconds)
-    return best
+    rounds, held = request.output_tokens - first, request.input_tokens + first
+    read = rounds * held + rounds * (rounds - 1) // 2
+    return min(
+        replica.busy
+        + replica.cost.prefill_seconds(request.input_tokens)
+        + rounds * replica.cost.decode_seconds(1)
+        + replica.cost.decode_per_kv_token * read
+        for replica in fleet.replicas
+    )
+
+
+def _weight(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise unreadable("weights", value, "a number")
+    if not 0 <= value < math.inf:
+        raise RefutedError("weights", f"{value} is negative or not finite")
+    return float(value)

@@ -62,7 +62,7 @@ def test_it_finds_the_optimum_of_tiny_problems_from_the_worst_start_and_a_check_
 def enumerated(problem: Problem, stages: int, rounds: int) -> Bound:
     terms = cost_terms(problem, stages, rounds)
     certificate = {"kind": "enumeration", "stages": stages, "rounds": rounds}
-    return Bound(sum(terms.values()), "enumeration", terms, certificate)
+    return Bound(sum(terms.values()), "enumeration of packings and orders", terms, certificate)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -347,7 +347,7 @@ def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Na
         f"exegpt-{configuration.strategy.lower()} B_E={configuration.encode_batch}"
         f" N_D={configuration.decode_rounds}"
     )
-    maker = Maker(name, __version__, "FEASIBLE", "search", time.perf_counter() - begun, 0)
+    maker = Maker(name, __version__, "feasible", "search", time.perf_counter() - begun, 0)
     return Plan(
         problem=problem,
         schedule=schedule,
