@@ -2,18 +2,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test clean
+.PHONY: demo style test test-all clean
 
 # Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
 	$(BIN)/batchbound demo
 
-# Checks the style, the types and the tests.
-test: $(VENV)/dev
+# Checks the style and the types, and runs the fast tests: minutes on two cores.
+test: style
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+
+# The same with every test that needs no GPU.
+test-all: style
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 -m "not gpu"
+
+style: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
 
 $(VENV)/engine: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'batchbound needs Python 3.11 or newer; say make PYTHON=python3.11')"
@@ -23,7 +29,7 @@ $(VENV)/engine: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,ray,dev]'
 	touch $@
 
 clean:

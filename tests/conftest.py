@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import signal
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +13,11 @@ from typing import Any
 import pytest
 
 from batchbound.data.problem import Problem
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach the tests and their processes: a shell's background jobs ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _optimal_makespan(problem: Problem) -> float:

@@ -279,7 +279,7 @@ def undisturbed(folder: Path, count: int) -> Mapping[str, Any]:
     return {answer["custom_id"]: answer for answer in answers}
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_killed_run_loses_no_answer_and_repeats_none(kills: int, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path, count=100 + 45 * kills)
     killed = run_killed_at_random(tmp_path, kills, seed=kills)

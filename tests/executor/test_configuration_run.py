@@ -133,6 +133,7 @@ def test_two_processes_sample_each_request_as_one_does(job: Job, tmp_path: Path)
         assert two.finished == answers
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
     job: Job, alone: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_change_leaves_what_is_being_encoded_as_it_is() -> None:
     assert joined == [2] * 10 + [1] * 4
 
 
+@pytest.mark.slow
 def test_processes_that_share_layers_give_the_answers_of_the_model_alone(
     job: Job, alone: dict[str, dict[str, object]], tmp_path: Path
 ) -> None:
@@ -325,6 +327,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_runs(
     assert "for an RRA plan" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_that_shares_layers_and_dies_stops_the_run(job: Job, tmp_path: Path) -> None:
     children = {process.pid for process in active_children()}
 

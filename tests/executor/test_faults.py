@@ -276,6 +276,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_that_cannot_go_on_says_so_and_loses_nothing(fault: str, tmp_path: Path) -> None:
     call, before, message, status = FAULTS[fault]

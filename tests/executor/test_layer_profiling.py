@@ -108,6 +108,7 @@ def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -
     assert not can_hand_over(profile)
 
 
+@pytest.mark.slow
 def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile, dict[str, Any]]) -> None:
     profile, found = profiled
     cost, layers = LayerCost(profile), profile.shape.layers
@@ -285,6 +286,7 @@ def test_batches_that_join_are_timed_even_where_nothing_else_decodes(model: Any)
             assert found["context"] >= 8
 
 
+@pytest.mark.slow
 def test_a_layer_profile_is_measured_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
