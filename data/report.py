@@ -78,7 +78,8 @@ class Report:
     model_makespan
         Seconds the cost model gives the stages that the run ran: what the run's gap is taken of.
     schedule_makespan
-        The same without the padding that attention read: what the schedule that came out would take.
+        The same without what the engine added, padding and changes of the batch: what the schedule that came
+        out takes.
     planned_makespan
         Seconds the plan predicted, or None without a plan.
     bound, bound_source
@@ -110,6 +111,8 @@ class Report:
         Share of the keys and values read in decode rounds that was padding.
     padding_seconds
         Model seconds of reading it, a part of ``model_makespan``.
+    change_seconds
+        Model seconds of changes of the running batch, another part of it.
     pace
         Measured seconds for each model second in the median stage: what the machine was slower by than the
         cost model. None for a simulated run.
@@ -154,6 +157,7 @@ class Report:
     lengths: LengthError
     padding: float
     padding_seconds: float
+    change_seconds: float = 0.0
     pace: float | None = None
     missed: float | None = None
     between: float | None = None
@@ -183,7 +187,7 @@ class Report:
 
     @property
     def schedule_gap(self) -> float | None:
-        """The part of the run's gap that its schedule lost: the rest is padding that attention read."""
+        """The part of the run's gap that its schedule lost: the rest is what the engine added."""
         if self.run_bound is None:
             return None
         return _relative(self.schedule_makespan, self.run_bound)
@@ -252,6 +256,7 @@ class Report:
             "length_wrong": self.lengths.wrong,
             "padding": self.padding,
             "padding_s": self.padding_seconds,
+            "change_s": self.change_seconds,
             "pace": self.pace,
             "missed": self.missed,
             "between_s": self.between,
@@ -319,6 +324,7 @@ class Report:
             ),
             padding=read.number("padding"),
             padding_seconds=read.number("padding_s"),
+            change_seconds=read.number("change_s"),
             pace=read.optional_number("pace"),
             missed=read.optional_number("missed"),
             between=read.optional_number("between_s"),

@@ -145,6 +145,13 @@ class Schedule:
         change = np.bincount(first, minlength=self._total + 1) - np.bincount(last, minlength=self._total + 1)
         return np.cumsum(change)[:-1].astype(np.int64)
 
+    def changes(self, problem: Problem) -> int:
+        """Return how often the slots that decode change: the bursts of rounds run, arrivals apart."""
+        first, last = self._round_spans(problem)
+        begins = np.unique(np.concatenate((first, last)))
+        begins = begins[begins < self._total]
+        return int(np.count_nonzero(self.active(problem)[begins]))
+
     def kv_tokens(self, problem: Problem) -> IntArray:
         """Return the tokens of keys and values held in each round, shape (rounds,)."""
         first, last = self._round_spans(problem)

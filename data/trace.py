@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import FloatArray, IntArray
+from .costs.cost import CostModel, FloatArray, IntArray
 from .files.disk import InputError, atomic_write, read_text
 from .files.json_fields import JsonFields
 
@@ -54,6 +54,24 @@ class Stage:
     def seconds(self) -> float:
         """Seconds the stage took."""
         return self.end - self.start
+
+    def model_seconds(self, cost: CostModel, *, overheads: bool = True) -> float:
+        """
+        Return the seconds a cost model gives the stage.
+
+        Parameters
+        ----------
+        cost
+            The model.
+        overheads
+            Whether to count what the engine adds: padding that attention read, and the change of the batch.
+        """
+        if self.kind == "prefill":
+            return cost.prefill_seconds(self.tokens)
+        seconds = self.rounds * cost.decode_seconds(self.active)
+        if not overheads:
+            return seconds + cost.decode_per_kv_token * self.kv_tokens
+        return seconds + cost.decode_per_kv_token * self.padded_kv_tokens + cost.decode_per_change
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,13 +10,15 @@ from ..data.fleet_plan import FleetPlan
 from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from ..executor.reports.tables import clock_text
 from ..models.padding import padding_tokens
 
 _LABELS = {
     "requests": "requests",
     "slots": "slots",
     "makespan_s": "predicted makespan",
-    "padded_s": "with padded rows",
+    "run_s": "with batch changes",
+    "padded_s": "and padded rows",
     "expected_s": "expected makespan",
     "expected_interval_s": "90 % of makespans in",
     "follows": "follows",
@@ -47,6 +49,23 @@ def fail(message: str) -> int:
     return 1
 
 
+def whose_seconds(cost_source: Mapping[str, object]) -> str:
+    """
+    Return whose seconds a plan is in, for its first line.
+
+    Parameters
+    ----------
+    cost_source
+        Where its costs come from, as the plan records it.
+    """
+    engine = cost_source.get("engine")
+    if isinstance(engine, Mapping):
+        return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
+    if cost_source.get("name") == "paper":
+        return "in the seconds of the hybrid paper's GPU (LLaMA-65B), not of this machine: see --cost"
+    return f"in the seconds of {cost_source.get('name')}"
+
+
 def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
     """
     Return what there is to say about a plan, by the names that programs know.
@@ -64,7 +83,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "expected_s": None if expected is None else expected.mean,
         "expected_interval_s": None if expected is None else [expected.low, expected.high],
         "follows": None if expected is None else expected.what(),
-        "padded_s": _padded(plan),
+        **_overheads(plan),
         **proven_summary(plan, seconds),
     }
 
@@ -92,10 +111,15 @@ def proven_summary(plan: Plan | FleetPlan, seconds: float) -> dict[str, object]:
     }
 
 
-def _padded(plan: Plan) -> float | None:
-    """Return the makespan on an engine that pads its rows, where the cost model says what reading costs."""
-    price = plan.problem.cost.decode_per_kv_token
-    return plan.makespan + price * padding_tokens(plan.problem, plan.schedule) if price else None
+def _overheads(plan: Plan) -> dict[str, float | None]:
+    """Return the makespan on an engine, with changes of the batch and, on one that pads its rows, padding."""
+    cost, problem, schedule = plan.problem.cost, plan.problem, plan.schedule
+    seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
+    padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if cost.decode_per_kv_token else 0.0
+    return {
+        "run_s": seconds if cost.decode_per_change else None,
+        "padded_s": seconds + padded if padded else None,
+    }
 
 
 def schedule_summary(problem: Problem, schedule: Schedule) -> dict[str, object]:
@@ -127,9 +151,17 @@ def show(summary: Mapping[str, object], *, as_json: bool, title: str = "") -> No
 
 def _shown(name: str, value: object) -> str:
     if isinstance(value, list):
-        return " to ".join(f"{entry:,.3f} s" for entry in value)
+        return " to ".join(_seconds(entry) for entry in value)
     if name in ("gap", "utilization") and isinstance(value, float):
         return f"{value:.2%}"
     if (name.endswith("_s") or name == "seconds") and isinstance(value, float):
-        return f"{value:,.1f}" if name.endswith("per_s") else f"{value:,.3f} s"
+        return f"{value:,.1f}" if name.endswith("per_s") else _seconds(value)
+    if name == "lengths" and value == "cap":
+        return "cap: a worst case, every answer as long as its request allows"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _seconds(value: float) -> str:
+    """Return seconds, from a minute on with h:mm:ss beside."""
+    text = f"{value:,.3f} s"
+    return text if value < 60 else f"{text} ({clock_text(value)})"

@@ -76,6 +76,8 @@ class CalibratedCost:
         When, as an ISO date.
     slots_grid, prompt_grid
         Slots and prompt lengths (tokens) that were measured; outside them the model extrapolates.
+    held_out
+        Error on a whole job that the fit was not made from; None if none was run.
     """
 
     cost: CostModel
@@ -84,6 +86,29 @@ class CalibratedCost:
     date: str
     slots_grid: tuple[int, ...]
     prompt_grid: tuple[int, ...]
+    held_out: FitError | None = None
+
+    def beyond(self, slots: int, longest: int, held: float) -> tuple[str, ...]:
+        """
+        Return where a plan leaves what was measured, one text each; empty if nowhere, or nothing is recorded.
+
+        Parameters
+        ----------
+        slots
+            Of the plan.
+        longest
+            Tokens of its longest prompt.
+        held
+            Tokens of keys and values that a request holds in a decode round, on average.
+        """
+        found = []
+        if self.slots_grid and slots > max(self.slots_grid):
+            found.append(f"{slots} slots, measured up to {max(self.slots_grid)}")
+        if self.prompt_grid and longest > max(self.prompt_grid):
+            found.append(f"a prompt of {longest} tokens, measured up to {max(self.prompt_grid)}")
+        if self.prompt_grid and held > max(self.prompt_grid):
+            found.append(f"{held:.0f} tokens held by a request, measured up to {max(self.prompt_grid)}")
+        return tuple(found)
 
     def differences(self, engine: Mapping[str, object]) -> tuple[str, ...]:
         """
@@ -115,6 +140,7 @@ class CalibratedCost:
             "date": self.date,
             "slots_grid": list(self.slots_grid),
             "prompt_grid": list(self.prompt_grid),
+            "held_out": None if self.held_out is None else self.held_out.to_json(),
         }
 
     @classmethod
@@ -153,4 +179,7 @@ class CalibratedCost:
             date=read.text("date"),
             slots_grid=read.integers("slots_grid"),
             prompt_grid=read.integers("prompt_grid"),
+            held_out=None
+            if value.get("held_out") is None
+            else FitError.from_json(value["held_out"], file=file),
         )

@@ -31,6 +31,12 @@ class CostModel:
 
     What tokens beyond the bend cost more is never negative, so a stage's seconds are convex in its tokens.
 
+    An engine adds to this what no schedule decides: padding that its attention reads, and
+    ``decode_per_change`` seconds for each burst of rounds, as rows, masks and read-back follow every change
+    of the running batch. Schedules, bounds and the simulator leave both out, predictions and the figures of
+    a run count them (:meth:`~batchbound.data.trace.Stage.model_seconds`). Neither is negative, so a run's
+    model seconds stay above every bound.
+
     Parameters
     ----------
     prefill_base, prefill_per_token
@@ -44,6 +50,8 @@ class CostModel:
     prefill_bend, prefill_per_token_beyond
         Tokens of a prefill stage beyond which each costs more, and by how many seconds: attention makes long
         prompts dearer than a line does.
+    decode_per_change
+        Seconds that an engine adds to each burst of decode rounds over the same slots.
 
     Raises
     ------
@@ -59,6 +67,7 @@ class CostModel:
     decode_per_kv_token: float = 0.0
     prefill_bend: float = 0.0
     prefill_per_token_beyond: float = 0.0
+    decode_per_change: float = 0.0
 
     def __post_init__(self) -> None:
         refuse_negative_costs(self)

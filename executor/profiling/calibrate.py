@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,6 +21,9 @@ _LENGTHS = (16, 32, 64, 128, 256, 512)
 """Tokens; with the batches, the stages that a cost model is drawn through."""
 _BEND_GAIN = 0.03
 """The share of the error that a bend has to take away."""
+_FOLDS = 5
+_CHANGE_GAIN = 0.03
+"""The share of the error at bursts left out that a cost of changes has to take away."""
 _OUTLIER = 2.0
 """Residuals beyond this many typical ones count less in the fit."""
 
@@ -32,6 +35,7 @@ def calibrate(
     date: str,
     slots_grid: Sequence[int] = (),
     prompt_grid: Sequence[int] = (),
+    held_out: Callable[[CostModel], Sequence[Stage]] | None = None,
 ) -> CalibratedCost:
     """
     Return the cost model fitted to measured stages, with its error and what was measured.
@@ -46,6 +50,8 @@ def calibrate(
         When, as an ISO date.
     slots_grid, prompt_grid
         Slots and prompt lengths (tokens) that were measured, if it was a grid.
+    held_out
+        Runs a job planned by the fitted costs and returns its stages, for an error beyond the fit's own.
 
     Raises
     ------
@@ -54,14 +60,17 @@ def calibrate(
     """
     cost = fit_cost(stages)
     error = fit_error(cost, stages)
-    return CalibratedCost(cost, error, dict(engine), date, tuple(slots_grid), tuple(prompt_grid))
+    beyond = None if held_out is None else fit_error(cost, held_out(cost))
+    return CalibratedCost(cost, error, dict(engine), date, tuple(slots_grid), tuple(prompt_grid), beyond)
 
 
 def fit_cost(stages: Sequence[Stage]) -> CostModel:
     """
     Return the cost model nearest to measured stages: robust least squares of relative errors, none negative.
 
-    The keys and values of a round count as the engine reads them, padding included. Relative errors, because
+    The keys and values of a round count as the engine reads them, padding included. Whether changes of the
+    batch cost something of their own is decided by cross-validation: every fifth burst is left out in turn,
+    and the term stays if the bursts left out are told better by it. Relative errors, because
     stages range over orders of magnitude; robust (Huber), because a machine is disturbed now and then. The
     floor of a prefill stage is found by trying which of the smallest stages lie on it. Where prompts get
     dearer with length, the line above the floor may meet zero tokens below zero seconds: the cost model then
@@ -95,11 +104,12 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
             np.array([stage.padded_kv_tokens for stage in decodes]) / rounds,
         )
     )
-    decode = _fit(columns, np.array([stage.seconds for stage in decodes]) / rounds, rounds)
+    decode = _fit_decode(columns, np.array([stage.seconds for stage in decodes]) / rounds, rounds)
     return CostModel(
         decode_base=float(decode[0]),
         decode_per_slot=float(decode[1]),
         decode_per_kv_token=float(decode[2]),
+        decode_per_change=float(decode[3]),
         **prefill,
     )
 
@@ -137,7 +147,7 @@ def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:
     Parameters
     ----------
     cost
-        The model; its keys-and-values term is charged for padding too, as the engine reads it.
+        The model; what the engine adds to the schedule is charged, too.
     stages
         Measured; a stage of many rounds counts as many times.
     """
@@ -146,11 +156,7 @@ def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:
     counts: list[int] = []
     predicted = measured = 0.0
     for stage in stages:
-        if stage.kind == "prefill":
-            seconds = cost.prefill_seconds(stage.tokens)
-        else:
-            held = cost.decode_per_kv_token * stage.padded_kv_tokens
-            seconds = stage.rounds * cost.decode_seconds(stage.active) + held
+        seconds = stage.model_seconds(cost)
         predicted += seconds
         measured += stage.seconds
         if stage.seconds > 0:
@@ -205,6 +211,28 @@ def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[s
         "prefill_bend": bend,
         "prefill_per_token_beyond": per_token - floor / bend,
     }
+
+
+def _fit_decode(columns: FloatArray, seconds: FloatArray, rounds: FloatArray) -> FloatArray:
+    """Return the coefficients of a round's seconds, the last of a change of the batch, which may be none."""
+    plain = np.append(_fit(columns, seconds, rounds), 0.0)
+    if len(np.unique(rounds)) < 2 or len(rounds) < 2 * _FOLDS:
+        return plain
+    changing = np.column_stack((columns, 1 / rounds))
+    if _left_out(changing, seconds, rounds) > (1 - _CHANGE_GAIN) * _left_out(columns, seconds, rounds):
+        return plain
+    return _fit(changing, seconds, rounds)
+
+
+def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> float:
+    """Return the mean relative error at rows that the fit was not made of, in turn."""
+    fold = np.arange(len(seconds)) % _FOLDS
+    error = np.zeros(len(seconds))
+    for left in range(_FOLDS):
+        kept = fold != left
+        fitted = columns[~kept] @ _fit(columns[kept], seconds[kept], weights[kept])
+        error[~kept] = np.abs(fitted / seconds[~kept] - 1)
+    return float(np.average(error, weights=weights)) + 1e-12
 
 
 def _fit(

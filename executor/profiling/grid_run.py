@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ...data.costs.cost import CostModel
 from ...data.problem import Problem
 from ...data.trace import Stage
@@ -11,6 +13,16 @@ from ...data.workload import Workload
 from ...heuristics.engine import Engine
 
 _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
+_SPREAD = 0.5
+"""How far the prompts of a point are from their mean, at most, as a share of it."""
+_BURSTS = (1, 2, 4)
+"""Rounds of the bursts after the first of a point; a request leaves before each."""
+_JOB_ANSWER = 24
+"""Mean tokens of an answer in :func:`mixed_job`."""
+LONGEST_PROMPT = 1 + _SPREAD
+"""Tokens of the longest prompt of a point, for each of its mean."""
+MOST_ROUNDS = 160
+"""Tokens that a measured answer may take at most."""
 
 
 def profile(
@@ -25,12 +37,13 @@ def profile(
     on_point: Callable[[int, int], None] | None = None,
 ) -> list[Stage]:
     """
-    Return the median prefill stage and decode stage at every point of a grid.
+    Return the median prefill stage and decode stages at every point of a grid.
 
-    At a point, as many requests as slots are prefilled in one stage and decoded together, all of one length,
-    so that nothing is padded. Rounds are timed from the first after the prefill, as a run has them. The
-    points are visited in turn for every repeat, so that a disturbance of the machine hits one repeat of many
-    points and the median of none.
+    At a point, as many requests as slots are prefilled in one stage, of lengths spread around their mean, and
+    decoded together, as a run has them: rounds are timed from the first after the prefill, and then requests
+    leave one by one, after ever more rounds, so that what follows a change of the batch can be told from what
+    a round takes. The points are visited in turn for every repeat, so that a disturbance of the machine hits
+    one repeat of many points and the median of none.
 
     Parameters
     ----------
@@ -39,9 +52,9 @@ def profile(
     slots
         Numbers of slots to measure.
     prompt_tokens
-        Prompt lengths to measure, tokens.
+        Mean prompt lengths to measure, tokens.
     rounds
-        Decode rounds timed at a point.
+        Decode rounds timed at a point before the first request leaves.
     repeats
         Measurements of a point, of which the median counts.
     warm_up
@@ -62,7 +75,7 @@ def profile(
         (active, prompt)
         for active in sorted(set(slots))
         for prompt in sorted(set(prompt_tokens))
-        if kv_capacity is None or active * (prompt + rounds) <= kv_capacity
+        if kv_capacity is None or active * (prompt + rounds + sum(_BURSTS)) <= kv_capacity
     ]
     if not points:
         raise ValueError(
@@ -70,14 +83,36 @@ def profile(
             f" {kv_capacity} tokens of keys and values"
         )
     order = [max(points, key=lambda point: point[0] * point[1])] * warm_up + points * repeats
-    measured: dict[tuple[int, int], list[tuple[Stage, Stage]]] = {point: [] for point in points}
+    measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in points}
     for number, (active, prompt) in enumerate(order):
-        pair = _measure(engine_for, active, prompt, rounds)
+        stages = _measure(engine_for, active, prompt, rounds)
         if number >= warm_up:
-            measured[active, prompt].append(pair)
+            measured[active, prompt].append(stages)
         if on_point is not None:
             on_point(number + 1, len(order))
-    return [_median([pair[kind] for pair in pairs]) for pairs in measured.values() for kind in (0, 1)]
+    return [_median(again) for runs in measured.values() for again in zip(*runs, strict=True)]
+
+
+def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Problem:
+    """
+    Return a job unlike any point of a grid: prompts and answers of all lengths, slots filled again and again.
+
+    Parameters
+    ----------
+    slots
+        Of the job; it has three requests a slot.
+    longest
+        Tokens of the longest prompt.
+    cost
+        What its prefill stages are planned by.
+    seed
+        Of the lengths.
+    """
+    rng, count = np.random.default_rng(seed), 3 * slots
+    prompts = np.exp(rng.uniform(np.log(min(8, longest)), np.log(longest), count)).astype(np.int64)
+    answers = np.minimum(2 + rng.geometric(1 / _JOB_ANSWER, count), MOST_ROUNDS)
+    workload = Workload.from_lengths(np.minimum(prompts, longest).tolist(), answers.tolist())
+    return Problem(workload, cost, slots, prefill_emits_first_token=True)
 
 
 def grid(most: int, *, least: int = 1, points: int = 6) -> list[int]:
@@ -95,18 +130,21 @@ def grid(most: int, *, least: int = 1, points: int = 6) -> list[int]:
     return sorted({round(least * ratio ** (step / (points - 1))) for step in range(points)})
 
 
-def _measure(
-    engine_for: Callable[[Problem], Engine], active: int, prompt: int, rounds: int
-) -> tuple[Stage, Stage]:
-    # One token more than is decoded: nothing finishes, so the engine never stops early.
-    answer = 1 + rounds + 1
-    workload = Workload.from_lengths([prompt] * active, [answer] * active)
+def _measure(engine_for: Callable[[Problem], Engine], active: int, prompt: int, rounds: int) -> list[Stage]:
+    rng = np.random.default_rng((active, prompt))
+    # Truncated towards the mean on both sides, so that the prompts add up to it.
+    spread = np.trunc(_SPREAD * prompt * (2 * np.arange(active) + 1 - active) / active).astype(np.int64)
+    prompts = prompt + rng.permutation(spread)
+    bursts = [rounds, *_BURSTS][:active]
+    # A token more than is decoded: nothing finishes before its turn.
+    answers = np.full(active, 2 + sum(bursts))
+    answers[rng.permutation(active)[: len(bursts) - 1]] = 1 + np.cumsum(bursts[:-1])
+    workload = Workload.from_lengths(prompts.tolist(), answers.tolist())
     engine = engine_for(Problem(workload, _NO_COST, active, prefill_emits_first_token=True))
     everyone = list(range(active))
-    prefill, _ = engine.prefill(everyone, everyone)
-    decode, _ = engine.decode(rounds, float("inf"))
-    return prefill, decode
+    stages = [engine.prefill(everyone, everyone)[0]]
+    return stages + [engine.decode(burst, float("inf"))[0] for burst in bursts]
 
 
-def _median(stages: list[Stage]) -> Stage:
+def _median(stages: Sequence[Stage]) -> Stage:
     return sorted(stages, key=lambda stage: stage.seconds)[(len(stages) - 1) // 2]

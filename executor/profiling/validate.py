@@ -147,11 +147,7 @@ def retime(trace: Trace, cost: CostModel) -> Trace:
         # Between two stages of a batch job the engine only decides; a pause is a wait for an arrival.
         waited = bool(((trace.queued > end) & (trace.queued <= stage.start)).any())
         clock += stage.start - end if waited else 0.0
-        if stage.kind == "prefill":
-            seconds = cost.prefill_seconds(stage.tokens)
-        else:
-            read = cost.decode_per_kv_token * stage.padded_kv_tokens
-            seconds = stage.rounds * cost.decode_seconds(stage.active) + read
+        seconds = stage.model_seconds(cost)
         measured += [stage.start, stage.end]
         modelled += [clock, clock + seconds]
         stages.append(replace(stage, start=clock, end=clock + seconds))

@@ -11,7 +11,7 @@ from ...data.costs.calibration import FitError
 from ...data.costs.cost import CostModel, FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.report import LengthError, Percentiles, Report
-from ...data.trace import Stage, Trace
+from ...data.trace import Trace
 from .bubbles import slot_seconds
 
 
@@ -64,13 +64,14 @@ def report(
     bounds_of_run = [each for each in (_valid(run_bound), proven if as_planned else None) if each is not None]
     padding, padding_seconds = _padding(problem.cost, trace)
     clock = "model" if trace.engine.get("name") == "simulator" else "measured"
+    bursts = sum(stage.kind == "decode" for stage in trace.stages)
     pace, missed = (None, None) if clock == "model" else pace_of(problem.cost, trace)
     later = served & (trace.tokens > 1)
     return Report(
         clock=clock,
         makespan=makespan,
-        model_makespan=model_seconds(problem.cost, trace),
-        schedule_makespan=model_seconds(problem.cost, trace, padded=False),
+        model_makespan=model_seconds(problem.cost, trace, overheads=clock != "model"),
+        schedule_makespan=model_seconds(problem.cost, trace, overheads=False),
         planned_makespan=planned_makespan,
         bound=None if proven is None else proven.seconds,
         bound_source=None if proven is None else proven.source,
@@ -83,7 +84,9 @@ def report(
         evictions=trace.evictions,
         prompt_tokens=int(problem.prompt_tokens[rows][served].sum()),
         output_tokens=int(actual.sum()),
-        utilization=_utilization(problem.cost, trace, model_seconds(problem.cost, trace)),
+        utilization=_utilization(
+            problem.cost, trace, model_seconds(problem.cost, trace, overheads=clock != "model")
+        ),
         slot_seconds=slot_seconds(trace),
         finish=_percentiles((trace.finished - trace.queued)[served]),
         first_token=_percentiles((trace.first_token - trace.queued)[served]),
@@ -95,6 +98,7 @@ def report(
         ),
         padding=padding,
         padding_seconds=padding_seconds,
+        change_seconds=0.0 if clock == "model" else problem.cost.decode_per_change * bursts,
         pace=pace,
         missed=missed,
         between=None if clock == "model" else makespan - sum(stage.seconds for stage in trace.stages),
@@ -104,7 +108,7 @@ def report(
     )
 
 
-def model_seconds(cost: CostModel, trace: Trace, *, padded: bool = True) -> float:
+def model_seconds(cost: CostModel, trace: Trace, *, overheads: bool = True) -> float:
     """
     Return the seconds a cost model gives what a run did.
 
@@ -115,16 +119,16 @@ def model_seconds(cost: CostModel, trace: Trace, *, padded: bool = True) -> floa
     ----------
     cost, trace
         The model and the run.
-    padded
-        Whether padding that attention read counts as read.
+    overheads
+        Whether to count what the engine adds: padding that attention read, and changes of the batch.
     """
-    edges = _model_edges(cost, trace, padded=padded)
+    edges = _model_edges(cost, trace, overheads=overheads)
     return float(edges[-1, 1]) if len(edges) else 0.0
 
 
 def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
     """
-    Return a run as it would have been at a cost model's pace, padding included, with no time between stages.
+    Return a run as it would have been at a cost model's pace, with no time between stages.
 
     On that clock, and on no other, a run may stand beside a proven bound.
 
@@ -166,7 +170,7 @@ def pace_of(cost: CostModel, trace: Trace) -> tuple[float | None, float | None]:
         Measured seconds of all stages over model seconds at that pace, minus one. Both are None where the
         model gives no stage any time, or none was measured.
     """
-    model = np.array([_stage_seconds(cost, stage) for stage in trace.stages])
+    model = np.array([stage.model_seconds(cost) for stage in trace.stages])
     measured = np.array([stage.seconds for stage in trace.stages])
     if not model.sum() or not measured.sum():
         return None, None
@@ -178,14 +182,7 @@ def pace_of(cost: CostModel, trace: Trace) -> tuple[float | None, float | None]:
     return (pace, float(measured.sum() / (pace * model.sum()) - 1)) if pace else (None, None)
 
 
-def _stage_seconds(cost: CostModel, stage: Stage, *, padded: bool = True) -> float:
-    if stage.kind == "prefill":
-        return cost.prefill_seconds(stage.tokens)
-    read = stage.padded_kv_tokens if padded else stage.kv_tokens
-    return stage.rounds * cost.decode_seconds(stage.active) + cost.decode_per_kv_token * read
-
-
-def _model_edges(cost: CostModel, trace: Trace, *, padded: bool = True) -> FloatArray:
+def _model_edges(cost: CostModel, trace: Trace, *, overheads: bool = True) -> FloatArray:
     """Return when each stage begins and ends in model seconds, shape (stages, 2)."""
     ready = np.zeros(len(trace.stages))
     served = trace.stage_of >= 0
@@ -194,7 +191,7 @@ def _model_edges(cost: CostModel, trace: Trace, *, padded: bool = True) -> Float
     time = 0.0
     for index, stage in enumerate(trace.stages):
         time = max(time, float(ready[index]))
-        end = time + _stage_seconds(cost, stage, padded=padded)
+        end = time + stage.model_seconds(cost, overheads=overheads)
         edges[index] = time, end
         time = end
     return edges

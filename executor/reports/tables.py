@@ -187,11 +187,11 @@ def _run_gap_row(report: Report, group: str) -> Row:
     name = "gap of the run"
     if report.run_gap is not None and report.schedule_gap is not None:
         note = "run against bound"
-        if report.padding_seconds:
-            padding = report.run_gap - report.schedule_gap
-            note += (
-                f": {percent(report.schedule_gap, 2)} by its schedule, {percent(padding, 2)} by padding read"
-            )
+        parts = {"padding read": report.padding_seconds, "changes of the batch": report.change_seconds}
+        if any(parts.values()) and report.run_bound:
+            note += f": {percent(report.schedule_gap, 2)} by its schedule"
+            for name, seconds in parts.items():
+                note += f", {percent(seconds / report.run_bound, 2)} by {name}"
         return Row(group, name, percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")
@@ -278,8 +278,13 @@ def duration(value: float) -> str:
     """Return seconds as a person reads them: in ms, in s, or from a minute on with h:mm:ss beside."""
     if value < 60:
         return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{_number(value)} s ({minutes // 60}:{minutes % 60:02d}:{seconds:02d})"
+    return f"{_number(value)} s ({clock_text(value)})"
+
+
+def clock_text(seconds: float) -> str:
+    """Return seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def _number(value: float) -> str:

@@ -18,7 +18,9 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage
 from batchbound.executor.profiling.calibrate import calibrate, fit_cost, fit_error
-from batchbound.executor.profiling.grid_run import grid, profile
+from batchbound.executor.profiling.grid_run import grid, mixed_job, profile
+from batchbound.heuristics.loop import execute
+from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulator import Simulator
 
 TRUE = CostModel(0.025, 0.00013, 0.029, 0.00021, prefill_floor=0.06, decode_per_kv_token=2e-6)
@@ -42,18 +44,19 @@ def same(fitted: CostModel, true: CostModel, tolerance: float) -> bool:
     )
 
 
-def test_a_profile_has_a_prefill_and_a_decode_stage_at_every_point() -> None:
+def test_a_profile_has_a_prefill_stage_at_every_point_and_bursts_that_requests_leave_after() -> None:
     seen: list[tuple[int, int]] = []
     stages = profile(engine_of(TRUE), [1, 4], [16, 64], rounds=3, on_point=lambda *at: seen.append(at))
+    leaving = [("decode", 4, 12), ("decode", 3, 3), ("decode", 2, 4), ("decode", 1, 4)]
     assert [(stage.kind, stage.active, stage.tokens) for stage in stages] == [
         ("prefill", 1, 16),
         ("decode", 1, 3),
         ("prefill", 1, 64),
         ("decode", 1, 3),
         ("prefill", 4, 64),
-        ("decode", 4, 12),
+        *leaving,
         ("prefill", 4, 256),
-        ("decode", 4, 12),
+        *leaving,
     ]
     assert seen[-1] == (13, 13)
 
@@ -92,6 +95,57 @@ def test_a_fit_recovers_the_cost_of_what_was_measured() -> None:
     fitted = fit_cost(profile(engine_of(TRUE), SLOTS, PROMPTS))
     for name, value in TRUE.to_json().items():
         assert getattr(fitted, name) == pytest.approx(value, rel=1e-6), name
+
+
+class Changing(Simulator):
+    """An engine that takes 3 ms for every change of its batch."""
+
+    def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
+        stage, finished = super().decode(rounds, until)
+        self.wait(stage.end + 0.003)
+        return replace(stage, end=self.time), finished
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_what_follows_a_change_of_the_batch_is_told_from_what_a_round_takes(noise: float) -> None:
+    rng = np.random.default_rng(5)
+    true = replace(TRUE, decode_base=0.004)
+    stages = profile(lambda problem: Changing(replace(problem, cost=true)), SLOTS, PROMPTS)
+    fitted = fit_cost([stretched(stage, 1 + noise * rng.uniform(-1, 1)) for stage in stages])
+    assert fitted.decode_per_change == pytest.approx(0.003, rel=1e-6 + 10 * noise)
+    assert fitted.decode_base == pytest.approx(0.004, rel=1e-6 + 10 * noise)
+    # An engine whose changes are free is not given a price for them by noise.
+    free = profile(engine_of(true), SLOTS, PROMPTS)
+    plain = fit_cost([stretched(stage, 1 + noise * rng.uniform(-1, 1)) for stage in free])
+    assert plain.decode_per_change < 2e-4
+
+
+def test_a_job_that_was_not_fitted_fills_its_slots_again_and_tells_the_error_beyond_the_fit() -> None:
+    def held_out(cost: CostModel) -> tuple[Stage, ...]:
+        problem = mixed_job(4, 64, cost)
+        engine = Simulator(replace(problem, cost=replace(TRUE, decode_base=2 * TRUE.decode_base)))
+        return execute(problem, policy_named("fcfs-ski", problem), engine).stages
+
+    stages = profile(engine_of(TRUE), SLOTS, PROMPTS)
+    found = calibrate(stages, engine={}, date="2026-01-31", held_out=held_out)
+    assert found.error.makespan == pytest.approx(0, abs=1e-6)
+    assert found.held_out is not None
+    assert found.held_out.prefill_stages > 2
+    assert -0.5 < found.held_out.makespan < -0.3
+    again = CalibratedCost.from_json(found.to_json())
+    assert again.held_out == found.held_out
+    before = {name: value for name, value in found.to_json().items() if name != "held_out"}
+    assert CalibratedCost.from_json(before) == replace(found, held_out=None)
+
+
+def test_a_plan_beyond_what_was_measured_is_named(calibration: CalibratedCost) -> None:
+    assert calibration.beyond(64, 256, 256.0) == ()
+    assert calibration.beyond(65, 300, 257.2) == (
+        "65 slots, measured up to 64",
+        "a prompt of 300 tokens, measured up to 256",
+        "257 tokens held by a request, measured up to 256",
+    )
+    assert replace(calibration, slots_grid=(), prompt_grid=()).beyond(900, 900, 900.0) == ()
 
 
 def test_a_line_that_meets_nothing_below_zero_is_fitted_as_a_bend() -> None:
@@ -152,7 +206,7 @@ def test_the_errors_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "prompts", "named"), [([4], [16, 64], "active slots"), ([1], [16], "tokens")]
+    ("slots", "prompts", "named"), [([1], [16, 64], "active slots"), ([1], [16], "tokens")]
 )
 def test_too_small_a_grid_is_refused(slots: list[int], prompts: list[int], named: str) -> None:
     with pytest.raises(ValueError, match=f"different numbers of {named}; a fit needs at least two"):
@@ -170,7 +224,7 @@ def test_a_calibration_survives_its_file(calibration: CalibratedCost, tmp_path: 
     path = tmp_path / "cost.json"
     calibration.save(path)
     assert CalibratedCost.load(path) == calibration
-    assert json.loads(path.read_text())["error"]["decode_rounds"] == 8 * len(SLOTS) * len(PROMPTS)
+    assert json.loads(path.read_text())["error"]["decode_rounds"] == 3 * (8 + 3 * 15)
 
 
 def test_a_calibration_says_in_what_another_machine_differs(calibration: CalibratedCost) -> None:

@@ -85,6 +85,8 @@ def test_a_plan_is_followed_to_the_round_while_lengths_are_as_planned(plan: tupl
     assert followed.slot_of.tolist() == schedule.slot_of.tolist()
     assert followed.rounds.tolist() == schedule.rounds.tolist()
     assert trace.makespan == pytest.approx(schedule.makespan(problem), abs=1e-9)
+    if not problem.workload.arrival.any():
+        assert sum(stage.kind == "decode" for stage in trace.stages) == schedule.changes(problem)
 
 
 @settings(max_examples=80, deadline=None)

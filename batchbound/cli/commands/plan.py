@@ -6,6 +6,7 @@ import argparse
 import time
 
 from ...data.files.disk import InputError
+from ...data.plan import Plan
 from ...data.problem import Problem
 from ...models.formulations.full_model import UnsupportedProblemError
 from ...planning.plan import PlanningError
@@ -24,8 +25,9 @@ from ..inputs import (
     seconds,
 )
 from ..interrupts import terminating
-from ..output import fail, note, plan_summary, show
+from ..output import fail, note, plan_summary, show, whose_seconds
 from ..plan_fleet import add_fleet, refuse_unused, run_plan_fleet
+from ..reporting import calibration_of
 from ..uncertainty import Record, add_uncertainty, planned
 
 
@@ -83,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error), where=f"--solver {args.solver}", hint=hint) from None
     plan.save(args.output)
     summary = plan_summary(plan, time.perf_counter() - begun)
-    show(summary, as_json=args.json, title=f"{args.output}: {_what(plan.problem)}")
+    for place in _beyond(plan):
+        note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
+    title = f"{args.output}: {_what(plan.problem)}, {whose_seconds(plan.cost_source)}"
+    show(summary, as_json=args.json, title=title)
     if plan.maker.stopped_by != StoppedBy.INTERRUPT:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")
@@ -101,6 +106,15 @@ def _limits(args: argparse.Namespace) -> Limits:
                 raise InputError(f"--work does not limit {option}", hint="Give --time-limit instead.")
     seconds = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     return Limits(seconds=seconds, work=args.work, threads=args.threads, seed=args.seed)
+
+
+def _beyond(plan: Plan) -> tuple[str, ...]:
+    """Return where a plan leaves the grid that its cost model was measured on."""
+    calibrated, problem = calibration_of(plan), plan.problem
+    if calibrated is None:
+        return ()
+    held = problem.kv_token_rounds / max(1, int(problem.rounds.sum()))
+    return calibrated.beyond(problem.slots, int(problem.prompt_tokens.max()), held)
 
 
 def _what(problem: Problem) -> str:

@@ -18,9 +18,11 @@ from ...data.files.disk import InputError
 from ...data.problem import Problem
 from ...data.workload import Workload
 from ...executor.models.prompts import Prompts
-from ...executor.profiling.calibrate import calibrate
-from ...executor.profiling.grid_run import grid, profile
+from ...executor.profiling.calibrate import calibrate, fit_cost
+from ...executor.profiling.grid_run import LONGEST_PROMPT, MOST_ROUNDS, grid, mixed_job, profile
 from ...heuristics.engine import Engine
+from ...heuristics.loop import execute
+from ...heuristics.registry import policy_named
 from ...models.exegpt.layer_cost import LayerCost, Surface
 from ..inputs import DEFAULT_SLOTS, positive, refuse_outputs, slot_count
 from ..model import add_model, load, tier_of
@@ -29,6 +31,7 @@ from ..progress import progress
 
 if TYPE_CHECKING:
     from ...data.costs.layer_profile import LayerProfile
+    from ...data.trace import Stage
     from ...executor.engines.tiers import Tier
     from ...executor.processes.engine_spec import EngineSpec
     from ...executor.profiling.profile_grid import Grid
@@ -109,6 +112,13 @@ def run(args: argparse.Namespace) -> int:
         f"  decode round   {cost.decode_base * 1e3:.3f} ms + {cost.decode_per_slot * 1e3:.5f} ms/slot"
         f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
     )
+    print(f"  change of the batch  {cost.decode_per_change * 1e3:.3f} ms")
+    beyond = calibrated.held_out
+    if beyond is not None:
+        print(
+            f"  on a job it was not fitted to: {beyond.makespan:+.1%} of all seconds,"
+            f" mean error of a stage {beyond.prefill_mape:.1%}, of a round {beyond.decode_mape:.1%}"
+        )
     return 0
 
 
@@ -256,7 +266,7 @@ def measure(
     tier: Tier | None = None,
 ) -> CalibratedCost:
     """
-    Return the cost model of a loaded model on this machine.
+    Return the cost model of a loaded model on this machine, and its error on a job it was not fitted to.
 
     Parameters
     ----------
@@ -277,7 +287,9 @@ def measure(
 
     tier = tier or choose_tier(model)
     limit = position_limit(model.config)  # type: ignore[attr-defined]
-    longest = prompt_tokens if limit is None else min(prompt_tokens, limit - 16)
+    longest = prompt_tokens
+    if limit is not None:
+        longest = max(1, min(prompt_tokens, int((limit - MOST_ROUNDS) / LONGEST_PROMPT)))
     described: dict[str, object] = {}
 
     def engine_for(problem: Problem) -> Engine:
@@ -289,14 +301,25 @@ def measure(
         return engine
 
     slots_grid, prompt_grid = grid(slots, points=points), grid(longest, least=min(8, longest), points=points)
-    with progress(len(slots_grid) * len(prompt_grid) * repeats + 1, "measurements") as advance:
+    points_in_all = len(slots_grid) * len(prompt_grid) * repeats + 1
+    with progress(points_in_all + 2, "measurements") as advance:
+
+        def serve(cost: CostModel, seed: int) -> list[Stage]:
+            problem = mixed_job(slots, longest, cost, seed)
+            served = execute(problem, policy_named("fcfs-ski", problem), engine_for(problem))
+            advance(points_in_all + 1 + seed)
+            return list(served.stages)
+
         stages = profile(
             engine_for, slots_grid, prompt_grid, repeats=repeats, on_point=lambda done, _: advance(done)
         )
-    return calibrate(
-        stages,
-        engine=described,
-        date=datetime.date.today().isoformat(),
-        slots_grid=slots_grid,
-        prompt_grid=prompt_grid,
-    )
+        # A whole job has batches as runs have them; another one, of other lengths, judges the fit.
+        stages += serve(fit_cost(stages), 0)
+        return calibrate(
+            stages,
+            engine=described,
+            date=datetime.date.today().isoformat(),
+            slots_grid=slots_grid,
+            prompt_grid=prompt_grid,
+            held_out=lambda cost: serve(cost, 1),
+        )
