@@ -11,6 +11,7 @@ import numpy as np
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
 from ..data.problem import Problem
+from ..data.readers.sampling import LogprobsMode, Sampling
 from ..data.report import Report
 from ..data.trace import Trace
 from ..data.workload import Workload
@@ -19,9 +20,11 @@ from ..heuristics.registry import policy_named
 from ..models.bounds.makespan import best_bound
 from .engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from .engines.tiers import choose_tier
-from .models.sampling import RecordingSampler, Sampler
+from .models.endings import Ending
+from .models.mixed_sampling import MixedSampler
+from .models.request_rules import check_tokens, rules_of
 from .models.source import LoadFormat, load_model, position_limit
-from .models.tokenizers import Tokenizer, load_tokenizer
+from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
 from .models.wrapped import unwrapped
 from .reports.report import report
 
@@ -48,7 +51,11 @@ class Completion:
     finish_reason
         ``stop`` for an end-of-sequence token, ``length`` for the most tokens allowed.
     log_probabilities
-        The model's own log-probability of each token; None unless asked for.
+        Of each token, None unless asked for.
+    likeliest
+        Beside each token, the likeliest ones with their log-probabilities; None unless asked for.
+    sample
+        Which of its prompt's completions it is, from 0.
     """
 
     index: int
@@ -57,6 +64,8 @@ class Completion:
     text: str
     finish_reason: Literal["stop", "length"]
     log_probabilities: tuple[float, ...] | None = None
+    likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    sample: int = 0
 
 
 class LLM:
@@ -73,7 +82,7 @@ class LLM:
         A transformers causal language model, in any mode; ``torch.compile``, ``DistributedDataParallel`` and
         PEFT's wrappers of adapters within the layers are looked through.
     tokenizer
-        Turns text into tokens and back.
+        Turns text into tokens and back: transformers' own, or another of :class:`~.tokenizers.Tokenizer`.
     slots
         The most requests that decode together.
     tier
@@ -92,7 +101,7 @@ class LLM:
     def __init__(
         self,
         model: Any,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         *,
         slots: int = 64,
         tier: str = "auto",
@@ -101,9 +110,10 @@ class LLM:
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be positive, got {slots}")
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = model, tokenizer_like(tokenizer)
         self._slots, self._kv_tokens = slots, kv_tokens
-        self._tier = choose_tier(model, tier)
+        self._wanted_tier, self._tier = tier, choose_tier(model, tier)
+        self._forward = vars(unwrapped(model)).get("forward")
         self._cost = CostModel.paper() if cost is None else cost
         self._ran: tuple[Problem, Trace] | None = None
 
@@ -144,37 +154,40 @@ class LLM:
     def generate(
         self,
         prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         max_tokens: int | Sequence[int] = DEFAULT_MAX_TOKENS,
         expected_tokens: Sequence[int] | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        ignore_eos: bool = False,
-        log_probabilities: bool = False,
+        log_probabilities: bool | LogprobsMode = False,
+        chat_options: Mapping[str, Any] | None = None,
         on_token: Callable[[int, int], None] | None = None,
+        **fields: Any,
     ) -> Iterator[Completion]:
         """
-        Yield each answer as it finishes, in no particular order.
+        Yield each completion as it finishes, in no particular order.
 
         Parameters
         ----------
         prompts
-            What to answer. The same prompt may come many times; each answer is drawn on its own.
+            What to complete. The same prompt may come many times; each completion is drawn on its own.
+        sampling
+            How tokens are chosen and when a completion ends: one for all prompts, or one for each.
         max_tokens
-            Tokens after which an answer ends: one number, or one for each prompt.
+            Tokens after which a completion ends: one number, or one for each prompt.
         expected_tokens
-            How long each answer is expected to be, at most its ``max_tokens``: the longest are then served
-            first. Without it prompts are served in the order given.
-        temperature, top_k, top_p, seed
-            How tokens are chosen, see :class:`~.sampling.Sampler`; a temperature of 0 is greedy.
-        ignore_eos
-            Decode every answer to ``max_tokens``.
+            How long each completion is expected to be, at most its ``max_tokens``: the longest are then
+            served first. Without it prompts are served in the order given.
         log_probabilities
-            Whether completions carry the log-probability of each token.
+            Whether completions carry the log-probability of each token: ``raw`` (or True) for the model's
+            own, ``processed`` for those after penalties, temperature and truncation. By default as
+            ``sampling`` asks.
+        chat_options
+            What the chat template is told besides the messages, such as ``enable_thinking``.
         on_token
             Called with the position of the prompt and the token as soon as it is chosen.
+        **fields
+            Those of :class:`~.sampling.Sampling` in place of ``sampling``:
+            ``temperature=0.7, stop=("END",)``.
 
         Raises
         ------
@@ -184,16 +197,20 @@ class LLM:
             If memory does not hold one request, or the model's logits are not finite.
         ValueError
             If a parameter is out of its range.
+        TypeError
+            If there is no such field.
         """
-        unwrapped(self.model)  # It may have been sharded since.
-        choice = RecordingSampler if log_probabilities else Sampler
-        sampler = choice(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        tokens = [self._encoded(prompt, index) for index, prompt in enumerate(prompts)]
+        self._look_again()
+        asked = _asked(sampling, fields, len(prompts), log_probabilities)
+        for one in dict.fromkeys(asked):
+            check_tokens(one, vocabulary_of(self.model))
+        tokens = [self._encoded(prompt, index, chat_options or {}) for index, prompt in enumerate(prompts)]
         most = np.broadcast_to(np.asarray(max_tokens, dtype=np.int64), len(tokens))
         expected = most if expected_tokens is None else np.asarray(expected_tokens, dtype=np.int64)
         self._check_lengths(tokens, most, expected)
+        tokens, asked, most, expected = _each_sample(tokens, asked, most, expected)
         order = "fcfs-ski" if expected_tokens is None else "lpt-ski"
-        return self._generate(tokens, most, expected, order, sampler, ignore_eos, on_token)
+        return self._generate(tokens, asked, most, expected, order, on_token)
 
     def report(self) -> Report:
         """
@@ -210,20 +227,28 @@ class LLM:
         served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
         return report(problem, trace, None, None, run_bound=best_bound(served))
 
+    def _look_again(self) -> None:
+        """Refuse a model that has been sharded since, and compare answers anew where its forward changed."""
+        forward = vars(unwrapped(self.model)).get("forward")
+        if forward is not self._forward:
+            self._tier = choose_tier(self.model, self._wanted_tier)
+            self._forward = forward
+
     def _generate(
         self,
         prompts: list[tuple[int, ...]],
+        asked: list[Sampling],
         most: np.ndarray[Any, np.dtype[np.int64]],
         expected: np.ndarray[Any, np.dtype[np.int64]],
         order: str,
-        sampler: Sampler,
-        ignore_eos: bool,
         on_token: Callable[[int, int], None] | None,
     ) -> Iterator[Completion]:
         if not prompts:
             return
-        eos = NO_EOS if ignore_eos else frozenset(self.tokenizer.eos_ids)
         workload = Workload.from_lengths([len(prompt) for prompt in prompts], expected)
+        names = [str(name) for name in workload.ids]
+        eos = end_tokens(self.model, self.tokenizer)
+        rule = rules_of(dict(zip(names, asked, strict=True)), prompts, most.tolist(), self.tokenizer, eos)
         slots = min(self._slots, len(prompts))
         problem = Problem(workload, self._cost, slots, prefill_emits_first_token=True)
         engine = HuggingFaceEngine(
@@ -231,38 +256,41 @@ class LLM:
             self.model,
             prompts,
             most,
-            eos_ids=eos,
-            sampler=sampler,
+            eos_ids=NO_EOS if rule.ends else eos,
+            sampler=rule,
             tier=self._tier,
             kv_tokens=self._kv_tokens,
             on_token=on_token,
         )
         serving = iterate(problem, policy_named(order, problem), engine)
+        first = _first_samples(asked)
         while True:
             try:
                 index = next(serving)
             except StopIteration as done:
                 self._ran = problem, done.value
                 return
-            tokens = tuple(engine.answers[index])
-            ended = tokens[-1] in eos
-            name = str(workload.ids[index])
+            tokens, one = tuple(engine.answers[index]), asked[index]
+            text, reason = Ending.of(one, eos).text(tokens, self.tokenizer.decode)
+            told = None
+            if one.logprobs is not None and isinstance(rule, MixedSampler) and rule.recorder is not None:
+                told = rule.recorder.read(rule.stream(names[index]), len(tokens))
             yield Completion(
-                index,
+                int(np.searchsorted(first, index, side="right")) - 1,
                 prompts[index],
                 tokens,
-                self.tokenizer.decode(tokens[:-1] if ended else tokens),
-                "stop" if ended else "length",
-                sampler.log_probabilities(name, len(tokens))
-                if isinstance(sampler, RecordingSampler)
-                else None,
+                text,
+                reason,
+                None if told is None else tuple(each.value for each in told),
+                tuple(each.likeliest for each in told) if told is not None and one.logprobs else None,
+                index - int(first[np.searchsorted(first, index, side="right") - 1]),
             )
 
-    def _encoded(self, prompt: Prompt, index: int) -> tuple[int, ...]:
+    def _encoded(self, prompt: Prompt, index: int, options: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             tokens = tuple(self.tokenizer.encode(prompt))
         elif messages := [each for each in prompt if isinstance(each, Mapping)]:
-            tokens = tuple(self.tokenizer.encode_chat(messages))
+            tokens = tuple(self.tokenizer.encode_chat(messages, **options))
         else:
             tokens = tuple(each for each in prompt if not isinstance(each, Mapping))
         vocabulary = vocabulary_of(self.model)
@@ -298,3 +326,43 @@ class LLM:
                     f"prompt {index} may take {len(prompt) + tokens} tokens, the model has {limit} positions",
                     hint="Lower max_tokens or shorten the prompt.",
                 )
+
+
+def _asked(
+    sampling: Sampling | Sequence[Sampling] | None,
+    fields: Mapping[str, Any],
+    prompts: int,
+    told: bool | LogprobsMode,
+) -> list[Sampling]:
+    """Return what each prompt asks."""
+    if fields and sampling is not None:
+        raise ValueError(f"{', '.join(sorted(fields))} would have no effect beside sampling: put it in there")
+    one = Sampling(**fields) if sampling is None else sampling
+    asked = [one] * prompts if isinstance(one, Sampling) else list(one)
+    if len(asked) != prompts:
+        raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")
+    if told is False:
+        return asked
+    mode: LogprobsMode = "raw" if told is True else told
+    return [replace(each, logprobs=each.logprobs or 0, logprobs_mode=mode) for each in asked]
+
+
+def _first_samples(asked: Sequence[Sampling]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return where each prompt's first completion stands, given what every completion asks."""
+    first, at = [], 0
+    while at < len(asked):
+        first.append(at)
+        at += asked[at].n
+    return np.array(first, dtype=np.int64)
+
+
+_Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _each_sample(
+    prompts: list[tuple[int, ...]], asked: list[Sampling], most: _Counts, expected: _Counts
+) -> tuple[list[tuple[int, ...]], list[Sampling], _Counts, _Counts]:
+    """Repeat what belongs to a prompt for each of its completions."""
+    counts = [one.n for one in asked]
+    at = np.repeat(np.arange(len(prompts)), counts)
+    return [prompts[i] for i in at], [asked[i] for i in at], most[at], expected[at]

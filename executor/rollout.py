@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import count
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from ..data.readers.sampling import LogprobsMode, Sampling
 from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
+from .models.wrapped import unwrapped
 
 
 class Rollout(TypedDict):
@@ -17,56 +22,72 @@ class Rollout(TypedDict):
     logprobs: list[list[float]]
 
 
+_OF_TRAINER = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Settings that TRL's configurations have under the names of :class:`~.sampling.Sampling`."""
+
+_OTHER_NAMES = {"stop_strings": "stop", "max_new_tokens": None, "min_new_tokens": "min_tokens"}
+"""What of transformers' generation settings is called otherwise here."""
+
+
 def rollout_function(
     engine: LLM,
     *,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int = 0,
+    max_tokens: int | None = None,
+    logprobs: LogprobsMode = "processed",
     expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
     on_completion: Callable[[Completion], None] | None = None,
+    **sampling: Any,
 ) -> Callable[[Sequence[Prompt], object], Rollout]:
     """
     Return a function for ``GRPOTrainer(rollout_func=...)``, or for a loop of one's own.
 
-    The function takes the prompts, each as often as it is to be answered, and the trainer, at which it does
-    not look: the engine holds the model that the trainer changes. Each call draws new answers.
+    The function takes the prompts, each as often as it is to be completed, and the trainer or None. The
+    engine holds the model that is trained. Each call draws new completions.
 
     Parameters
     ----------
     engine
-        Made with the model that is trained.
-    max_tokens, temperature, top_k, top_p
-        As :meth:`~.generation.LLM.generate` takes them.
-    seed
-        Of the first call; the next call takes the next one.
+        Made with the model that is trained, before or after the trainer wraps it.
+    max_tokens
+        Tokens after which a completion ends; the trainer's ``max_completion_length`` by default.
+    logprobs
+        ``processed``, after temperature and truncation, is what TRL compares with its own; ``raw`` are the
+        model's.
     expected_tokens
-        Predicts the length of each answer, from those of the step before for example; longest first saves
-        time then. Without it prompts are served in the order given.
+        Predicts the length of each completion, from those of the step before for example; longest first
+        saves time then. Without it prompts are served in the order given.
     on_completion
-        Called with each answer as it finishes: rewards can be computed while others still decode.
+        Called with each completion as it finishes: rewards can be computed while others still decode.
+    **sampling
+        Fields of :class:`~.sampling.Sampling`; by default the trainer's, else a temperature of
+        1. ``seed`` is of the first call, and every call and process draws from streams of its own.
 
     Returns
     -------
     callable
-        Its logprobs are the model's own, before temperature, top-k and top-p.
+        Raises ValueError where a setting given here contradicts the trainer's, the trainer has one that
+        cannot be served, or it trains another model than the engine's.
     """
-    seeds = count(seed)
+    Sampling(**sampling)
+    if sampling.get("n", 1) != 1:
+        raise ValueError("n has no effect here: each prompt comes as often as it is to be completed")
+    calls = count()
 
     def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
-        del trainer
+        settings = _Settings.of(trainer, max_tokens, sampling)
+        if trainer is not None and unwrapped(_model_of(trainer)) is not unwrapped(engine.model):
+            raise ValueError(
+                "the trainer trains another model than the engine's: make LLM with trainer.model"
+            )
+        seed = _seed(settings.sampling.seed, settings.process, settings.step, next(calls))
         done: list[Completion | None] = [None] * len(prompts)
         for completion in engine.generate(
             prompts,
-            max_tokens=max_tokens,
+            settings.with_seed(seed),
+            max_tokens=settings.max_tokens,
             expected_tokens=None if expected_tokens is None else expected_tokens(prompts),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=next(seeds),
-            log_probabilities=True,
+            log_probabilities=logprobs,
+            chat_options=settings.chat_options,
         ):
             done[completion.index] = completion
             if on_completion is not None:
@@ -79,3 +100,91 @@ def rollout_function(
         )
 
     return rollout
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """
+    What a call of the rollout function goes by.
+
+    Parameters
+    ----------
+    sampling, max_tokens
+        How completions are drawn, and after how many tokens they end.
+    chat_options
+        What the chat template is told.
+    process, step
+        Which of the trainer's processes this is, and at which step it is.
+    """
+
+    sampling: Sampling
+    max_tokens: int
+    chat_options: Mapping[str, Any]
+    process: int = 0
+    step: int = 0
+
+    @classmethod
+    def of(cls, trainer: object, max_tokens: int | None, given: Mapping[str, Any]) -> _Settings:
+        """Return the trainer's settings, which what was given may repeat but not contradict."""
+        args = getattr(trainer, "args", None)
+        if args is None:
+            fixed = {"temperature": 1.0, **given}
+            return cls(Sampling(**fixed), DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, {})
+        theirs = _trainers_settings(args)
+        longest = theirs.pop("max_tokens")
+        for name, value in given.items():
+            if name in theirs and name != "seed" and theirs[name] != value:
+                raise ValueError(
+                    f"{name} is {value} here and {theirs[name]} in the trainer: say it once, there"
+                )
+        if max_tokens is not None and longest is not None and max_tokens != longest:
+            raise ValueError(
+                f"max_tokens is {max_tokens} here and max_completion_length {longest} in the trainer"
+            )
+        most = max_tokens if longest is None else longest
+        return cls(
+            Sampling(**{**theirs, **given}),
+            DEFAULT_MAX_TOKENS if most is None else most,
+            _dictionary(getattr(args, "chat_template_kwargs", None)),
+            int(getattr(args, "process_index", 0)),
+            int(getattr(getattr(trainer, "state", None), "global_step", 0)),
+        )
+
+    def with_seed(self, seed: int) -> Sampling:
+        """Return the sampling with the seed of one call."""
+        values = {each.name: getattr(self.sampling, each.name) for each in fields(Sampling)}
+        return Sampling(**{**values, "seed": seed})
+
+
+def _trainers_settings(args: Any) -> dict[str, Any]:
+    """Return what a trainer's arguments ask, by the names of Sampling, and ``max_tokens``."""
+    found = {name: getattr(args, name, None) for name in _OF_TRAINER}
+    found |= {"seed": getattr(args, "seed", None), "max_tokens": getattr(args, "max_completion_length", None)}
+    known = {each.name for each in fields(Sampling)}
+    for name, value in _dictionary(getattr(args, "generation_kwargs", None)).items():
+        ours = _OTHER_NAMES.get(name, name)
+        if ours is None:
+            ours = "max_tokens"
+        elif ours not in known or ours in ("n", "logprobs", "logprobs_mode"):
+            raise ValueError(
+                f"the trainer's generation_kwargs ask for {name}={value!r}, which cannot be served"
+            )
+        found[ours] = (value,) if ours == "stop" and isinstance(value, str) else value
+    most = found.pop("max_tokens")
+    return {**{name: value for name, value in found.items() if value is not None}, "max_tokens": most}
+
+
+def _dictionary(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return dict(json.loads(given) if isinstance(given, str) else given)
+
+
+def _model_of(trainer: object) -> Any:
+    return trainer.model  # type: ignore[attr-defined]
+
+
+def _seed(seed: int, process: int, step: int, call: int) -> int:
+    """Return a seed of one call's own: neighbouring seeds, steps and processes share no streams."""
+    digest = hashlib.blake2b(f"{seed}:{process}:{step}:{call}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")

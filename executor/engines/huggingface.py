@@ -13,6 +13,7 @@ from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.problem import Problem
 from ...data.trace import Stage
+from ..models.sampling import Sampler
 from ..models.wrapped import evaluating, unwrapped
 from .offloading import OffloadingBatch
 from .tiers import Tier, choose_tier
@@ -43,7 +44,8 @@ class HuggingFaceEngine:
         Tokens that end an answer, themselves part of it; :data:`NO_EOS` decodes every answer to
         ``most_tokens``, as a run at pinned lengths does.
     sampler
-        How tokens are chosen; greedily if left out.
+        How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily if
+        left out.
     tier
         The layout of keys and values, as :func:`~.tiers.choose_tier` returns it; chosen here if left out.
     kv_tokens
@@ -97,13 +99,17 @@ class HuggingFaceEngine:
                 f"{kv_tokens} tokens of keys and values do not hold the longest request, of {capacity}",
                 hint="Allow more with --kv-tokens, or leave it out.",
             )
+        self._names = [str(name) for name in problem.workload.ids]
+        self._rule: TokenRule = sampler or Sampler()
+        self._watched = on_token is not None or self._rule.watches_text
+        self._ends = eos_ids | self._rule.ends
         self._tier = choose_tier(model) if tier is None else tier
         batch = self._tier.batch
         with evaluating(inner):
             self._residence = OffloadingBatch(
                 lambda slots: batch(inner, slots, capacity, sampler=sampler),
                 slots,
-                [str(name) for name in problem.workload.ids],
+                self._names,
                 host_tokens=problem.slots * capacity,
             )
         self._prompts, self._most, self._eos = prompts, most_tokens, eos_ids
@@ -144,13 +150,13 @@ class HuggingFaceEngine:
         held = self._residence.kv_tokens + active
         burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
         # Nobody looks at the clock or the tokens meanwhile: one read-back for the whole burst.
-        at_once = burst if until == float("inf") and self._on_token is None else 1
+        at_once = burst if until == float("inf") and not self._watched else 1
         done, padding = 0, self._residence.padding_read
         finished: list[int] = []
         while done < burst and not finished:
             with evaluating(self._model):
                 tokens = self._residence.decode(
-                    min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._eos
+                    min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._ends
                 )
             for request in requests:
                 self.answers[request] += tokens[request]
@@ -204,12 +210,17 @@ class HuggingFaceEngine:
         finished = [
             request
             for request in requests
-            if len(self.answers[request]) >= self._most[request] or self.answers[request][-1] in self._eos
+            if len(self.answers[request]) >= self._most[request] or self._ended(request)
         ]
         for request in finished:
             del self._slot_of[request]
             self._residence.finish(int(request))
         return finished
+
+    def _ended(self, request: int) -> bool:
+        tokens = self.answers[request]
+        ended = self._rule.ended(self._names[request], tokens)
+        return tokens[-1] in self._eos if ended is None else ended
 
 
 def vocabulary_of(model: Any) -> int:

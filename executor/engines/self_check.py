@@ -72,11 +72,28 @@ def near_tie(model: Any) -> float:
     Returns
     -------
     float
-        In standard deviations of the logits: about 1e-3 for float32, 0.3 for bfloat16.
+        In standard deviations of the logits: about 1e-3 for float32, 0.3 for bfloat16, autocast included.
     """
     import torch
 
-    return float(4.0 * torch.finfo(model.dtype).eps ** 0.5)
+    return float(4.0 * max(torch.finfo(dtype).eps for dtype in (model.dtype, _computed_in(model))) ** 0.5)
+
+
+def _computed_in(model: Any) -> Any:
+    """Return the number format of the logits: mixed precision stores the weights in another."""
+    import torch
+
+    head = model.get_output_embeddings()
+    seen = [model.dtype]
+    if head is None:
+        return seen[-1]
+    handle = head.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+    finally:
+        handle.remove()
+    return seen[-1]
 
 
 def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed: int = 0) -> None:
@@ -114,15 +131,13 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
         what = (str(error).splitlines() or [""])[0]
         reason = f"it fails on the {tier.tier} tier ({type(error).__name__}: {what})"
         raise UnsupportedModelError(model.config.model_type, reason, _MEND) from error
-    worst = 0.0
+    worst, tie = 0.0, near_tie(model)
     for prompt, answer, given in zip(prompts, answers, scores, strict=True):
         own, largest, deviation = _alone(model if alone is None else alone, prompt, answer)
         # The logits themselves as well: a tiny model may choose the right token for the wrong reasons. Some
         # models compute parts in float32 whatever their format, so they agree to its precision at best.
         short, off = (largest - own) / deviation, np.abs(own - given) / deviation
-        worst = float(
-            np.max([worst, short.max() / near_tie(model), off.max() / max(near_tie(model), _LOGIT_TIE)])
-        )
+        worst = float(np.max([worst, short.max() / tie, off.max() / max(tie, _LOGIT_TIE)]))
     # Written so that NaN is refused as well.
     if not worst <= 1.0:
         raise UnsupportedModelError(

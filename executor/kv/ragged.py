@@ -20,7 +20,6 @@ from ..attention.functions import AttentionCall, attending
 from ..attention.kernels import KERNELS, Held, fastest
 from ..models.families import UnsupportedModelError, check_ragged
 from ..models.faults import OutOfMemoryError, out_of_memory
-from ..models.sampling import RecordingSampler
 from .batch import RunningBatch, needed_columns
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .packed_prompts import PackedAttention, pack
@@ -69,8 +68,8 @@ class RaggedBatch(RunningBatch):
         self._prefill_tokens = prefill_tokens
         if capture is None and self._decoder.device.type == "cuda":
             capture = cuda_graph
-        # It keeps what it chooses in lists of the host's, which a replay would not reach.
-        self._capture = None if isinstance(self._sampler, RecordingSampler) else capture
+        # What it keeps in lists of the host's a replay would not reach.
+        self._capture = capture if self._sampler.captured else None
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .sampling import Sampler, drawn, likely_mass
+from .endings import Decode, Ending
+from .logit_edits import LogitEdits
+from .recording import Recorder
+from .sampling import Sampler, drawn, likely_enough, likely_mass
 
 if TYPE_CHECKING:
     import torch
@@ -24,15 +27,47 @@ class MixedSampler:
     ----------
     samplers
         Of each request, by its id; at least one.
+    edits
+        What changes logits before tokens are chosen; None for nothing.
+    recorder
+        Keeps log-probabilities of what is chosen; None for none.
+    endings
+        When each request's completion ends, by its id; where left out the engine's end tokens decide.
+    decode
+        Turns tokens into text; needed where a text ends a completion.
     """
 
     samplers: Mapping[str, Sampler]
+    edits: LogitEdits | None = None
+    recorder: Recorder | None = None
+    endings: Mapping[str, Ending] = field(default_factory=dict)
+    decode: Decode | None = None
     _on_device: dict[torch.device, _Rules] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken, by every request."""
         return all(sampler.greedy for sampler in self.samplers.values())
+
+    @property
+    def captured(self) -> bool:
+        """Whether it works on tensors that stay in place: it keeps nothing on the host."""
+        return self.recorder is None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that may end a completion, of whichever request."""
+        return frozenset().union(*(ending.tokens for ending in self.endings.values()))
+
+    @property
+    def watches_text(self) -> bool:
+        """Whether a text may end a completion, so that every token has to be looked at."""
+        return any(ending.stop for ending in self.endings.values())
+
+    def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
+        """Tell whether the last token ends a request's completion; None leaves it to the engine."""
+        ending = self.endings.get(request_id)
+        return None if ending is None else ending.ended(tokens, self.decode or _no_text)
 
     def stream(self, request_id: str) -> int:
         """
@@ -45,24 +80,26 @@ class MixedSampler:
 
     def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Choose one token per row, as :meth:`~.sampling.Sampler.choose` does for one sampler."""
-        import torch
-
         rules = self._on_device.get(logits.device)
         if rules is None:
             rules = self._on_device[logits.device] = _Rules.of(self, logits)
-        # Rows that no request holds have some other stream; what is chosen for them is never read.
-        row = torch.searchsorted(rules.streams, streams).clamp_(max=len(rules.streams) - 1)
-        temperature = rules.temperature[row, None]
-        scaled = logits.to(torch.float64) / temperature.where(temperature > 0, 1.0)
-        if rules.most_kept:
-            best = scaled.topk(rules.most_kept, dim=-1).values
-            kept = rules.top_k[row, None]
-            least = best.gather(-1, (kept - 1).clamp_(min=0)).where(kept > 0, -torch.inf)
-            scaled = scaled.masked_fill(scaled < least, -torch.inf)
-        weights = scaled.softmax(dim=-1)
-        if rules.cut_mass:
-            weights = likely_mass(weights, rules.top_p[row, None])
-        return drawn(weights, streams, indices).where(temperature[:, 0] > 0, logits.argmax(dim=-1))
+        edited = logits if self.edits is None else self.edits.apply(logits, streams, indices)
+        if self.greedy:
+            chosen = edited.argmax(dim=-1)
+            weights = edited.double().softmax(dim=-1) if self.recorder is not None else edited
+        else:
+            temperature, weights = rules.weights(edited, streams)
+            drawn_ = drawn(weights, streams, indices)
+            chosen = drawn_.where(temperature > 0, edited.argmax(dim=-1))
+        if self.edits is not None:
+            self.edits.note(chosen, streams, indices)
+        if self.recorder is not None:
+            self.recorder.keep(logits, weights, chosen, streams, indices)
+        return chosen
+
+
+def _no_text(tokens: Sequence[int]) -> str:
+    raise ValueError(f"a text is to end a completion, and nothing turns its {len(tokens)} tokens into text")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,20 +109,22 @@ class _Rules:
 
     Parameters
     ----------
-    streams, temperature, top_k, top_p
-        Of each request; 0 of ``top_k`` and infinity of ``top_p`` keep all tokens.
+    streams, temperature, top_k, top_p, min_p
+        Of each request; 0 of ``top_k`` and ``min_p`` and infinity of ``top_p`` keep all tokens.
     most_kept
         The largest ``top_k`` that leaves something out; 0 if none does.
-    cut_mass
-        Whether a ``top_p`` may leave something out.
+    cut_mass, cut_unlikely
+        Whether a ``top_p`` or a ``min_p`` may leave something out.
     """
 
     streams: torch.Tensor
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
+    min_p: torch.Tensor
     most_kept: int
     cut_mass: bool
+    cut_unlikely: bool
 
     @classmethod
     def of(cls, mixed: MixedSampler, logits: torch.Tensor) -> _Rules:
@@ -98,15 +137,38 @@ class _Rules:
                 sampler.temperature,
                 sampler.top_k if sampler.top_k < vocabulary else 0,
                 sampler.top_p if sampler.top_p < 1.0 else torch.inf,
+                sampler.min_p,
             )
             for name, sampler in mixed.samplers.items()
         )
-        streams, temperature, top_k, top_p = zip(*rows, strict=True)
+        streams, temperature, top_k, top_p, min_p = zip(*rows, strict=True)
         return cls(
             torch.tensor(streams, device=device),
             torch.tensor(temperature, dtype=torch.float64, device=device),
             torch.tensor(top_k, device=device),
             torch.tensor(top_p, dtype=torch.float64, device=device),
+            torch.tensor(min_p, dtype=torch.float64, device=device),
             max(top_k),
             min(top_p) < torch.inf,
+            max(min_p) > 0.0,
         )
+
+    def weights(self, logits: torch.Tensor, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each row's temperature, shape (rows,), and its tokens' weights; greedy rows have all."""
+        import torch
+
+        # Rows that no request holds have some other stream; what is chosen for them is never read.
+        row = torch.searchsorted(self.streams, streams).clamp_(max=len(self.streams) - 1)
+        temperature = self.temperature[row, None]
+        scaled = logits.to(torch.float64) / temperature.where(temperature > 0, 1.0)
+        if self.most_kept:
+            best = scaled.topk(self.most_kept, dim=-1).values
+            kept = self.top_k[row, None]
+            least = best.gather(-1, (kept - 1).clamp_(min=0)).where(kept > 0, -torch.inf)
+            scaled = scaled.masked_fill(scaled < least, -torch.inf)
+        weights = scaled.softmax(dim=-1)
+        if self.cut_mass:
+            weights = likely_mass(weights, self.top_p[row, None])
+        if self.cut_unlikely:
+            weights = likely_enough(weights, self.min_p[row, None])
+        return temperature[:, 0], weights

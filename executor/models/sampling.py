@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -21,6 +22,21 @@ class TokenRule(Protocol):
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether it works on tensors that stay in place, so that a whole round can be captured."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that may end a completion besides the engine's end tokens."""
+
+    @property
+    def watches_text(self) -> bool:
+        """Whether a text may end a completion, so that every token has to be looked at."""
+
+    def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
+        """Tell whether the last token ends a request's completion; None leaves it to the engine."""
 
     def stream(self, request_id: str) -> int:
         """Name the random stream of one request."""
@@ -46,6 +62,8 @@ class Sampler:
         Keep only the ``top_k`` likeliest tokens; 0 keeps all.
     top_p
         Keep the smallest set of likeliest tokens whose probability reaches ``top_p``; 1 keeps all.
+    min_p
+        Keep tokens at least ``min_p`` times as likely as the likeliest; 0 keeps all.
     seed
         Seed shared by all requests.
 
@@ -59,6 +77,7 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
@@ -67,11 +86,31 @@ class Sampler:
             raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must lie in [0, 1], got {self.min_p}")
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def captured(self) -> bool:
+        """Whether it works on tensors that stay in place: it keeps nothing."""
+        return True
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """No token: the engine's end tokens decide."""
+        return frozenset()
+
+    @property
+    def watches_text(self) -> bool:
+        """Whether a text may end a completion: none does."""
+        return False
+
+    def ended(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Leave it to the engine whether a completion has ended."""
 
     def stream(self, request_id: str) -> int:
         """
@@ -120,64 +159,9 @@ class Sampler:
             least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
             scaled = scaled.masked_fill(scaled < least, -torch.inf)
         weights = scaled.softmax(dim=-1)
-        return likely_mass(weights, self.top_p) if self.top_p < 1.0 else weights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordingSampler(Sampler):
-    """
-    A sampler that keeps the log-probability of every token it chooses.
-
-    The probabilities are the model's own, before temperature, top-k and top-p: those a policy gradient
-    compares. Each is kept under its request and index: a token chosen again after a preemption counts once.
-
-    Parameters
-    ----------
-    kept
-        Streams, indices and log-probabilities chosen and not read yet, each of shape (3, rows).
-    """
-
-    kept: list[torch.Tensor] = field(default_factory=list)
-    _read: dict[int, dict[int, float]] = field(default_factory=dict)
-
-    def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Choose as :meth:`Sampler.choose` does, and keep what was chosen."""
-        import torch
-
-        # Not super(): slots make the decorated class another one than this method was compiled in.
-        chosen = Sampler.choose(self, logits, streams, indices)
-        taken = logits.gather(-1, chosen[:, None])[:, 0].double() - logits.double().logsumexp(dim=-1)
-        # A stream has 64 bits, which float64 does not hold: its bits go along as they are.
-        self.kept.append(torch.stack([streams, indices, taken.view(torch.int64)]))
-        return chosen
-
-    def log_probabilities(self, request_id: str, tokens: int) -> tuple[float, ...]:
-        """
-        Return the log-probability of each token of a finished answer, and forget them.
-
-        Parameters
-        ----------
-        request_id
-            The request's id.
-        tokens
-            Tokens of its answer.
-
-        Raises
-        ------
-        KeyError
-            If fewer tokens were chosen for it.
-        """
-        import torch
-
-        if self.kept:
-            streams, indices, bits = torch.cat(self.kept, dim=1).cpu()
-            self.kept.clear()
-            for stream, index, value in zip(
-                streams.tolist(), indices.tolist(), bits.view(torch.float64).tolist(), strict=True
-            ):
-                self._read.setdefault(stream, {})[index] = value
-        of_request = self._read.pop(self.stream(request_id))
-        return tuple(of_request[index] for index in range(tokens))
+        if self.top_p < 1.0:
+            weights = likely_mass(weights, self.top_p)
+        return likely_enough(weights, self.min_p) if self.min_p > 0.0 else weights
 
 
 def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
@@ -197,6 +181,20 @@ def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Ten
     before = ordered.cumsum(dim=-1) - ordered
     left_out = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= share)
     return weights.masked_fill(left_out, 0.0)
+
+
+def likely_enough(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
+    """
+    Return the weights with those of tokens much less likely than the likeliest set to zero.
+
+    Parameters
+    ----------
+    weights
+        Probabilities, up to a factor, shape (rows, vocabulary).
+    share
+        Of the likeliest token's weight that the others' must reach: one for all, or of shape (rows, 1).
+    """
+    return weights.masked_fill(weights < share * weights.amax(dim=-1, keepdim=True), 0.0)
 
 
 def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .source import ModelLoadError, require_engine
+from .wrapped import unwrapped
 
 _BYTES = 256
 _SPECIALS = ("<bos>", "<eos>", "<pad>")
@@ -46,7 +47,10 @@ class Tokenizer(Protocol):
             Its tokens, at least one.
         """
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the token ids of a piece of text, without special tokens."""
+
+    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """
         Return the token ids of a conversation that the assistant is to answer.
 
@@ -54,6 +58,13 @@ class Tokenizer(Protocol):
         ----------
         messages
             The conversation so far.
+        **options
+            What the chat template is told besides.
+
+        Raises
+        ------
+        ValueError
+            If there is no chat template that could be told the options.
 
         Returns
         -------
@@ -89,8 +100,13 @@ class ByteTokenizer:
         """Return a start token and the bytes of ``text``."""
         return [self.bos_id, *text.encode()]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the bytes of ``text``."""
+        return list(text.encode())
+
+    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return the tokens of the conversation written as lines."""
+        _refuse_options(options, self.name)
         return self.encode(plain_chat(messages))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -127,12 +143,18 @@ class HubTokenizer:
         start = self._tokenizer.bos_token_id
         return [start if start is not None else (self.eos_ids or (0,))[0]]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens of ``text`` alone."""
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return the tokens of the conversation by the tokenizer's chat template, or written as lines."""
         if not self._tokenizer.chat_template:
+            _refuse_options(options, self.name)
             return self.encode(plain_chat(messages))
         text = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            [dict(message) for message in messages],
+            **{"add_generation_prompt": True, **options, "tokenize": False},
         )
         # The template has written the special tokens already.
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
@@ -141,6 +163,12 @@ class HubTokenizer:
         """Return the text of ``ids``, without special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+
+def _refuse_options(options: Mapping[str, Any], name: str) -> None:
+    if options:
+        told = ", ".join(sorted(options))
+        raise ValueError(f"the tokenizer {name!r} has no chat template that could be told {told}")
 
 
 def plain_chat(messages: Sequence[Message]) -> str:
@@ -158,6 +186,31 @@ def plain_chat(messages: Sequence[Message]) -> str:
         A line ``role: content`` per message, then ``assistant:``.
     """
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+
+
+def tokenizer_like(given: Any) -> Tokenizer:
+    """Return a tokenizer as a run needs it: itself, or around one of transformers' own."""
+    if hasattr(given, "encode_chat"):
+        own: Tokenizer = given
+        return own
+    return HubTokenizer(str(getattr(given, "name_or_path", "") or type(given).__name__), given)
+
+
+def end_tokens(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
+    """
+    Return the tokens that end a completion: the tokenizer's, and those of the model's generation settings.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model, wrapped or not.
+    tokenizer
+        Of the model, or another one named for it.
+    """
+    settings = getattr(unwrapped(model), "generation_config", None)
+    declared = getattr(settings, "eos_token_id", None)
+    own = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    return frozenset(tokenizer.eos_ids) | {int(token) for token in own}
 
 
 def load_tokenizer(spec: str) -> Tokenizer:

@@ -28,7 +28,8 @@ from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.faults import NotFiniteError, OutOfMemoryError
 from batchbound.executor.models.mixed_sampling import MixedSampler
-from batchbound.executor.models.sampling import RecordingSampler, Sampler
+from batchbound.executor.models.recording import Recorder
+from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.source import load_model
 
 # GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
@@ -231,12 +232,15 @@ def test_a_sampler_that_keeps_what_it_chooses_is_not_captured(llama: Any) -> Non
         captures.append(round_)
         return round_
 
-    sampler = RecordingSampler()
+    plain = Sampler()
+    stream = plain.stream("a")
+    sampler = MixedSampler({"a": plain}, recorder=Recorder({stream: "raw"}))
     batch = RaggedBatch(llama, 1, 64, sampler=sampler, capture=noting)
     batch.prefill([0], [[1, 2, 3]], request_ids=["a"])
     batch.decode(4)
     assert not captures
-    assert len(sampler.log_probabilities("a", 5)) == 5
+    assert sampler.recorder is not None
+    assert len(sampler.recorder.read(stream, 5)) == 5
 
 
 def test_a_model_that_cannot_be_captured_runs_uncaptured(

@@ -1,0 +1,127 @@
+"""What a request asks of its completions: how tokens are chosen, when one ends, and what is told of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+MOST_LOGPROBS = 20
+"""The most alternatives told beside a token: OpenAI's limit."""
+
+LogprobsMode = Literal["raw", "processed"]
+"""Log-probabilities of the model itself, or after penalties, temperature and truncation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """
+    How a request's completions are drawn; the names are those of vLLM's ``SamplingParams``.
+
+    The order of what changes the logits is transformers' own: ``logit_bias``, ``repetition_penalty``,
+    ``frequency_penalty``, ``presence_penalty``, ``bad_words``, ``min_tokens``, then ``temperature``,
+    ``top_k``, ``top_p`` and ``min_p``.
+
+    Parameters
+    ----------
+    n
+        Completions of the prompt, each drawn on its own.
+    temperature
+        Divides the logits; 0 is greedy.
+    top_k
+        Keep only the ``top_k`` likeliest tokens; 0 or -1 keeps all.
+    top_p
+        Keep the smallest set of likeliest tokens whose probability reaches ``top_p``.
+    min_p
+        Keep tokens at least ``min_p`` times as likely as the likeliest.
+    repetition_penalty
+        Divides positive logits, and multiplies negative ones, of tokens that prompt or completion hold.
+    presence_penalty
+        Subtracted from the logit of each token that the completion holds.
+    frequency_penalty
+        The same for every time the completion holds it.
+    logit_bias
+        Tokens and what is added to their logits.
+    bad_words
+        Texts that are not to be completed, as vLLM encodes them: in a text, and after a space.
+    seed
+        Names the random streams, together with the request.
+    stop
+        Texts that end a completion.
+    include_stop_str_in_output
+        Whether the text that ended a completion is part of it.
+    stop_token_ids
+        Tokens that end a completion besides the model's own end tokens.
+    min_tokens
+        Tokens before which a completion does not end.
+    ignore_eos
+        Whether the model's end tokens are tokens like any other.
+    logprobs
+        How many of the likeliest tokens' log-probabilities to tell beside each chosen one's; None for none.
+    logprobs_mode
+        Of which distribution.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of its range; the message begins with its name.
+    """
+
+    n: int = 1
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
+
+    def __post_init__(self) -> None:
+        self._within("n", self.n >= 1, "be 1 or more")
+        self._within("temperature", 0.0 <= self.temperature < math.inf, "be 0 or more and finite")
+        self._within("top_k", self.top_k >= -1, "be 0 (off) or more")
+        self._within("top_p", 0.0 < self.top_p <= 1.0, "lie in (0, 1]")
+        self._within("min_p", 0.0 <= self.min_p <= 1.0, "lie in [0, 1]")
+        self._within("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "be above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._within(name, -2.0 <= getattr(self, name) <= 2.0, "lie in [-2, 2]")
+        self._within(
+            "logit_bias", all(abs(bias) <= 100.0 for _, bias in self.logit_bias), "lie in [-100, 100]"
+        )
+        self._within("bad_words", all(word.strip() for word in self.bad_words), "hold a text each")
+        self._within("stop", all(self.stop), "hold a text each")
+        self._within("min_tokens", self.min_tokens >= 0, "be 0 or more")
+        if self.logprobs is not None:
+            self._within("logprobs", 0 <= self.logprobs <= MOST_LOGPROBS, f"lie in [0, {MOST_LOGPROBS}]")
+        self._within("logprobs_mode", self.logprobs_mode in ("raw", "processed"), "be raw or processed")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed before temperature counts."""
+        return bool(
+            self.logit_bias
+            or self.bad_words
+            or self.min_tokens
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+        )
+
+    def _within(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"{name} must {what}, got {getattr(self, name)!r}")

@@ -1,0 +1,87 @@
+"""When a completion ends, and what is left of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...data.readers.sampling import Sampling
+
+Decode = Callable[[Sequence[int]], str]
+"""Turns tokens into text, special ones left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """
+    What ends a completion before its most tokens.
+
+    Parameters
+    ----------
+    tokens
+        Tokens that end it, themselves part of its tokens but not of its text.
+    stop
+        Texts that end it, in whatever tokens they come.
+    include_stop
+        Whether what ended it is part of its text.
+    min_tokens
+        Tokens up to which nothing ends it.
+    """
+
+    tokens: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+
+    @classmethod
+    def of(cls, sampling: Sampling, eos: Collection[int]) -> Ending:
+        """Return the ending that a request asks for, of a model with these end tokens."""
+        own = frozenset() if sampling.ignore_eos else frozenset(eos)
+        return cls(
+            own | frozenset(sampling.stop_token_ids),
+            sampling.stop,
+            sampling.include_stop_str_in_output,
+            sampling.min_tokens,
+        )
+
+    def ended(self, tokens: Sequence[int], decode: Decode) -> bool:
+        """Tell whether the last token ends the completion; none before it did."""
+        if len(tokens) <= self.min_tokens and self.min_tokens:
+            return False
+        if tokens[-1] in self.tokens:
+            return True
+        return bool(self.stop) and self._stop_at(tokens, decode) is not None
+
+    def text(self, tokens: Sequence[int], decode: Decode) -> tuple[str, Literal["stop", "length"]]:
+        """Return the text of a finished completion, and why it finished."""
+        if not self.ended(tokens, decode):
+            return decode(tokens), "length"
+        if tokens[-1] in self.tokens:
+            return decode(tokens if self.include_stop else tokens[:-1]), "stop"
+        found = self._stop_at(tokens, decode)
+        assert found is not None
+        return decode(tokens)[: found[1] if self.include_stop else found[0]], "stop"
+
+    def _stop_at(self, tokens: Sequence[int], decode: Decode) -> tuple[int, int] | None:
+        """Return where the first stop text lies that the last token completes: its begin and its end."""
+        longest = max(len(text) for text in self.stop)
+        count = longest + 8
+        # The whole text would be decoded once a token; its end suffices to see that nothing stops here.
+        while count < len(tokens) and len(decode(tokens[-count:])) < 2 * longest:
+            count *= 2
+        if count < len(tokens) and not any(text in decode(tokens[-count:]) for text in self.stop):
+            return None
+        whole, before = decode(tokens), len(_settled(decode(tokens[:-1])))
+        found = [(at, at + len(text)) for text in self.stop if (at := self._find(whole, text, before)) >= 0]
+        return min(found, default=None)
+
+    @staticmethod
+    def _find(whole: str, text: str, before: int) -> int:
+        # What ends within the text there was before would have stopped the completion then.
+        return whole.find(text, max(0, before - len(text) + 1))
+
+
+def _settled(text: str) -> str:
+    """Return a text without the replacement characters at its end, which coming bytes may change."""
+    return text.rstrip("\N{REPLACEMENT CHARACTER}")

@@ -1,0 +1,241 @@
+"""
+Logits changed before a token is chosen: biases, penalties, forbidden words and ends, as each request asks.
+
+What a request has emitted is kept on the device, under its request and the token's index: a request that is
+preempted, or a round that is run again, finds its own history whatever else the batch did meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...data.readers.sampling import Sampling
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """
+    What one request asks, in tokens.
+
+    Parameters
+    ----------
+    sampling
+        The request's.
+    prompt
+        Its tokens.
+    most_tokens
+        The most it may emit.
+    ends
+        Tokens not to be chosen before ``min_tokens``.
+    bad_words
+        Sequences not to be completed.
+    """
+
+    sampling: Sampling
+    prompt: tuple[int, ...]
+    most_tokens: int
+    ends: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it depends on the tokens before."""
+        asked = self.sampling
+        return bool(
+            asked.repetition_penalty != 1.0
+            or asked.presence_penalty
+            or asked.frequency_penalty
+            or any(len(word) > 1 for word in self.bad_words)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitEdits:
+    """
+    The edits of a batch's requests; rows of other requests stay as they are.
+
+    Parameters
+    ----------
+    edits
+        By the random stream of each request, at least one.
+    """
+
+    edits: Mapping[int, Edit]
+    _on_device: dict[torch.device, _Tables] = field(default_factory=dict, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[LogitEdits], tuple[Mapping[int, Edit]]]:
+        # Of the requests, not of what has been served on a device of this process.
+        return LogitEdits, (self.edits,)
+
+    def apply(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """
+        Return the logits as they are chosen from, in float32 at least; the model's own stay as they are.
+
+        Parameters
+        ----------
+        logits
+            Shape (rows, vocabulary).
+        streams, indices
+            As :meth:`~.sampling.Sampler.choose` takes them.
+        """
+        import torch
+
+        tables = self._tables(logits)
+        row = tables.row(streams)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.scatter_add(-1, tables.bias_tokens[row], tables.bias[row].to(logits.dtype))
+        if tables.history is not None:
+            logits = tables.penalised(logits, tables.history, row, indices)
+            logits = tables.without_bad_words(logits, tables.history, row, indices)
+        early = indices[:, None] < tables.min_tokens[row, None]
+        hidden = torch.zeros_like(tables.ends[row], dtype=logits.dtype)
+        hidden = hidden.masked_fill(early & tables.ends_held[row], -torch.inf)
+        return logits.scatter_add(-1, tables.ends[row], hidden)
+
+    def note(self, chosen: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> None:
+        """Remember the token chosen for each row."""
+        for tables in self._on_device.values():
+            if tables.history is not None and tables.history.device == chosen.device:
+                row = tables.row(streams)
+                at = (tables.prompt_tokens[row] + indices).clamp_(max=tables.history.shape[1] - 1)
+                tables.history[row, at] = chosen
+
+    def _tables(self, logits: torch.Tensor) -> _Tables:
+        tables = self._on_device.get(logits.device)
+        if tables is None:
+            tables = self._on_device[logits.device] = _Tables.of(self.edits, logits)
+        return tables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """
+    What the requests ask, on a device, in the order of their streams; a last row for any other request.
+
+    Parameters
+    ----------
+    streams
+        Sorted, shape (requests,).
+    bias_tokens, bias
+        Tokens and what is added to their logits, shape (requests + 1, most biased).
+    ends, ends_held, min_tokens
+        Tokens that end a completion, which of them are meant, and up to when they are hidden.
+    repetition, frequency, presence
+        The penalties, shape (requests + 1, 1).
+    prompt_tokens
+        Of each request, shape (requests + 1,).
+    history
+        Tokens of prompt and completion, shape (requests + 1, longest + 1); None if no request looks back.
+    words, word_ends
+        Sequences but for their last tokens, aligned on the right and filled up with -1, shape (requests + 1,
+        words, longest); and their last tokens, -1 where there is none.
+    """
+
+    streams: torch.Tensor
+    bias_tokens: torch.Tensor
+    bias: torch.Tensor
+    ends: torch.Tensor
+    ends_held: torch.Tensor
+    min_tokens: torch.Tensor
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+    prompt_tokens: torch.Tensor
+    history: torch.Tensor | None
+    words: torch.Tensor
+    word_ends: torch.Tensor
+
+    @classmethod
+    def of(cls, edits: Mapping[int, Edit], logits: torch.Tensor) -> _Tables:
+        import torch
+
+        device = logits.device
+        streams = sorted(edits)
+        asked = [*(edits[stream] for stream in streams), Edit(Sampling(), (), 0)]
+        single = [
+            [*one.sampling.logit_bias, *((word[0], -torch.inf) for word in one.bad_words if len(word) == 1)]
+            for one in asked
+        ]
+        longer = [[word for word in one.bad_words if len(word) > 1] for one in asked]
+        longest = max((len(word) - 1 for words in longer for word in words), default=0)
+        prefixes = [
+            [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words] for words in longer
+        ]
+        ends = [sorted(one.ends) if one.sampling.min_tokens else [] for one in asked]
+
+        def column(name: str) -> torch.Tensor:
+            values = [[getattr(one.sampling, name)] for one in asked]
+            return torch.tensor(values, dtype=torch.float64, device=device)
+
+        def table(rows: Sequence[Sequence[object]], fill: object, dtype: torch.dtype) -> torch.Tensor:
+            width = max(1, *(len(row) for row in rows))
+            filled = [[*row, *[fill] * (width - len(row))] for row in rows]
+            return torch.tensor(filled, dtype=dtype, device=device)
+
+        history = None
+        if any(one.looks_back for one in asked):
+            history = table(
+                [one.prompt + (0,) * (one.most_tokens + 1) for one in asked], 0, torch.int64
+            ).contiguous()
+        return cls(
+            torch.tensor(streams, device=device),
+            table([[token for token, _ in row] for row in single], 0, torch.int64),
+            table([[bias for _, bias in row] for row in single], 0.0, torch.float64),
+            table(ends, 0, torch.int64),
+            table([[True] * len(row) for row in ends], False, torch.bool),
+            torch.tensor([one.sampling.min_tokens for one in asked], device=device),
+            column("repetition_penalty"),
+            column("frequency_penalty"),
+            column("presence_penalty"),
+            torch.tensor([len(one.prompt) for one in asked], device=device),
+            history,
+            table(prefixes, [-1] * longest, torch.int64),
+            table([[word[-1] for word in words] for words in longer], -1, torch.int64),
+        )
+
+    def row(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return the row of each stream, the last one for those of other requests."""
+        import torch
+
+        at = torch.searchsorted(self.streams, streams).clamp_(max=len(self.streams) - 1)
+        return at.where(self.streams[at] == streams, len(self.streams))
+
+    def penalised(
+        self, logits: torch.Tensor, history: torch.Tensor, row: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        import torch
+
+        vocabulary = logits.shape[-1]
+        tokens, prompt = history[row], self.prompt_tokens[row, None]
+        at = torch.arange(history.shape[1], device=row.device)[None]
+        before = at < prompt + indices[:, None]
+        # One column more than there are tokens takes what does not count.
+        empty = logits.new_zeros(len(row), vocabulary + 1)
+        ones = torch.ones_like(tokens, dtype=logits.dtype)
+        held = empty.scatter(-1, tokens.where(before, vocabulary), ones)[:, :-1] > 0
+        emitted = empty.scatter_add(-1, tokens.where(before & (at >= prompt), vocabulary), ones)[:, :-1]
+        repetition = self.repetition[row].to(logits.dtype)
+        logits = logits.where(~held, (logits * repetition).where(logits < 0, logits / repetition))
+        logits = logits - self.frequency[row].to(logits.dtype) * emitted
+        return logits - self.presence[row].to(logits.dtype) * (emitted > 0)
+
+    def without_bad_words(
+        self, logits: torch.Tensor, history: torch.Tensor, row: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        import torch
+
+        longest = self.words.shape[-1]
+        if longest == 0:
+            return logits
+        back = torch.arange(-longest, 0, device=row.device)[None]
+        at = (self.prompt_tokens[row] + indices)[:, None] + back
+        tail = history[row[:, None], at.clamp(min=0)].where(at >= 0, -2)
+        words, last = self.words[row], self.word_ends[row]
+        matches = ((tail[:, None] == words) | (words < 0)).all(-1) & (last >= 0)
+        hidden = torch.zeros_like(last, dtype=logits.dtype).masked_fill(matches, -torch.inf)
+        return logits.scatter_add(-1, last.clamp(min=0), hidden)

@@ -1,0 +1,104 @@
+"""What a job's requests ask, made into the one rule by which a batch chooses and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...data.readers.sampling import Sampling
+from .endings import Ending
+from .logit_edits import Edit, LogitEdits
+from .mixed_sampling import MixedSampler
+from .recording import Recorder
+from .sampling import Sampler, TokenRule
+from .tokenizers import Tokenizer
+
+
+def rules_of(
+    asked: Mapping[str, Sampling],
+    prompts: Sequence[Sequence[int]],
+    most_tokens: Sequence[int],
+    tokenizer: Tokenizer,
+    eos: Collection[int],
+    *,
+    pinned: bool = False,
+) -> TokenRule:
+    """
+    Return how tokens are chosen for each request, and when its completion ends.
+
+    Parameters
+    ----------
+    asked
+        By the id of each request, at least one.
+    prompts, most_tokens
+        Of each, in the same order.
+    tokenizer
+        Of the model.
+    eos
+        The model's end tokens.
+    pinned
+        Whether lengths are given, so that nothing else ends a completion.
+    """
+    samplers: dict[str, Sampler] = {}
+    known: dict[Sampler, Sampler] = {}
+    edits: dict[int, Edit] = {}
+    endings: dict[str, Ending] = {}
+    for (name, sampling), prompt, most in zip(asked.items(), prompts, most_tokens, strict=True):
+        own = sampler_of(sampling)
+        samplers[name] = known.setdefault(own, own)
+        endings[name] = Ending() if pinned else Ending.of(sampling, eos)
+        if sampling.edits_logits:
+            words = tuple(word for text in sampling.bad_words for word in word_tokens(text, tokenizer))
+            edit = Edit(sampling, tuple(prompt), int(most), endings[name].tokens, words)
+            edits[own.stream(name)] = edit
+    told = {samplers[name].stream(name): one for name, one in asked.items() if one.logprobs is not None}
+    plain = {Ending() if pinned else Ending(frozenset(eos))}
+    if not edits and not told and len(known) == 1 and set(endings.values()) == plain:
+        return next(iter(known))
+    recorder = None
+    if told:
+        likeliest = max(one.logprobs or 0 for one in told.values())
+        recorder = Recorder({stream: one.logprobs_mode for stream, one in told.items()}, likeliest)
+    return MixedSampler(
+        samplers, LogitEdits(edits) if edits else None, recorder, endings, decode=tokenizer.decode
+    )
+
+
+def sampler_of(sampling: Sampling) -> Sampler:
+    """Return the sampler of one request; what does not matter to a greedy one is left out."""
+    if sampling.greedy:
+        return Sampler()
+    return Sampler(
+        temperature=sampling.temperature,
+        top_k=max(0, sampling.top_k),
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        min_p=sampling.min_p,
+    )
+
+
+def word_tokens(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """
+    Return the tokens that write a text: at the begin of a text, and after a space where that differs.
+
+    Where a space adds a token of its own, the text alone is enough. vLLM reads ``bad_words`` so.
+    """
+    bare, spaced = (tuple(tokenizer.tokens_of(space + text.lstrip())) for space in ("", " "))
+    if spaced[0] != bare[0] and len(spaced) == len(bare):
+        return [bare, spaced]
+    return [bare]
+
+
+def check_tokens(sampling: Sampling, vocabulary: int) -> None:
+    """
+    Refuse tokens that a model does not know.
+
+    Raises
+    ------
+    ValueError
+        If there is one; the message begins with the field's name.
+    """
+    biased = tuple(token for token, _ in sampling.logit_bias)
+    for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+        wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise ValueError(f"{name} names token {wrong}, the model knows {vocabulary}")

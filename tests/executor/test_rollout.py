@@ -1,0 +1,124 @@
+"""Rollouts take their settings from the trainer, and say so where they cannot."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from batchbound.executor.llm import LLM
+from batchbound.executor.rollout import rollout_function
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = ["a", "bb bb", "some longer prompt"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> LLM:
+    return LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=3)
+
+
+def trainer_of(engine: LLM, step: int = 0, **arguments: Any) -> Any:
+    args = {
+        "max_completion_length": 7,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": None,
+        "seed": 3,
+    }
+    return SimpleNamespace(
+        model=engine.model,
+        args=SimpleNamespace(**{**args, **arguments}),
+        state=SimpleNamespace(global_step=step),
+    )
+
+
+def forward(engine: LLM, prompt: list[int], completion: list[int]) -> Any:
+    with torch.no_grad():
+        return engine.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+
+
+def test_length_temperature_and_truncation_are_the_trainers(engine: LLM) -> None:
+    answer = rollout_function(engine)(PROMPTS, trainer_of(engine, top_k=5))
+    assert max(len(ids) for ids in answer["completion_ids"]) == 7
+    for prompt, completion, told in zip(*answer.values(), strict=True):
+        logits = forward(engine, prompt, completion) / 0.7
+        kept = logits.masked_fill(logits < logits.topk(5).values[:, -1:], -torch.inf)
+        expected = kept.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        assert told == pytest.approx(expected.tolist(), abs=1e-9)
+        assert all(value > -torch.inf for value in told)
+
+
+def test_raw_log_probabilities_are_before_temperature(engine: LLM) -> None:
+    answer = rollout_function(engine, logprobs="raw")(PROMPTS, trainer_of(engine, top_p=0.5))
+    for prompt, completion, told in zip(*answer.values(), strict=True):
+        expected = forward(engine, prompt, completion).log_softmax(-1)
+        expected = expected.gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        assert told == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def test_penalties_and_generation_kwargs_of_the_trainer_are_heeded(engine: LLM) -> None:
+    trainer = trainer_of(
+        engine,
+        repetition_penalty=1.9,
+        min_p=0.05,
+        generation_kwargs='{"max_new_tokens": 30, "min_new_tokens": 30}',
+    )
+    answer = rollout_function(engine)(PROMPTS, trainer)
+    assert [len(ids) for ids in answer["completion_ids"]] == [30] * 3
+    repeated = [len(ids) - len(set(ids)) for ids in answer["completion_ids"]]
+    plain = rollout_function(engine)(PROMPTS, trainer_of(engine, max_completion_length=30, temperature=0.2))
+    assert sum(repeated) < sum(len(ids) - len(set(ids)) for ids in plain["completion_ids"])
+
+
+def test_processes_steps_and_calls_draw_from_streams_of_their_own(engine: LLM) -> None:
+    rollout = rollout_function(engine)
+    trainers = [
+        trainer_of(engine),
+        trainer_of(engine),
+        trainer_of(engine, step=1),
+        trainer_of(engine, process_index=1),
+    ]
+    drawn = [rollout_function(engine)(PROMPTS, trainer)["completion_ids"] for trainer in trainers]
+    assert drawn[0] == drawn[1], "a run that begins anew is the same run"
+    assert drawn[0] != drawn[2]
+    assert drawn[0] != drawn[3]
+    assert rollout(PROMPTS, trainers[0])["completion_ids"] != rollout(PROMPTS, trainers[0])["completion_ids"]
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "message"),
+    [
+        ({"temperature": 1.0}, {}, "temperature is 1.0 here and 0.7 in the trainer"),
+        ({"max_tokens": 8}, {}, "max_tokens is 8 here and max_completion_length 7 in the trainer"),
+        ({}, {"generation_kwargs": {"num_beams": 4}}, "generation_kwargs ask for num_beams=4"),
+        ({}, {"top_p": 2.0}, "top_p must lie in"),
+        ({}, {"chat_template_kwargs": {"enable_thinking": False}}, "no chat template that could be told"),
+    ],
+)
+def test_what_contradicts_or_cannot_be_served_is_refused(
+    engine: LLM, given: dict[str, Any], arguments: dict[str, Any], message: str
+) -> None:
+    chat = [[{"role": "user", "content": "hello"}]]
+    with pytest.raises(ValueError, match=message):
+        rollout_function(engine, **given)(chat, trainer_of(engine, **arguments))
+
+
+def test_a_trainer_of_another_model_is_refused(engine: LLM) -> None:
+    other = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=3)
+    with pytest.raises(ValueError, match="trains another model"):
+        rollout_function(engine)(PROMPTS, trainer_of(other))
+
+
+@pytest.mark.parametrize(("given", "message"), [({"n": 2}, "n has no effect"), ({"top_p": 3}, "top_p must")])
+def test_settings_are_checked_when_they_are_given(engine: LLM, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rollout_function(engine, **given)
+    with pytest.raises(TypeError, match="temprature"):
+        rollout_function(engine, temprature=1.0)

@@ -1,0 +1,135 @@
+"""GRPOTrainer of TRL as it comes, with rollouts of ours: skipped where TRL is not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+trl = pytest.importorskip("trl", reason="the trl extra is not installed")
+datasets = pytest.importorskip("datasets", reason="the trl extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from batchbound.executor.llm import LLM
+from batchbound.executor.models.source import load_model
+from batchbound.executor.rollout import Rollout, rollout_function
+
+# What TRL and its peers say of their own futures is not ours to mend.
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+
+PROMPTS = ["a b c", "one two", "x", "some longer prompt of words", "end here", "y z"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted(set(" ".join(PROMPTS).split()))
+    known = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{word: 3 + at for at, word in enumerate(words)}}
+    known |= {f"w{at}": at for at in range(len(known), 64)}
+    raw = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+@pytest.fixture
+def model() -> Any:
+    """A tiny model in float32, as TRL trains one."""
+    model = load_model("tiny:llama", dtype="float32", device="cpu")
+    model.resize_token_embeddings(64)
+    model.config.eos_token_id = model.generation_config.eos_token_id = 1
+    model.config.pad_token_id = model.generation_config.pad_token_id = 0
+    model.config.bos_token_id = model.generation_config.bos_token_id = None
+    return model
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def reward(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(str(completion)) % 7) for completion in completions]
+
+
+def trained(
+    model: Any, tokenizer: Any, folder: Path, *, peft: Any = None, **arguments: Any
+) -> tuple[Any, list[tuple[Rollout, list[list[float]]]]]:
+    """Train three steps; return the trainer, and each rollout with TRL's own log-probabilities of it."""
+    engine = LLM(model, tokenizer, slots=4)
+    rollout = rollout_function(engine)
+    seen: list[tuple[Rollout, list[list[float]]]] = []
+
+    def compared(prompts: Any, trainer: Any) -> Rollout:
+        answer = rollout(prompts, trainer)
+        own = []
+        training = trainer.model.training
+        trainer.model.eval()
+        for prompt, completion in zip(answer["prompt_ids"], answer["completion_ids"], strict=True):
+            ids = torch.tensor([prompt + completion])
+            with torch.no_grad():
+                values = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, ids, torch.ones_like(ids), len(completion)
+                )[0]
+            own.append(values[0].tolist())
+        trainer.model.train(training)
+        seen.append((answer, own))
+        return answer
+
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": 3,
+        "report_to": [],
+        "use_cpu": True,
+        "max_completion_length": 20,
+        "learning_rate": 1e-3,
+        **arguments,
+    }
+    trainer = trl.GRPOTrainer(
+        model,
+        reward_funcs=reward,
+        args=trl.GRPOConfig(**settings),
+        train_dataset=datasets.Dataset.from_dict({"prompt": PROMPTS * 4}),
+        processing_class=tokenizer,
+        rollout_func=compared,
+        peft_config=peft,
+    )
+    trainer.train()
+    return trainer, seen
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "peft"])
+def test_log_probabilities_are_those_of_trls_own_forward_pass(
+    model: Any, tokenizer: Any, tmp_path: Path, temperature: float, adapter: bool
+) -> None:
+    peft = None
+    if adapter:
+        peft = pytest.importorskip("peft", reason="PEFT is not installed").LoraConfig(
+            r=4, lora_dropout=0.3, target_modules="all-linear", init_lora_weights=False
+        )
+    trainer, seen = trained(model, tokenizer, tmp_path, peft=peft, bf16=False, temperature=temperature)
+    assert trainer.state.global_step == 3
+    assert len(seen) == 3
+    for answer, own in seen:
+        assert len(answer["completion_ids"]) == len(own) >= 8
+        for ours, theirs in zip(answer["logprobs"], own, strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+    assert seen[0][0]["completion_ids"] != seen[1][0]["completion_ids"]
+
+
+def test_the_trainer_runs_with_all_its_defaults(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    trainer, seen = trained(model, tokenizer, tmp_path)
+    assert trainer.args.gradient_checkpointing
+    assert trainer.state.global_step == 3
+    assert all(len(ids) <= 20 for answer, _ in seen for ids in answer["completion_ids"])
+    assert trainer.args.bf16
+    # Under autocast two orders of the same sums differ by bfloat16's rounding.
+    for answer, own in seen:
+        for ours, theirs in zip(answer["logprobs"], own, strict=True):
+            assert ours == pytest.approx(theirs, abs=0.1)
