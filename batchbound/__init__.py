@@ -9,6 +9,6 @@ from .data import Bound, CostModel, Problem, Schedule, Workload
 from .data.plan import Plan
 from .planning.plan import make_plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Bound", "CostModel", "Plan", "Problem", "Schedule", "Workload", "__version__", "make_plan"]
