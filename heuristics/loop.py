@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from ..data.costs.cost import IntArray
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..data.trace import Stage, Trace
 from .engine import Engine
-from .policy import FREE, Policy, State, Step
+from .policy import FREE, UNTIL_CHANGE, Policy, State, Step
 
 
 class PolicyError(RuntimeError):
@@ -82,7 +84,7 @@ def iterate(
     PolicyError
         As :func:`execute` does.
     """
-    return (yield from _Execution(problem, policy, engine, on_stage).run())
+    return (yield from Execution(problem, policy, engine, on_stage=on_stage).run())
 
 
 def schedule_of(trace: Trace) -> Schedule:
@@ -105,31 +107,48 @@ def schedule_of(trace: Trace) -> Schedule:
     return Schedule(bin_of_stage[trace.stage_of], trace.slot_of, rounds.astype(np.int64))
 
 
-class _Execution:
-    """One run: the state, what is recorded of it, and the steps that change both."""
+class Execution:
+    """
+    One run: the state, what is recorded of it, and the steps that change both.
+
+    Parameters
+    ----------
+    problem, policy, engine, on_stage
+        As :func:`execute` takes them.
+    queue
+        Which requests wait here, and the decode steps each has taken part in, both shape (requests,) and
+        changed as requests are served: the replicas of a fleet share either or both. By default, requests
+        wait as they arrive, and none has begun.
+    """
 
     def __init__(
         self,
         problem: Problem,
         policy: Policy,
         engine: Engine,
-        on_stage: Callable[[Stage, int], None] | None,
+        *,
+        on_stage: Callable[[Stage, int], None] | None = None,
+        queue: tuple[npt.NDArray[np.bool_], IntArray] | None = None,
     ) -> None:
         count = len(problem)
         self.problem, self.policy, self.engine = problem, policy, engine
         self.on_stage = on_stage
-        self.arrival = problem.workload.arrival
         self.held_at_start = problem.kv_at_start
+        self.arrival = problem.workload.arrival if queue is None else np.zeros(count)
         self.arrivals = np.argsort(self.arrival, kind="stable")
+        if queue is None:
+            queue = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
+        else:
+            self.arrivals = self.arrivals[:0]
         self.arrived = 0
         self.state = State(
             problem=problem,
             time=0.0,
             rounds_done=0,
             slot_request=np.full(problem.slots, FREE, dtype=np.int64),
-            waiting=np.zeros(count, dtype=np.bool_),
-            decoded=np.zeros(count, dtype=np.int64),
-            unarrived=count,
+            waiting=queue[0],
+            decoded=queue[1],
+            unarrived=len(self.arrivals),
         )
         self.stages: list[Stage] = []
         self.stage_of = np.full(count, -1, dtype=np.int64)
@@ -139,28 +158,49 @@ class _Execution:
         self.evictions = 0
 
     def run(self) -> Generator[int, None, Trace]:
+        """Yield each request as it finishes, and return the trace once all are done."""
         while self.done < len(self.problem):
-            self._admit()
-            step = self.policy(self.state)
-            self.state.finished = []
-            self._evict(step.evict)
-            if len(step.prefill):
-                yield from self._prefill(step)
-            if step.rounds > 0 and (self.state.slot_request != FREE).any():
-                yield from self._decode(step.rounds)
-            elif not len(step.prefill) and not len(step.evict):
-                self._wait()
-        tokens = self.state.decoded + int(self.problem.prefill_emits_first_token)
+            yield from self.step()
+        return self.trace(np.arange(len(self.problem)))
+
+    def step(self, most: int = UNTIL_CHANGE) -> Iterator[int]:
+        """
+        Carry out the policy's next step, and yield the requests that finish in it.
+
+        Parameters
+        ----------
+        most
+            Decode steps to run at most.
+
+        Raises
+        ------
+        PolicyError
+            As :func:`execute` does.
+        """
+        self._admit()
+        step = self.policy(self.state)
+        self.state.finished = []
+        self._evict(step.evict)
+        if len(step.prefill):
+            yield from self._prefill(step)
+        if step.rounds > 0 and (self.state.slot_request != FREE).any():
+            yield from self._decode(min(step.rounds, most))
+        elif not len(step.prefill) and not len(step.evict):
+            self._wait()
+
+    def trace(self, requests: IntArray) -> Trace:
+        """Return the trace of the requests given, which have finished here, in that order."""
+        tokens = self.state.decoded[requests] + int(self.problem.prefill_emits_first_token)
         return Trace(
-            ids=tuple(self.problem.workload.ids.tolist()),
+            ids=tuple(self.problem.workload.ids[requests].tolist()),
             slots=self.problem.slots,
             stages=tuple(self.stages),
-            stage_of=self.stage_of,
-            slot_of=self.slot_of,
-            queued=self.arrival.copy(),
-            prefilled=self.prefilled,
-            first_token=self.first_token,
-            finished=self.finished,
+            stage_of=self.stage_of[requests],
+            slot_of=self.slot_of[requests],
+            queued=self.arrival[requests],
+            prefilled=self.prefilled[requests],
+            first_token=self.first_token[requests],
+            finished=self.finished[requests],
             tokens=tokens,
             evictions=self.evictions,
             engine=self.engine.describe(),
@@ -229,7 +269,8 @@ class _Execution:
     def _wait(self) -> None:
         arrival = self._next_arrival()
         if arrival == float("inf"):
-            raise PolicyError(f"the policy does nothing while {len(self.problem) - self.done} requests wait")
+            waiting = int(np.count_nonzero(self.state.waiting))
+            raise PolicyError(f"the policy does nothing while {waiting} requests wait")
         self.engine.wait(arrival)
 
     def _record(self, stage: Stage, finished: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +11,33 @@ from ..data.costs.cost import IntArray
 from ..data.problem import Problem
 from ..data.trace import Stage
 from .policy import FREE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """
+    How far requests have come, wherever they run; the simulators of a fleet share it.
+
+    Parameters
+    ----------
+    decoded
+        Decode steps each request has taken part in, shape (requests,).
+    held
+        Tokens of KV cache each holds while it runs, shape (requests,).
+    left
+        Decode steps each has yet to take part in, shape (requests,).
+    """
+
+    decoded: IntArray
+    held: IntArray
+    left: IntArray
+
+    @classmethod
+    def none(cls, problem: Problem, output_tokens: IntArray | None = None) -> Progress:
+        """Return that of a job not begun, with the true length of each answer (by default the problem's)."""
+        emitted = int(problem.prefill_emits_first_token)
+        left = (problem.rounds if output_tokens is None else output_tokens - emitted).astype(np.int64)
+        return cls(np.zeros(len(problem), dtype=np.int64), problem.kv_at_start.copy(), left)
 
 
 class Simulator:
@@ -22,15 +50,17 @@ class Simulator:
         The problem, for its costs and slots.
     output_tokens
         The true length of each answer (tokens, shape (requests,)); the problem's own by default.
+    progress
+        How far the requests have come, changed as they go on; by default, nothing has begun.
     """
 
-    def __init__(self, problem: Problem, output_tokens: IntArray | None = None) -> None:
+    def __init__(
+        self, problem: Problem, output_tokens: IntArray | None = None, *, progress: Progress | None = None
+    ) -> None:
         self._cost = problem.cost
-        emitted = int(problem.prefill_emits_first_token)
-        self._left = (problem.rounds if output_tokens is None else output_tokens - emitted).astype(np.int64)
-        self._held = problem.kv_at_start.copy()
+        progress = Progress.none(problem, output_tokens) if progress is None else progress
+        self._decoded, self._held, self._left = progress.decoded, progress.held, progress.left
         self._prompt = problem.prompt_tokens
-        self._decoded = np.zeros(len(problem), dtype=np.int64)
         self._slot_request = np.full(problem.slots, FREE, dtype=np.int64)
         self._time = 0.0
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ...data.costs.cost import IntArray
 from ...data.fleet import Fleet
 from ...data.lengths.remaining import RemainingLengths
 from ...data.problem import Problem
-from ...data.trace import Stage, Trace
-from ..loop import PolicyError
-from ..policy import FREE, UNTIL_CHANGE, Policy, State
+from ...data.trace import Trace
+from ..loop import Execution
+from ..policy import FREE, UNTIL_CHANGE, Policy
 from ..queues.admission import Admission
 from ..queues.ordered import Ordered, longest_first
 from ..queues.prefill_rules import SkiRental, bearable_idle, rounds_to_wait
 from ..queues.queue_policy import QueuePolicy
-from ..simulator import Simulator
+from ..simulator import Progress, Simulator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,18 +117,15 @@ class _FleetExecution:
         self._dispatched = None if replica_of is None else np.asarray(replica_of, dtype=np.int64)
         self._served_by = np.full(count, -1, dtype=np.int64)
         shared = np.ones(count, dtype=np.bool_)
-        progress = _Progress.of(fleet, output_tokens)
-        self._replicas = [
-            _Replica(
-                fleet,
-                k,
-                policy,
-                shared if self._dispatched is None else self._dispatched == k,
-                progress,
-                remaining,
-            )
-            for k in range(len(fleet.replicas))
-        ]
+        decoded = np.zeros(count, dtype=np.int64)
+        progress = Progress.none(fleet.problem_of(0, np.arange(count)), output_tokens)
+        self._replicas = []
+        for k in range(len(fleet.replicas)):
+            problem = fleet.problem_of(k, np.arange(count))
+            waiting = shared if self._dispatched is None else self._dispatched == k
+            engine = Simulator(problem, progress=progress)
+            execution = Execution(problem, policy(problem), engine, queue=(waiting, decoded))
+            self._replicas.append(_Replica(execution, fleet.replicas[k].busy, remaining))
 
     def run(self) -> FleetRun:
         """Serve everything."""
@@ -161,74 +157,34 @@ class _FleetExecution:
         if thief.runs and wait > 0:
             return wait
         victim = max(others, key=_Replica.predicted_end)
-        thief.take_from(victim, min(thief.free, -(-victim.pending // 2)))
+        thief.take(victim.give_up(min(thief.free, -(-victim.pending // 2))))
         return UNTIL_CHANGE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Progress:
-    """What every request has decoded, holds and still has to come, wherever it runs."""
-
-    decoded: IntArray
-    held: IntArray
-    left: IntArray
-
-    @classmethod
-    def of(cls, fleet: Fleet, output_tokens: IntArray | None) -> _Progress:
-        lengths = fleet.workload.output_tokens if output_tokens is None else output_tokens
-        emitted = int(fleet.prefill_emits_first_token)
-        left = (lengths - emitted).astype(np.int64)
-        return cls(np.zeros(len(fleet), dtype=np.int64), fleet.workload.input_tokens + emitted, left)
-
-
-class _FleetSimulator(Simulator):
-    """A simulator of one replica, which goes on with requests that others have begun."""
-
-    def __init__(self, problem: Problem, progress: _Progress) -> None:
-        super().__init__(problem)
-        self._left, self._held = progress.left, progress.held
-        # The state counts the rounds; counting them here, too, would count them twice.
-        self._decoded = progress.decoded
-
-
 class _Replica:
-    """One replica: engine, policy and state, carried out step by step, and what is recorded of it."""
+    """
+    One replica: an execution that goes on step by step, and takes requests over from others.
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        number: int,
-        policy: Callable[[Problem], Policy],
-        waiting: npt.NDArray[np.bool_],
-        progress: _Progress,
-        remaining: RemainingLengths | None,
-    ) -> None:
-        count = len(fleet)
-        self._problem = fleet.problem_of(number, np.arange(count))
-        self._remaining = remaining
-        self._engine = _FleetSimulator(self._problem, progress)
-        self._policy = policy(self._problem)
-        self._busy = fleet.replicas[number].busy
+    Parameters
+    ----------
+    execution
+        Its policy and engine.
+    busy
+        Seconds it is busy before.
+    remaining
+        What is left of each request by what it has decoded; None for what its prediction leaves.
+    """
+
+    def __init__(self, execution: Execution, busy: float, remaining: RemainingLengths | None) -> None:
+        self._execution, self._busy, self._remaining = execution, busy, remaining
+        self._problem, self._state = execution.problem, execution.state
         self._order = np.argsort(-self._problem.rounds, kind="stable")
-        self._state = State(
-            problem=self._problem,
-            time=0.0,
-            rounds_done=0,
-            slot_request=np.full(self._problem.slots, FREE, dtype=np.int64),
-            waiting=waiting,
-            decoded=progress.decoded,
-        )
         self._dry_since = 0
-        self._stages: list[Stage] = []
-        self._evictions = 0
-        self._stage_of = np.full(count, -1, dtype=np.int64)
-        self._slot_of = np.full(count, -1, dtype=np.int64)
-        self._prefilled, self._first, self._finished = (np.full(count, np.nan) for _ in range(3))
 
     @property
     def time(self) -> float:
         """Seconds after the job's start."""
-        return self._busy + self._engine.time
+        return self._busy + self._execution.engine.time
 
     @property
     def pending(self) -> int:
@@ -248,7 +204,7 @@ class _Replica:
     @property
     def served(self) -> IntArray:
         """The requests that finished here."""
-        return np.flatnonzero(np.isfinite(self._finished))
+        return np.flatnonzero(np.isfinite(self._execution.finished))
 
     def predicted_end(self) -> float:
         """Return the seconds at which all that runs and waits here would be done, lengths as predicted."""
@@ -272,85 +228,29 @@ class _Replica:
         idle = self.free * (self._state.rounds_done - self._dry_since)
         return rounds_to_wait(bearable_idle(self._problem, patience), idle, self.free)
 
-    def take_from(self, victim: _Replica, count: int) -> None:
-        """Take so many pending requests of another replica, the longest predicted first."""
+    def give_up(self, count: int) -> IntArray:
+        """Return so many of the requests that wait here, the longest predicted first; they wait no more."""
+        waiting = self._state.waiting
         if self._remaining is None:
-            taken = self._order[victim._state.waiting[self._order]][:count]
+            given = self._order[waiting[self._order]][:count]
         else:
-            waiting = np.flatnonzero(victim._state.waiting)
-            left = self._remaining.tokens(waiting, self._state.decoded[waiting])
-            taken = waiting[np.argsort(-left, kind="stable")][:count]
-        victim._state.waiting[taken] = False
-        self._state.waiting[taken] = True
+            ids = np.flatnonzero(waiting)
+            left = self._remaining.tokens(ids, self._state.decoded[ids])
+            given = ids[np.argsort(-left, kind="stable")][:count]
+        waiting[given] = False
+        return given
+
+    def take(self, requests: IntArray) -> None:
+        """Let requests wait here that another replica gave up."""
+        self._state.waiting[requests] = True
 
     def step(self, most: int) -> None:
-        """Carry out the policy's next step, of so many rounds at most."""
-        state, engine = self._state, self._engine
-        state.time = engine.time
-        step = self._policy(state)
-        state.finished = []
-        for request in step.evict:
-            state.slot_request[state.slot_request == request] = FREE
-            state.waiting[request] = True
-            state.kv_held -= self._held(request)
-        if step.evict:
-            self._evictions += len(step.evict)
-            engine.evict(step.evict)
-        if len(step.prefill):
-            self._prefill(step.prefill, step.slots)
-        running = state.running
-        if running.size and step.rounds > 0:
-            stage, finished = engine.decode(min(step.rounds, most), float("inf"))
-            state.rounds_done += stage.rounds
-            state.kv_held += stage.rounds * len(running)
-            new = running[np.isnan(self._first[running])]
-            self._first[new] = stage.start + stage.seconds / stage.rounds
-            self._record(stage, finished)
-        elif not len(step.prefill) and not step.evict:
-            raise PolicyError(f"the policy does nothing while {self.pending} requests wait")
+        """Carry out the policy's next step, of so many decode steps at most."""
+        for _ in self._execution.step(most):
+            pass
         if self.pending:
-            self._dry_since = state.rounds_done
-
-    def _prefill(self, requests: Sequence[int], slots: Sequence[int]) -> None:
-        state = self._state
-        chosen = np.asarray(requests, dtype=np.int64)
-        state.waiting[chosen] = False
-        state.slot_request[np.asarray(slots, dtype=np.int64)] = chosen
-        state.kv_held += sum(self._held(request) for request in requests)
-        stage, finished = self._engine.prefill(requests, slots)
-        self._stage_of[chosen], self._slot_of[chosen] = len(self._stages), slots
-        fresh = chosen[np.isnan(self._prefilled[chosen])]
-        self._prefilled[fresh] = stage.start
-        if self._problem.prefill_emits_first_token:
-            self._first[fresh] = stage.end
-        self._record(stage, finished)
-
-    def _record(self, stage: Stage, finished: list[int]) -> None:
-        self._stages.append(stage)
-        for request in finished:
-            self._state.slot_request[self._slot_of[request]] = FREE
-            self._state.kv_held -= self._held(request)
-            self._finished[request] = stage.end
-        self._state.finished.extend(finished)
-
-    def _held(self, request: int) -> int:
-        return int(self._problem.kv_at_start[request] + self._state.decoded[request])
+            self._dry_since = self._state.rounds_done
 
     def trace(self) -> Trace:
         """Return the trace of what was served here."""
-        served = self.served
-        tokens = self._state.decoded[served] + int(self._problem.prefill_emits_first_token)
-        return Trace(
-            ids=tuple(self._problem.workload.ids[served].tolist()),
-            slots=self._problem.slots,
-            stages=tuple(self._stages),
-            stage_of=self._stage_of[served],
-            slot_of=self._slot_of[served],
-            queued=np.zeros(len(served)),
-            prefilled=self._prefilled[served],
-            first_token=self._first[served],
-            finished=self._finished[served],
-            tokens=tokens,
-            evictions=self._evictions,
-            engine=self._engine.describe(),
-        )
+        return self._execution.trace(self.served)

@@ -8,10 +8,10 @@ import pytest
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload, numbered_ids
-from batchbound.heuristics.loop import PolicyError, execute, schedule_of
+from batchbound.heuristics.loop import Execution, PolicyError, execute, schedule_of
 from batchbound.heuristics.policy import UNTIL_CHANGE, Policy, State, Step
 from batchbound.heuristics.simulate import simulate
-from batchbound.heuristics.simulator import Simulator
+from batchbound.heuristics.simulator import Progress, Simulator
 
 COST = CostModel(prefill_base=10.0, prefill_per_token=1.0, decode_base=2.0, decode_per_slot=0.5)
 
@@ -182,3 +182,21 @@ def test_a_run_becomes_a_schedule_of_one_bin_per_stage() -> None:
 def test_a_step_that_cannot_be_done_is_refused(steps: list[Step], message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         simulate(problem_of([3, 4], [5, 5], slots=2), script(*steps))
+
+
+def test_two_executions_share_a_queue_and_what_its_requests_have_decoded() -> None:
+    problem = problem_of([3, 4], [5, 5], slots=1)
+    queue = np.array([True, True]), np.zeros(2, dtype=np.int64)
+    progress = Progress.none(problem)
+    begins = script(Step([0], [0], 1), Step(evict=[0]))
+    first = Execution(problem, begins, Simulator(problem, progress=progress), queue=queue)
+    assert [*first.step(), *first.step()] == []
+    assert (queue[0].tolist(), queue[1].tolist()) == ([True, True], [1, 0])
+    # The other goes on with the four decode steps left, two at most in this step.
+    other = Execution(problem, script(Step([0], [0], 9)), Simulator(problem, progress=progress), queue=queue)
+    assert list(other.step(2)) == []
+    assert list(other.step()) == [0]
+    assert other.trace(np.array([0])).tokens.tolist() == [5]
+    assert [stage.tokens for stage in other.stages] == [3 + 1, 2, 2]
+    with pytest.raises(PolicyError, match="the policy does nothing while 1 requests wait"):
+        list(Execution(problem, script(Step()), Simulator(problem), queue=queue).step())
