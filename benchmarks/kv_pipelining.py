@@ -1,11 +1,11 @@
 """
-Lent memory on a real model: EconoServe's policy beside block-allocation and exact allocation.
+Lent memory on a real model: EconoServe and the pipelined scheduler beside block- and exact allocation.
 
 A tiny Llama in float64 serves Alpaca's lengths with predictions as wrong as the paper reports its own (or
 log-normal about the truth, as often too short), its keys and values in a memory of half of slots x longest.
 Every answer is compared with the model's own, given alone. "Held" is the share of the memory that tokens are
 in, "useful" without those that are thrown away later to be computed anew; over all iterations, and over those
-in which requests are queued. Without a model (``--seeds``) also what each part that EconoServe keeps free
+in which requests are queued. Without a model (``--seeds``) also what each part that is kept free
 costs.
 
 Run: ``python benchmarks/kv_pipelining.py`` (see --help).
@@ -33,11 +33,11 @@ from batchbound.executor.serving.regions import PlacedLedger
 from batchbound.executor.serving.run import own_answer
 from batchbound.executor.serving.simulation import WAITING, ServingRun, serve
 from batchbound.heuristics.serving.device import DeviceBatch, ServingDevice
-from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings
+from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.registry import BLOCK_ALLOCATION, ServingOptions, serving_policy
 
 ERRORS = PredictorErrors(padding=0.10, accuracy=0.775, over=0.0262, under=0.0930)
-PAPER = EconoServeSettings(padding=0.10, reserved=0.02, buffer=0.15)
+PAPER = EconoServeSizes(padding=0.10, reserved=0.02, buffer=0.15)
 """Alpaca's, as benchmarks/econoserve has them."""
 PARTS = {
     "no reserve": replace(PAPER, reserved=0.0),
@@ -45,17 +45,17 @@ PARTS = {
     "no buffer": replace(PAPER, buffer=0.0),
     "none of them": replace(PAPER, reserved=0.0, padding=0.0, buffer=0.0),
 }
-"""What EconoServe keeps free, a part at a time."""
+"""What the pipelined scheduler keeps free, a part at a time."""
 SYSTEMS = {
     "vllm": ("vllm", PAPER),
     "sarathi": ("sarathi", PAPER),
     "multires": ("multires", PAPER),
     "sync-coupled": ("sync-coupled", PAPER),
     "econoserve-sdo": ("econoserve-sdo", PAPER),
-    "econoserve 3.2": ("econoserve", replace(PAPER, hosted="answers")),
     "econoserve": ("econoserve", PAPER),
-    "half the sizes": ("econoserve", replace(PAPER, padding=0.05, buffer=0.075)),
-    "no pad, no buffer": ("econoserve", replace(PAPER, padding=0.0, buffer=0.0)),
+    "pipelined": ("pipelined", PAPER),
+    "half the sizes": ("pipelined", replace(PAPER, padding=0.05, buffer=0.075)),
+    "no pad, no buffer": ("pipelined", replace(PAPER, padding=0.0, buffer=0.0)),
 }
 
 
@@ -65,11 +65,6 @@ GRID = {
     "waiting": ("queued", 7), "stopped": ("stopped", 8),
 }  # fmt: skip
 """Figures printed without a model, each with its head and width."""
-
-
-def paged(system: str, sizes: EconoServeSettings) -> bool:
-    """Return whether blocks lie anywhere; else a request has one region, in which it may host others."""
-    return system in BLOCK_ALLOCATION and sizes.hosted == "requests"
 
 
 @dataclass(slots=True)
@@ -122,7 +117,7 @@ class Clock:
 
 def grid(options: argparse.Namespace) -> None:
     """Print shares of the memory without a model, means over the seeds: all depends on lengths alone."""
-    parts = {label: ("econoserve", sizes) for label, sizes in PARTS.items()}
+    parts = {label: ("pipelined", sizes) for label, sizes in PARTS.items()}
     for block in options.blocks:
         print(f"\n{options.slots} slots, blocks of {block}")
         print("".join(f"{name:>{width}}" for name, width in (("", 26), *GRID.values())))
@@ -136,7 +131,7 @@ def grid(options: argparse.Namespace) -> None:
                     predicted = workload.output_tokens
                 longest = int((workload.input_tokens + workload.output_tokens).max())
                 capacity = int(options.share * options.slots * longest)
-                ledger = PlacedLedger(capacity, len(workload), block, paged=paged(system, sizes))
+                ledger = PlacedLedger(capacity, len(workload), block, paged=system in BLOCK_ALLOCATION)
                 recorder = Recorder(Clock())
                 policy = serving_policy(system, ServingOptions(longest, 1024, sizes))
                 run = serve(workload, policy, recorder, ledger, predicted=predicted)
@@ -205,7 +200,7 @@ def main() -> None:
         )
         for label, (system, sizes) in SYSTEMS.items():
             begun = time.process_time()
-            ledger = PlacedLedger(capacity, len(workload), block, paged=paged(system, sizes))
+            ledger = PlacedLedger(capacity, len(workload), block, paged=system in BLOCK_ALLOCATION)
             engine = ServingEngine(model, prompts, ledger)
             recorder = Recorder(engine)
             policy = serving_policy(system, ServingOptions(longest, 1024, sizes))

@@ -6,7 +6,7 @@ on Llama-33B on two with 19.2 GB and on OPT-175B on eight with 264 GB (or OPT-66
 iterations at the costs DistServe fitted to OPT-13B and OPT-66B on these devices, or scaled from them. Needs
 the public files (see --data).
 
-Run: ``python benchmarks/econoserve systems`` (or ``rates``, ``sweet``, ``scales``, ``shortages``,
+Run: ``python benchmarks/econoserve systems`` (or ``rates``, ``sweet``, ``scales``,
 ``decisions``, ``hours``, ``offline``).
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from load import decisions, hours, rates
 from offline import offline
-from sensitivity import GRIDS, SCHEMES, scales, shortages, sweet
+from sensitivity import GRIDS, SCHEMES, scales, sweet
 from setting import MODELS, TRACES
 from study import Study
 from systems import systems
@@ -29,7 +29,6 @@ COMMANDS = {
     "rates": rates,
     "sweet": sweet,
     "scales": scales,
-    "shortages": shortages,
     "decisions": decisions,
     "hours": hours,
     "offline": offline,

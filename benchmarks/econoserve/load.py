@@ -38,11 +38,11 @@ def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
             "sarathi",
             "multires",
             "distserve",
-            "econoserve-sdo",
             "econoserve",
+            "pipelined",
             "oracle",
         ):
-            known = not system.startswith("econoserve")
+            known = not system.startswith(("econoserve", "pipelined"))
             low, high, why = study.trace.rate / 256, 4 * study.trace.rate, "not sustained"
             for _ in range(options.steps):
                 middle = (low * high) ** 0.5
@@ -54,11 +54,11 @@ def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                     high = middle
             reached[system] = low
             print(f"  {system:16}{low:8.2f} requests/s; {why}", flush=True)
-        print("  econoserve over:")
+        print("  pipelined over:")
         for system, rate in reached.items():
             least, most = RATES[name].get(system, (math.nan, math.nan))
             said = "" if math.isnan(least) else f" (published {least:g} to {most:g})"
-            print(f"    {system:16}{reached['econoserve'] / rate:8.2f}{said}")
+            print(f"    {system:16}{reached['pipelined'] / rate:8.2f}{said}")
         found[name] = reached
     return found
 
@@ -77,15 +77,15 @@ def decisions(make: Callable[[str], Study], options: argparse.Namespace) -> dict
 
             # The first decision takes the whole queue in; the next ones see nearly all of it.
             early = slice(1, max(2, count // 5))
-            for system in ("econoserve", "multires", "vllm"):
+            for system in ("pipelined", "multires", "vllm"):
                 run = decide(system)
                 took = run.prompt_tokens[early] > 0
                 kinds = {system: run.decided[early]}
-                if system == "econoserve":
+                if system == "pipelined":
                     # The same decisions in the same order: what differs is what came in between.
                     gc.collect()
                     gc.disable()
-                    kinds["econoserve, least of 5 without gc"] = np.min(
+                    kinds["pipelined, least of 5 without gc"] = np.min(
                         [decide(system).decided[early] for _ in range(5)], axis=0
                     )
                     gc.enable()
@@ -114,7 +114,7 @@ def hours(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
         workload = study.workload(study.trace.rate, 180)
         until = math.inf if options.drain else float(workload.arrival.max())
         begun = time.process_time()
-        run = study.run("econoserve", workload, known=False, until=until)
+        run = study.run("pipelined", workload, known=False, until=until)
         seconds = time.process_time() - begun
         print(
             f"{name}: {len(workload)} requests, {len(run.start)} iterations, {seconds:.1f} CPU s", flush=True

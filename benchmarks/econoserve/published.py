@@ -66,11 +66,16 @@ SWEET_SPOTS = {
 """Figure 15."""
 
 
-def ratios(model: str) -> Iterator[tuple[str, str, str, float]]:
-    """Yield the system over, the system under, the figure and its ratio; a star where lengths are known."""
+def ratios(model: str, system: str) -> Iterator[tuple[str, str, str, float]]:
+    """
+    Yield the system over, the system under, the figure and its ratio; a star where lengths are known.
+
+    ``system`` stands for the paper's EconoServe.
+    """
     for (over, under), figures in KNOWN.items():
         yield from ((f"{over}*", f"{under}*", figure, ratio) for figure, ratio in figures.items())
     for (over, under), figures in PREDICTED.items():
-        yield from ((over, under, figure, ratio) for figure, ratio in figures.items())
+        pair = tuple(system if name == "econoserve" else name for name in (over, under))
+        yield from ((*pair, figure, ratio) for figure, ratio in figures.items())
     for under, ratio in SATISFACTION.get(model, SATISFACTION["opt-13b"]).items():
-        yield "econoserve", under, "slo_satisfaction", ratio
+        yield system, under, "slo_satisfaction", ratio

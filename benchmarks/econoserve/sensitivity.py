@@ -1,13 +1,11 @@
-"""How much the sizes matter: padding, reserve, buffer, SLO scale, answers too long (Figures 4, 5, 15)."""
+"""How much the sizes matter: padding, reserve, buffer and SLO scale (Figure 15)."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from outcome import Binding
@@ -15,46 +13,10 @@ from published import SWEET_SPOTS
 from study import Study
 
 from batchbound.executor.serving.metrics import serving_metrics
-from batchbound.executor.serving.simulation import EXECUTING, PAUSED
-from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings, Shortage
 
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """
-    A system with settings of its own, and the demand (share of the memory) at which its requests queue.
-
-    ``reserved`` is what it reserves by trace, if other than Figure 15's best.
-    """
-
-    system: str
-    demand: float
-    settings: dict[str, Any]
-    reserved: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def sizes(self, trace: str, sizes: EconoServeSettings, field: str, value: float) -> EconoServeSettings:
-        """Return the settings with one size set."""
-        reserved = self.reserved.get(trace, sizes.reserved)
-        return replace(sizes, **self.settings | {"reserved": reserved} | {field: value})
-
-
-SCHEMES = {
-    "default": Scheme("econoserve", 0.9, {}),
-    "printed": Scheme("econoserve", 0.6, {"hosted": "answers", "literal": True}),
-    "offload": Scheme(
-        "econoserve-sd",
-        0.6,
-        {"shortage": "offload"},
-        {"alpaca": 0.012, "sharegpt": 0.03, "bookcorpus": 0.05},
-    ),
-    "reserve-offload": Scheme("econoserve", 0.6, {"hosted": "answers", "shortage": "reserve, then offload"}),
-    "recalled": Scheme("econoserve", 0.9, {"shortage": "reserve, then offload"}),
-}
-"""EconoServe as it is here, and as sections 3.2 and 3.3 print it; SyncDecoupled, of which Figure 4 is, with
-its reserve (section 2.2) and vLLM's strategy for answers longer than predicted; and EconoServe whose answers
-longer than predicted take the reserve (section 2.3's third solution) and, where it is used up, follow vLLM's
-strategy (its first), lending as printed, and (``recalled``) to whole requests, of which guests that overstay
-give their place back. Exact allocation cannot fill what lending by time does."""
+SCHEMES = {"pipelined": 0.9, "econoserve": 0.6}
+"""Policies, and the demand (share of the memory) at which their requests queue: exact allocation cannot fill
+what lending by time does."""
 
 GRIDS: dict[str, tuple[float, ...]] = {
     "padding": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
@@ -64,15 +26,12 @@ GRIDS: dict[str, tuple[float, ...]] = {
 
 
 def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
-    """Vary padding, reserve and buffer (Figures 4 and 15); say how sure each minimum is, and what trades."""
+    """Vary padding, reserve and buffer (Figure 15); say how sure each minimum is, and what trades."""
     found: dict[str, object] = {}
     for name in options.traces:
         for label in options.schemes:
-            scheme = SCHEMES[label]
-            demand = scheme.demand if options.demand is None else options.demand
-            # SyncDecoupled lends nothing: no buffer.
-            fields = [field for field in options.fields if (label, field) != ("offload", "buffer")]
-            for field in fields:
+            demand = SCHEMES[label] if options.demand is None else options.demand
+            for field in options.fields:
                 rows: dict[float, list[dict[str, float]]] = {value: [] for value in GRIDS[field]}
                 for seed in range(options.seeds):
                     study = make(name)
@@ -82,8 +41,8 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                     # As in systems: a queue that ever grows is judged while it does.
                     until = float(workload.arrival.max()) if options.paper_rates else math.inf
                     for value, row in rows.items():
-                        sizes = scheme.sizes(name, study.sizes, field, value)
-                        run = study.run(scheme.system, workload, known=False, sizes=sizes, until=until)
+                        sizes = replace(study.sizes, **{field: value})
+                        run = study.run(label, workload, known=False, sizes=sizes, until=until)
                         bound = Binding.of(run, math.inf, None)
                         more = {"lent": run.lent_tokens / len(workload), "memory": bound.memory}
                         row.append(serving_metrics(run).to_json() | more | {"idle": bound.idle})
@@ -152,34 +111,9 @@ def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[st
             study.slo = scale
             workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
             until = math.inf if options.drain else float(workload.arrival.max())
-            metrics = serving_metrics(study.run("econoserve", workload, known=False, until=until))
+            metrics = serving_metrics(study.run("pipelined", workload, known=False, until=until))
             rows[scale] = (metrics.slo_satisfaction, metrics.completion, metrics.tokens_per_s)
         line = ", ".join(f"{k}: {a:.3f} {b:.4g} {c:.4g}" for k, (a, b, c) in rows.items())
         print(f"{name:11}SLO scale (SSR, JCT, tokens/s): {line}")
         found[name] = {str(key): list(value) for key, value in rows.items()}
-    return found
-
-
-def shortages(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str, object]:
-    """Compare what an answer longer than predicted does (Figure 5b): its pause over its completion time."""
-    published: dict[Shortage, float] = {"offload": 0.12, "pause": 0.04, "reserve": 0.005}
-    found: dict[str, object] = {}
-    for name in options.traces:
-        study = make(name)
-        workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-        predicted = study.predicted(workload) * (1 + study.sizes.padding)
-        short = float((predicted < workload.output_tokens).mean())
-        print(f"{name}: {short:.1%} of the answers are longer than predicted with the padding")
-        for shortage, share in published.items():
-            sizes = replace(study.sizes, shortage=shortage)
-            run = study.run("econoserve-sd", workload, known=False, sizes=sizes)
-            stopped = run.preempted > 0
-            paused = run.spent[stopped, PAUSED] / (run.finished - workload.arrival)[stopped]
-            served = run.spent[stopped, PAUSED] / run.spent[stopped][:, [EXECUTING, PAUSED]].sum(1)
-            figures = [float(x.mean()) if x.size else 0.0 for x in (stopped, paused, served)]
-            print(
-                f"    {shortage:8} {figures[0]:6.1%} stopped; paused {figures[1]:.2%} of their completion"
-                f" time (published {share:.1%}), {figures[2]:.2%} of the time from first to last iteration"
-            )
-            found[f"{name} {shortage}"] = figures
     return found

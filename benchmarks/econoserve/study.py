@@ -18,7 +18,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.serving.disaggregated import DisaggregatedRun, simulate_disaggregated
 from batchbound.executor.serving.metrics import serving_metrics
 from batchbound.executor.serving.simulation import ServingRun, simulate_serving
-from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings
+from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.registry import ServingOptions, serving_policy
 
 SLOTS: Mapping[str, float] = {"fastserve": 8, "vllm": 256, "sarathi": 128, "distserve": 256}
@@ -32,7 +32,7 @@ class Study:
         self.served, self.cost, self.name, self.trace = served, cost, name, TRACES[name]
         self.capacity = served.capacity
         self.seed, self.errors, self.slo = seed, errors, 2.0
-        self.sizes = EconoServeSettings(
+        self.sizes = EconoServeSizes(
             padding=self.trace.errors.padding, reserved=self.trace.reserved, buffer=self.trace.buffer
         )
 
@@ -86,7 +86,7 @@ class Study:
         workload: Workload,
         *,
         known: bool,
-        sizes: EconoServeSettings | None = None,
+        sizes: EconoServeSizes | None = None,
         until: float = math.inf,
     ) -> ServingRun:
         """Return what a system does with a workload."""
@@ -94,7 +94,7 @@ class Study:
             return self.split(workload, until).run
         sizes = self.sizes if sizes is None else sizes
         if system == "oracle":
-            system, known, sizes = "econoserve", True, replace(sizes, padding=0.0)
+            system, known, sizes = "pipelined", True, replace(sizes, padding=0.0)
         if known:
             sizes = replace(sizes, padding=0.0)
         options = ServingOptions(self.trace.longest, FORWARD, sizes, self.served.orca_batch)
@@ -112,7 +112,7 @@ class Study:
         workload: Workload,
         *,
         known: bool,
-        sizes: EconoServeSettings | None = None,
+        sizes: EconoServeSizes | None = None,
         until: float = math.inf,
     ) -> Outcome:
         """Return a system's figures on a workload, and what bound it."""

@@ -6,7 +6,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from outcome import Outcome, table
 from published import LESS, MORE, ratios
@@ -14,6 +14,7 @@ from study import Study
 
 from batchbound.heuristics.serving.registry import SERVING_POLICIES
 
+PARTS = ("econoserve-d", "econoserve-sd", "econoserve-sdo")
 MARKS = {" ": "as published", "~": "by more than a quarter another", "=": "a tie", "x": "the other order"}
 
 
@@ -35,27 +36,24 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
         rows: dict[str, Outcome] = {}
         for system in [*SERVING_POLICIES, "distserve"]:
             rows[f"{system}*"] = study.outcome(system, workload, known=True, until=until)
-        for system in ("econoserve-d", "econoserve-sd", "econoserve-sdo", "econoserve", "oracle"):
+        for system in (*PARTS, "econoserve", "pipelined", "oracle"):
             rows[system] = study.outcome(system, workload, known=False, until=until)
-        section = replace(study.sizes, hosted="answers", literal=True)
-        rows["econoserve 3.2"] = study.outcome(
-            "econoserve", workload, known=False, sizes=section, until=until
-        )
         table(rows)
         found[name] = rows
-    compare(found, options.model)
+    for system in ("econoserve", "pipelined"):
+        compare(found, options.model, system)
     return {
         name: {k: one.metrics.to_json() | asdict(one.binding) for k, one in rows.items()}
         for name, rows in found.items()
     }
 
 
-def compare(found: dict[str, dict[str, Outcome]], model: str) -> None:
-    """Print ratios beside the published ones; for each that is another, what bound the two systems."""
+def compare(found: dict[str, dict[str, Outcome]], model: str, system: str) -> None:
+    """Print ratios beside the published ones, one system as the paper's; for others, what bound the two."""
     print(f"\n{'ratio':46}{'published':>10}" + "".join(f"{name:>13}" for name in found))
     counts = {name: dict.fromkeys(MARKS, 0) for name in found}
     others: dict[str, dict[tuple[str, str], list[str]]] = {name: {} for name in found}
-    for over, under, figure, ratio in ratios(model):
+    for over, under, figure, ratio in ratios(model, system):
         said = {MORE: "> 1", LESS: "< 1"}.get(ratio, f"{ratio:.2f}")
         line = f"{over + ' / ' + under + ', ' + figure:46}{said:>10}"
         for name, rows in found.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import overload
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,14 +37,6 @@ class KvForecast:
         # What all leave free so many iterations from now, once that is asked for; at least this at any time.
         self._free: IntArray | None = None
         self._least = capacity - self.promised
-
-    @overload
-    def lends(self, tokens: int) -> bool: ...
-    @overload
-    def lends(self, tokens: IntArray) -> NDArray[np.bool_]: ...
-    def lends(self, tokens: int | IntArray) -> bool | NDArray[np.bool_]:
-        """Return whether one more request of so many tokens needs some that others are promised."""
-        return self.promised + tokens > self._capacity
 
     def add(self, held: int, rest: int, stay: int) -> None:
         """Add a request."""

@@ -136,23 +136,6 @@ class KvLedger:
         self._measure(host)
         self._measure(guest)
 
-    def settle(self, guest: int, tokens: int) -> bool:
-        """
-        Move a guest that lends nothing into blocks of its own, and return whether there were enough.
-
-        Parameters
-        ----------
-        guest
-            Its tokens are copied on the device, which takes no time worth counting.
-        tokens
-            It may hold in all, afterwards. If there are too few blocks, nothing changes.
-        """
-        if self.lacking(guest, tokens) > self.free or self.guests.get(guest):
-            self.failures += 1
-            return False
-        self._give_back(guest, self.loans[guest])
-        return self.grow(guest, tokens)
-
     def release(self, request: int) -> None:
         """
         Take everything a request has.

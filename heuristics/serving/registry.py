@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 from .baselines import MultiRes, Sarathi, SyncCoupled, Vllm
 from .econoserve.paper import EconoServe
-from .econoserve.pipelined import PipelinedRequests
-from .econoserve.recalled import RecalledLoans
-from .econoserve.settings import EconoServeSettings
+from .econoserve.sizes import EconoServeSizes
 from .max_allocation import FastServe, Orca, ShortestRemaining
+from .pipelined import Pipelined
 from .policy import ServingPolicy
 
 
@@ -26,31 +25,25 @@ class ServingOptions:
         Tokens of the longest sequence there can be, promised by max-allocation.
     forward_size
         Tokens of an iteration to aim at (TFS).
-    settings
-        EconoServe's sizes; its parts are switched by the policy's name, its forward size is the one above.
+    sizes
+        What EconoServe and the pipelined scheduler keep free; their forward size is the one above.
     orca_batch
         Most requests ORCA has under way.
     """
 
     longest: int = 2048
     forward_size: int = 512
-    settings: EconoServeSettings = field(default_factory=EconoServeSettings)
+    sizes: EconoServeSizes = field(default_factory=EconoServeSizes)
     orca_batch: int = 8
 
-
-def econoserve(settings: EconoServeSettings) -> ServingPolicy:
-    """Return EconoServe with these parts and sizes, fresh."""
-    if not settings.pipelined or settings.hosted == "answers":
-        return EconoServe(settings)
-    return RecalledLoans(settings) if settings.offloads else PipelinedRequests(settings)
+    @property
+    def at_forward_size(self) -> EconoServeSizes:
+        """The sizes with the forward size of these options."""
+        return replace(self.sizes, forward_size=self.forward_size)
 
 
-def _econoserve(synced: bool, ordered: bool, pipelined: bool) -> Callable[[ServingOptions], ServingPolicy]:
-    def make(options: ServingOptions) -> ServingPolicy:
-        parts: dict[str, Any] = {"synced": synced, "ordered": ordered, "pipelined": pipelined}
-        return econoserve(replace(options.settings, forward_size=options.forward_size, **parts))
-
-    return make
+def _econoserve(options: ServingOptions, **parts: bool) -> ServingPolicy:
+    return EconoServe(options.at_forward_size, **parts)
 
 
 SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
@@ -61,15 +54,16 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
     "sarathi": lambda options: Sarathi(options.forward_size),
     "multires": lambda options: MultiRes(options.forward_size),
     "sync-coupled": lambda options: SyncCoupled(options.forward_size),
-    "econoserve-d": _econoserve(False, False, False),
-    "econoserve-sd": _econoserve(True, False, False),
-    "econoserve-sdo": _econoserve(True, True, False),
-    "econoserve": _econoserve(True, True, True),
+    "econoserve-d": partial(_econoserve, synced=False, ordered=False, lending=False),
+    "econoserve-sd": partial(_econoserve, ordered=False, lending=False),
+    "econoserve-sdo": partial(_econoserve, lending=False),
+    "econoserve": _econoserve,
+    "pipelined": lambda options: Pipelined(options.at_forward_size),
 }
 """Fresh policies by name."""
 
-BLOCK_ALLOCATION = frozenset({"vllm", "sarathi", "econoserve"})
-"""Policies that take a block at a time, wherever it lies (EconoServe where it hosts whole requests)."""
+BLOCK_ALLOCATION = frozenset({"vllm", "sarathi", "pipelined"})
+"""Policies that take a block at a time, wherever it lies."""
 
 
 def serving_policy(name: str, options: ServingOptions | None = None) -> ServingPolicy:

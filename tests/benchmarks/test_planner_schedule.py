@@ -1,7 +1,5 @@
 """A served job as a schedule of the planner's."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,12 +11,12 @@ from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.executor.serving.simulation import simulate_serving
 from batchbound.heuristics.serving.baselines import Vllm
-from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings
+from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.registry import ServingOptions, serving_policy
 
 UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
 """Every iteration takes a second."""
-EXACT = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
+EXACT = EconoServeSizes(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
 
 
 @pytest.mark.parametrize("name", ["orca", "multires", "sync-coupled", "econoserve-d", "econoserve"])
@@ -28,8 +26,7 @@ def test_an_uninterrupted_job_is_a_schedule_the_planner_accepts(
     name: str, lengths: list[tuple[int, int]]
 ) -> None:
     requests = Workload.from_lengths(*(list(column) for column in zip(*lengths, strict=True)))
-    # With answers hosted alone: who hosts whole requests has room for the chunks of a prompt one by one.
-    policy = serving_policy(name, ServingOptions(21, 20, replace(EXACT, hosted="answers")))
+    policy = serving_policy(name, ServingOptions(21, 20, EXACT))
     run = simulate_serving(requests, policy, UNIT, 50, block_tokens=1)
     problem = Problem(requests, CostModel.paper(), 12, kv_capacity=50, prefill_emits_first_token=True)
     schedule = serving_schedule(run, problem)
@@ -40,7 +37,7 @@ def test_an_uninterrupted_job_is_a_schedule_the_planner_accepts(
 
 def test_a_prompt_that_fitted_in_chunks_alone_is_no_schedule() -> None:
     requests = Workload.from_lengths([3, 5, 7, 7, 7, 9], [7, 5, 1, 3, 3, 4])
-    policy = serving_policy("econoserve", ServingOptions(21, 20, EXACT))
+    policy = serving_policy("pipelined", ServingOptions(21, 20, EXACT))
     run = simulate_serving(requests, policy, UNIT, 50, block_tokens=1)
     problem = Problem(requests, CostModel.paper(), 12, kv_capacity=50, prefill_emits_first_token=True)
     assert run.preempted.sum() == 0

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from batchbound.executor.serving.simulation import (
     simulate_serving,
 )
 from batchbound.heuristics.serving.baselines import MultiRes, Sarathi, Vllm
-from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings, Shortage
+from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.kv_ledger import KvLedgerError
 from batchbound.heuristics.serving.max_allocation import Orca, ShortestRemaining
 from batchbound.heuristics.serving.policy import ServingState, ServingStep
@@ -114,18 +113,7 @@ def test_every_policy_serves_everyone_in_full_and_never_holds_too_much(
     capacity = data.draw(st.integers(48, 120))
     requests = workload(prompts, answers, arrival)
     shares = st.sampled_from([0.0, 0.15, 0.6])
-    parts: dict[str, Any] = data.draw(
-        st.sampled_from(
-            [
-                {},
-                {"shortage": "reserve, then offload"},
-                *({"hosted": "answers", "shortage": name} for name in get_args(Shortage)),
-            ]
-        )
-    )
-    # Of a half nothing would be left.
-    buffer = min(data.draw(shares), 0.4 if "hosted" not in parts and parts else 1.0)
-    sizes = EconoServeSettings(padding=data.draw(shares), reserved=data.draw(shares), buffer=buffer, **parts)
+    sizes = EconoServeSizes(padding=data.draw(shares), reserved=data.draw(shares), buffer=data.draw(shares))
     options = ServingOptions(40, data.draw(st.integers(13, 40)), sizes)
 
     def go() -> ServingRun:

@@ -1,7 +1,6 @@
 """EconoServe's queue, its parts, the two-device split and the figures of a run."""
 
 from dataclasses import replace
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,14 +12,15 @@ from batchbound.data.workload import Workload, numbered_ids
 from batchbound.executor.serving.disaggregated import simulate_disaggregated
 from batchbound.executor.serving.metrics import serving_metrics
 from batchbound.executor.serving.simulation import ServingError, ServingRun, simulate_serving
+from batchbound.heuristics.serving.econoserve.paper import EconoServe
 from batchbound.heuristics.serving.econoserve.queue import TaskQueue
-from batchbound.heuristics.serving.econoserve.settings import EconoServeSettings
-from batchbound.heuristics.serving.registry import econoserve
+from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
+from batchbound.heuristics.serving.pipelined import Pipelined
+from batchbound.heuristics.serving.policy import ServingPolicy
 
 UNIT = MixedCost(1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, swap_per_token=0.5, transfer_per_token=0.25)
 """Every iteration takes a second."""
-EXACT = EconoServeSettings(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
-RECALLED = replace(EXACT, shortage="reserve, then offload")
+EXACT = EconoServeSizes(padding=0.0, reserved=0.0, buffer=0.0, forward_size=100)
 
 
 def workload(prompts: list[int], answers: list[int], arrival: list[float] | None = None) -> Workload:
@@ -30,10 +30,10 @@ def workload(prompts: list[int], answers: list[int], arrival: list[float] | None
 
 
 def serve(
-    requests: Workload, sizes: EconoServeSettings, capacity: int, predicted: list[int] | None = None
+    requests: Workload, policy: ServingPolicy, capacity: int, predicted: list[int] | None = None
 ) -> ServingRun:
     seen = None if predicted is None else np.array(predicted)
-    return simulate_serving(requests, econoserve(sizes), UNIT, capacity, block_tokens=1, predicted=seen)
+    return simulate_serving(requests, policy, UNIT, capacity, block_tokens=1, predicted=seen)
 
 
 def test_a_queue_without_order_gives_the_first_that_came() -> None:
@@ -89,7 +89,7 @@ def test_a_queue_agrees_with_sorting(tasks: list[tuple[int, float, int]], ordere
 
 
 def test_prompts_join_while_answers_are_under_way() -> None:
-    run = serve(workload([4, 4], [6, 3], [0.0, 2.5]), EXACT, 100)
+    run = serve(workload([4, 4], [6, 3], [0.0, 2.5]), Pipelined(EXACT), 100)
     assert run.prompt_tokens.tolist()[3] == 4
     assert run.decodes.tolist()[3] == 1
 
@@ -97,9 +97,9 @@ def test_prompts_join_while_answers_are_under_way() -> None:
 def test_unused_memory_is_lent_to_an_answer_half_as_long() -> None:
     # 22 places: a prompt of 1 with an answer of 16 leaves 5, too few for 1 + 8; half of the 16 is lent.
     requests = workload([1, 1], [16, 8])
-    halves = replace(EXACT, reserved=0.1, hosted="answers")
-    alone = serve(requests, replace(halves, pipelined=False), 22)
-    lent = serve(requests, halves, 22)
+    sizes = replace(EXACT, reserved=0.1)
+    alone = serve(requests, EconoServe(sizes, lending=False), 22)
+    lent = serve(requests, EconoServe(sizes), 22)
     assert (alone.lent_tokens, lent.lent_tokens > 0) == (0, True)
     assert lent.finished.max() < alone.finished.max()
     assert lent.held.mean() > alone.held.mean()
@@ -113,36 +113,36 @@ def test_guests_are_shorter_than_halves_and_quarters_by_the_same_buffer(
     # An eighth of the host's 32 is 4: its guest has at most 16 - 4, the one in its first half 8 - 4, each
     # beyond the token that comes with the prompt.
     requests = workload([1, 1, 1], [1 + 32, 1 + guest, 1 + inner])
-    sizes = replace(EXACT, reserved=0.1, buffer=0.125, hosted="answers")
-    assert serve(requests, sizes, 39).lent_tokens == lent
+    sizes = replace(EXACT, reserved=0.1, buffer=0.125)
+    assert serve(requests, EconoServe(sizes), 39).lent_tokens == lent
 
 
 def test_a_whole_request_is_hosted_in_what_a_running_one_has_not_used() -> None:
     # 42 places, of which the first will take 1 + 40; the second needs 4 + 8 of them, for 8 iterations.
     requests = workload([1, 4], [40, 8], [0.0, 0.5])
-    run = serve(requests, EXACT, 42)
+    run = serve(requests, Pipelined(EXACT), 42)
     assert (run.lent_tokens, run.preempted.tolist()) == (40 + 12 - 42, [0, 0])
     assert run.finished.tolist() == [40.0, 9.0]
     # When the second's prompt is done it is the first's 2 tokens and its own 4.
     assert run.held.tolist()[:3] == [1, 2 + 4, 3 + 5]
-    alone = serve(requests, replace(EXACT, hosted="answers"), 42)
+    alone = serve(requests, EconoServe(EXACT), 42)
     assert (alone.lent_tokens, alone.finished.tolist()) == (0, [40.0, 48.0])
 
 
 def test_nothing_is_lent_to_whom_would_be_there_when_it_is_needed() -> None:
     # When the second ends the first holds 1 + 18 tokens, and the second 5 + 18 or 4 + 18.
-    assert serve(workload([1, 5], [40, 18], [0.0, 0.5]), EXACT, 41).lent_tokens == 0
-    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), EXACT, 41).lent_tokens == 40 + 22 - 41
-    assert serve(workload([1, 5], [40, 18], [0.0, 0.5]), EXACT, 42).lent_tokens == 40 + 23 - 42
+    assert serve(workload([1, 5], [40, 18], [0.0, 0.5]), Pipelined(EXACT), 41).lent_tokens == 0
+    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), Pipelined(EXACT), 41).lent_tokens == 40 + 22 - 41
+    assert serve(workload([1, 5], [40, 18], [0.0, 0.5]), Pipelined(EXACT), 42).lent_tokens == 40 + 23 - 42
     # With a buffer it may still be there when the first holds 1 + 27.
     buffered = replace(EXACT, buffer=0.5)
-    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), buffered, 41).lent_tokens == 0
+    assert serve(workload([1, 4], [40, 18], [0.0, 0.5]), Pipelined(buffered), 41).lent_tokens == 0
 
 
 def test_a_prompt_that_ends_in_this_iteration_is_counted() -> None:
     # The first's prompt takes 4 and 2 of the 4 tokens an iteration has; beside its end no other fits.
     requests = workload([6, 2], [20, 20])
-    run = serve(requests, replace(EXACT, forward_size=4), 30)
+    run = serve(requests, Pipelined(replace(EXACT, forward_size=4)), 30)
     assert run.prompt_tokens.tolist()[:3] == [4, 2, 0]
     assert run.preempted.tolist() == [0, 0]
 
@@ -150,17 +150,17 @@ def test_a_prompt_that_ends_in_this_iteration_is_counted() -> None:
 def test_of_those_that_are_due_the_one_that_needs_least_is_hosted_of_others_the_largest() -> None:
     # One fits beside the first, which takes 41 of 44 places; the third in order never does.
     requests = workload([1, 2, 2, 30], [40, 4, 12, 9], [0.0, 0.5, 0.5, 0.5])
-    due = serve(requests, EXACT, 44)
+    due = serve(requests, Pipelined(EXACT), 44)
     assert due.spent[:, 0].tolist()[1] < 1
     never = replace(requests, deadline=np.full(4, np.inf))
-    assert serve(never, EXACT, 26 + 15).spent[2, 0] < 1
+    assert serve(never, Pipelined(EXACT), 26 + 15).spent[2, 0] < 1
 
 
 def test_the_largest_that_fits_is_hosted_whether_or_not_a_smaller_one_does() -> None:
     # Of 44 places the first takes 41. The second would hold 1 + 22 when the first holds 23; the third, of
     # nearly as many tokens, is gone when it holds 6; the fourth fits as well.
     requests = workload([1, 1, 17, 16], [40, 22, 4, 4], [0.0, 0.5, 0.5, 0.5])
-    run = serve(replace(requests, deadline=np.full(4, np.inf)), EXACT, 44)
+    run = serve(replace(requests, deadline=np.full(4, np.inf)), Pipelined(EXACT), 44)
     waited = run.spent[:, 0]
     assert waited[2] == 0.5
     assert (waited[[1, 3]] > 0.5).all()
@@ -168,154 +168,58 @@ def test_the_largest_that_fits_is_hosted_whether_or_not_a_smaller_one_does() -> 
 
 def test_a_guest_that_overstays_is_moved_out_and_completes() -> None:
     # At 20 places the second has 7 of its 14 when it was to be gone; it goes on till none is left.
-    run = serve(workload([1, 1], [16, 14]), EXACT, 20, predicted=[16, 7])
+    run = serve(workload([1, 1], [16, 14]), Pipelined(EXACT), 20, predicted=[16, 7])
     assert run.lent_tokens == 17 + 8 - 20
     assert run.tokens.tolist() == [16, 14]
     # Then its 10 tokens move to the host, half a second each.
     assert (run.finished[0], run.preempted.tolist()) == (16.0 + 5.0, [0, 1])
 
 
-def test_a_guest_that_overstays_gives_its_place_back_and_not_whoever_came_after_it() -> None:
-    # Of 24 places the first is promised 17, the second 8, of which 1 is lent; the third, as long as
-    # predicted, is gone after 8 more.
-    requests = workload([1, 1, 1], [16, 14, 8], [0.0, 0.0, 0.5])
-    seen = [16, 7, 8]
-    assert serve(requests, EXACT, 24, seen).preempted.tolist() == [0, 1, 1]
-    recalled = serve(requests, RECALLED, 24, seen).preempted
-    assert recalled[1] > 0
-    assert recalled[[0, 2]].tolist() == [0, 0]
-
-
-def test_a_guest_that_overstays_leaves_the_reserve_alone() -> None:
-    # 5 of 25 places are the reserve. With the other 20 used up the guest holds 10, with all of them 12.
-    requests = workload([1, 1], [16, 14])
-    run = serve(requests, replace(RECALLED, reserved=0.2), 25, predicted=[16, 7])
-    assert (run.finished[0], run.preempted.tolist()) == (16.0 + 5.0, [0, 1])
-    takes_all = serve(requests, replace(EXACT, reserved=0.2), 25, predicted=[16, 7])
-    assert takes_all.finished[0] == 16.0 + 6.0
-
-
-@pytest.mark.parametrize(("buffer", "begins"), [(0.25, 1.0), (0.3, 40.0)])
-def test_a_guest_has_half_of_a_host_for_itself_and_the_buffer(buffer: float, begins: float) -> None:
-    # 9 are 18 / 2 - 18 / 4: when the host holds 19 they may still be there, and fit. A host of 23 holds 24.
-    run = serve(workload([1, 10], [40, 9], [0.0, 0.5]), replace(RECALLED, buffer=buffer), 41)
-    assert 0.5 + run.spent[1, 0] == begins
-
-
-def test_others_may_begin_while_who_moved_waits_for_its_place() -> None:
-    # The second is on the host; the third, which needs little, came later.
-    requests = workload([1, 1, 1], [16, 14, 3], [0.0, 0.0, 15.0])
-    assert serve(requests, RECALLED, 20, predicted=[16, 7, 3]).spent[2, 0] == 1.0
-    assert serve(requests, EXACT, 20, predicted=[16, 7, 3]).spent[2, 0] == 6.0
-
-
-def test_a_buffer_that_leaves_nothing_of_a_half_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"must be below 0\.5"):
-        econoserve(replace(RECALLED, buffer=0.5))
-
-
 def test_an_answer_longer_than_predicted_takes_free_memory_first() -> None:
-    run = serve(workload([2], [20]), EXACT, 40, predicted=[5])
+    run = serve(workload([2], [20]), Pipelined(EXACT), 40, predicted=[5])
     assert run.preempted.tolist() == [0]
     assert run.finished[0] == 20.0
-
-
-@pytest.mark.parametrize("shortage", ["reserve", "pause"])
-def test_with_memory_free_a_longer_answer_goes_on_at_once(shortage: Literal["reserve", "pause"]) -> None:
-    sizes = replace(EXACT, shortage=shortage, hosted="answers")
-    run = serve(workload([2], [8]), sizes, 80, predicted=[5])
-    assert (run.finished[0], run.preempted[0]) == (8.0, 0)
 
 
 def test_as_printed_a_longer_answer_takes_the_reserve_and_then_waits_in_place() -> None:
     # Of 30 places the first has 2 + 5, the second 2 + 18, and 3 are the reserve.
     requests = workload([2, 2], [12, 18])
-    sizes = replace(EXACT, reserved=0.1, hosted="answers", literal=True)
-    run = serve(requests, sizes, 30, predicted=[5, 18])
+    run = serve(requests, EconoServe(replace(EXACT, reserved=0.1)), 30, predicted=[5, 18])
     # Its 6 tokens, 3 in the reserve; when the second is gone, the last 3.
     assert run.finished.tolist() == [18.0 + 3.0, 18.0]
     assert run.preempted.tolist() == [1, 0]
-    paused = serve(requests, replace(sizes, shortage="pause"), 30, predicted=[5, 18])
-    assert paused.finished.tolist() == [18.0 + 6.0, 18.0]
 
 
 def test_as_printed_a_guest_that_overstays_goes_to_the_host() -> None:
     # Of 32 places the first has 17, the second's prompt 1, and 9 are the reserve: too few are left for its 7,
     # so they lie in the first's second half.
     requests = workload([1, 1], [16, 14])
-    sizes = replace(EXACT, reserved=0.3, hosted="answers")
-    run = serve(requests, sizes, 32, predicted=[16, 7])
-    assert (run.lent_tokens, run.preempted.tolist()) == (7, [0, 0])
-    printed = serve(requests, replace(sizes, literal=True), 32, predicted=[16, 7])
-    assert (printed.lent_tokens, printed.preempted.tolist()) == (7, [0, 1])
+    run = serve(requests, EconoServe(replace(EXACT, reserved=0.3)), 32, predicted=[16, 7])
+    assert (run.lent_tokens, run.preempted.tolist()) == (7, [0, 1])
 
 
 def test_as_printed_a_prompt_begins_in_what_answers_left() -> None:
     requests = workload([4, 4], [6, 6], [0.0, 0.5])
-    sizes = replace(EXACT, pipelined=False)
     # The second needs 10 of 15 places, but 4 for its prompt.
-    assert serve(requests, sizes, 15).finished.tolist() == [6.0, 6.0 + 6.0]
-    assert serve(requests, replace(sizes, literal=True), 15).finished.tolist() == [6.0, 6.0 + 5.0]
-
-
-def test_offloading_a_longer_answer_costs_both_ways() -> None:
-    sizes = replace(EXACT, shortage="offload", hosted="answers")
-    run = serve(workload([2], [7]), sizes, 80, predicted=[5])
-    # Where the prediction ends 7 tokens are held: 3.5 s to the host and 3.5 s back, for one more token.
-    assert (run.finished[0], run.preempted[0]) == (6.0 + 3.5 + 3.5 + 1.0, 1)
-
-
-def test_where_the_reserve_is_used_up_a_longer_answer_moves_to_the_host() -> None:
-    # Of 80 places 2 are the reserve: two tokens more than predicted, then 9 go to the host and back.
-    sizes = replace(EXACT, reserved=0.025, shortage="reserve, then offload", hosted="answers")
-    run = serve(workload([2], [9]), sizes, 80, predicted=[5])
-    assert (run.finished[0], run.preempted[0]) == (8.0 + 4.5 + 4.5 + 1.0, 1)
-    enough = serve(workload([2], [9]), replace(sizes, reserved=0.05), 80, predicted=[5])
-    assert (enough.finished[0], enough.preempted[0]) == (9.0, 0)
-
-
-def test_where_the_reserve_comes_first_a_guest_that_overstays_moves_to_the_host() -> None:
-    # As printed (see above), whatever is free.
-    sizes = replace(EXACT, reserved=0.3, shortage="reserve, then offload", hosted="answers")
-    run = serve(workload([1, 1], [16, 14]), sizes, 32, predicted=[16, 7])
-    assert (run.lent_tokens, run.preempted.tolist()) == (7, [0, 1])
+    assert serve(requests, EconoServe(EXACT, lending=False), 15).finished.tolist() == [6.0, 6.0 + 5.0]
 
 
 def test_a_request_that_can_never_fit_is_named() -> None:
     with pytest.raises(ServingError, match=r"request-1.*13 tokens.*of 12"):
-        serve(workload([2, 2], [5, 12]), EXACT, 12)
-
-
-def test_prompts_kept_to_the_reserve_wait_for_an_empty_device_if_there_is_none() -> None:
-    sizes = replace(EXACT, beyond_reserve=False, pipelined=False)
-    assert serve(workload([4, 4], [6, 6]), sizes, 100).finished.tolist() == [6.0, 12.0]
-    assert serve(workload([4, 4], [6, 6]), replace(sizes, reserved=0.1), 100).finished.max() < 12.0
+        serve(workload([2, 2], [5, 12]), Pipelined(EXACT), 12)
 
 
 def test_equal_predictions_start_together() -> None:
-    sizes = EconoServeSettings(padding=0.0, reserved=0.2, buffer=0.0, ordered=False, pipelined=False)
-    run = serve(workload([2] * 6, [5] * 6), sizes, 60)
+    policy = EconoServe(replace(EXACT, reserved=0.2), ordered=False, lending=False)
+    run = serve(workload([2] * 6, [5] * 6), policy, 60)
     assert run.decodes.max() == 6
     assert len(set(run.finished.tolist())) == 1
-
-
-def test_a_shortage_or_a_guest_of_no_such_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="shortage is 'wait'"):
-        EconoServeSettings(shortage="wait")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="hosted is 'all'"):
-        EconoServeSettings(hosted="all")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [{"shortage": "offload"}, {"beyond_reserve": False}, {"literal": True}])
-def test_who_hosts_whole_requests_lets_them_take_what_is_free(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be 'reserve' or 'reserve, then offload', beyond_reserve true"):
-        econoserve(EconoServeSettings(**wrong))
 
 
 @pytest.mark.parametrize("wrong", [{"padding": -0.1}, {"reserved": 1.0}, {"buffer": float("nan")}])
 def test_a_share_that_is_none_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="it must be a share"):
-        EconoServeSettings(**wrong)  # type: ignore[arg-type]  # one field of several, all floats here
+        EconoServeSizes(**wrong)  # type: ignore[arg-type]  # one field of several, all floats here
 
 
 def test_two_devices_send_keys_and_values_between_them() -> None:
@@ -335,7 +239,7 @@ def test_a_full_prompt_device_waits_for_the_link() -> None:
 
 def test_the_figures_of_a_run_add_up() -> None:
     requests = workload([2, 2, 2], [5, 12, 1], [0.0, 1.0, 1.5])
-    metrics = serving_metrics(serve(requests, EXACT, 14))
+    metrics = serving_metrics(serve(requests, Pipelined(EXACT), 14))
     parts = metrics.waiting + metrics.execution + metrics.queueing + metrics.preemption
     assert parts == pytest.approx(metrics.completion)
     assert metrics.requests_per_s == pytest.approx(3 / metrics.makespan)
@@ -346,7 +250,7 @@ def test_the_figures_of_a_run_add_up() -> None:
 
 def test_a_run_that_is_stopped_counts_what_is_still_there_with_what_it_has_spent() -> None:
     requests = workload([2, 2, 2], [5, 50, 4], [0.0, 0.0, 9.5])
-    policy = econoserve(replace(EXACT, pipelined=False))
+    policy = EconoServe(EXACT, lending=False)
     run = simulate_serving(requests, policy, UNIT, 100, block_tokens=1, until=10.0)
     assert run.finished[0] == 5.0
     assert np.isnan(run.finished[1:]).all()

@@ -31,7 +31,6 @@ def test_who_may_overstay_must_fit_for_longer() -> None:
 
 def test_what_is_added_counts() -> None:
     one = forecast(40, [(10, 30)])
-    assert [one.lends(tokens) for tokens in (0, 1)] == [False, True]
     one.add(10, 5, 5)
     assert one.promised == 40 + 15
     assert [one.fits(held, 5, 5) for held in (5, 6)] == [True, False]

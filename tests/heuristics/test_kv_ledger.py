@@ -83,16 +83,6 @@ def test_a_guest_that_is_done_hands_its_own_guests_to_its_host() -> None:
     assert (ledger.free, int(ledger.room[0])) == (32, 32)
 
 
-def test_a_guest_settles_in_blocks_of_its_own() -> None:
-    ledger = KvLedger(64, requests=2, block_tokens=1)
-    ledger.grow(0, 32)
-    ledger.grow(1, 4)
-    ledger.lend(0, 1, start=16, tokens=16)
-    assert not ledger.settle(1, 40)
-    assert ledger.settle(1, 12)
-    assert (ledger.free, ledger.room.tolist()) == (20, [32, 12])
-
-
 @pytest.mark.parametrize(("start", "tokens"), [(24, 9), (16, 16), (31, 0)])
 def test_what_is_not_the_hosts_to_lend_is_refused(start: int, tokens: int) -> None:
     ledger = KvLedger(64, requests=3, block_tokens=1)

@@ -18,12 +18,16 @@ from ...data.workload import LONGEST, Workload
 from ...executor.serving.disaggregated import simulate_disaggregated
 from ...executor.serving.metrics import serving_metrics
 from ...executor.serving.simulation import ServingError, ServingRun, simulate_serving
-from ...heuristics.serving.econoserve.settings import EconoServeSettings
+from ...heuristics.serving.econoserve.sizes import EconoServeSizes
 from ...heuristics.serving.registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
 from ..inputs import at_least_zero, log_deviation, positive, random_seed
 
 TWO_DEVICES = "distserve"
 """The policy's name that splits prompts and answers over two devices."""
+
+
+_SIZES = ("padding", "reserved", "buffer")
+"""Shares of :class:`~batchbound.heuristics.serving.econoserve.sizes.EconoServeSizes` that are options."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a table of lengths (CSV, Parquet, JSONL) with arrivals and deadlines, or NAME:SEED[:COUNT] of a"
         " generator (alpaca, sharegpt, bookcorpus, ...)",
     )
-    parser.add_argument("--policy", choices=[*SERVING_POLICIES, TWO_DEVICES], default="econoserve")
+    parser.add_argument("--policy", choices=[*SERVING_POLICIES, TWO_DEVICES], default="pipelined")
     device = parser.add_argument_group("device, simulated")
     device.add_argument("--cost", metavar="FILE", help="fitted coefficients, DistServe's JSON")
     device.add_argument("--model", help="its name in that file, for instance facebook/opt-13b")
@@ -83,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument(
         "--forward-size", type=positive, default=512, metavar="N", help="target (default %(default)s)"
     )
-    default = EconoServeSettings()
+    default = EconoServeSizes()
     for name, what in (
         ("padding", "raise predicted lengths by this share"),
         ("reserved", "share of the memory kept for prompts"),
@@ -92,9 +96,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         sizes.add_argument(
             f"--{name}",
             type=float,
-            default=getattr(default, name),
             metavar="SHARE",
-            help=f"EconoServe: {what} (default %(default)s)",
+            help=f"EconoServe and pipelined: {what} (default {getattr(default, name)})",
         )
     sizes.add_argument(
         "--length-error",
@@ -117,8 +120,9 @@ def run(args: argparse.Namespace) -> int:
     longest = args.longest or int((workload.input_tokens + workload.output_tokens).max())
     figures: dict[str, Any] = {"policy": args.policy, "requests": len(workload)}
     try:
-        settings = EconoServeSettings(padding=args.padding, reserved=args.reserved, buffer=args.buffer)
-        options = ServingOptions(longest, args.forward_size, settings)
+        given = {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
+        sizes = EconoServeSizes(**given)
+        options = ServingOptions(longest, args.forward_size, sizes)
         noise = np.random.default_rng(args.seed).standard_normal(len(workload))
         guess = np.rint(workload.output_tokens * np.exp(args.length_error * noise))
         predicted = np.clip(guess, 1, LONGEST).astype(np.int64)
@@ -139,7 +143,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Raise InputError if an option would be passed over: one of the other kind of device."""
+    """Raise InputError if an option would be passed over: of the other kind of device, or another policy."""
+    for name in _SIZES:
+        if getattr(args, name) is not None and not args.policy.startswith(("econoserve", "pipelined")):
+            hint = "Leave it out, or choose --policy pipelined or econoserve."
+            raise InputError(f"--{name} has no effect with --policy {args.policy}", hint=hint)
     if args.engine is not None:
         unused = {
             "--cost": args.cost,

@@ -1,1 +1,1 @@
-"""EconoServe's scheduler, and the pipelined one of this project beside it."""
+"""EconoServe's scheduler, as its paper prints it."""

@@ -10,7 +10,7 @@ from ..policy import ServingState, ServingStep
 from .groups import SyncedGroups
 from .queue import TaskQueue
 from .reserve import PromptReserve
-from .settings import EconoServeSettings
+from .sizes import EconoServeSizes
 
 
 @dataclass(slots=True)
@@ -23,29 +23,44 @@ class _Changes:
 
 class EconoServe:
     """
-    EconoServe's decision for one iteration (its Algorithm 1).
+    EconoServe's decision for one iteration (its Algorithm 1), as the paper prints it.
 
-    Where the paper leaves the rule open, or (unless ``literal``) otherwise than it says: a prompt beyond the
-    reserved memory is begun only if no answer waits and its own answer will fit; an answer longer than
-    predicted asks for a block at a time, and when there is none it pauses in place, predicted to need
-    ``padding`` of its length more (the paper's L_new, predicted minus generated, would be zero), at least a
-    block; when everything left has paused so, the one that holds most is moved to the host.
+    A prompt takes the reserve or what answers left (section 3.3.1), an answer longer than predicted the
+    reserve a block at a time and nothing else (3.3.2); a guest that overstays goes to the host's memory
+    (3.2). Where the paper leaves the rule open: an answer for which the reserve has no block pauses in place,
+    predicted to need ``padding`` of its length more (the paper's L_new, predicted minus generated, would be
+    zero), at least a block; when everything left has paused so, the one that holds most is moved to the host.
 
     Parameters
     ----------
-    settings
-        Parts and sizes. If memory is lent, it is to answers alone.
+    sizes
+        What is kept free.
+    synced
+        Whether answers of equal predicted length are started as a group, and the queue is looked at only when
+        a group is done (``-SD``); if not, at every iteration (``-D``).
+    ordered
+        Whether both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
+    lending
+        Whether promised and unused memory is lent to answers whose prompt is computed (the full EconoServe).
     """
 
-    def __init__(self, settings: EconoServeSettings | None = None) -> None:
-        self.settings = settings = EconoServeSettings() if settings is None else settings
-        self._prompts = TaskQueue(ordered=settings.ordered)
-        self._answers = TaskQueue(ordered=settings.ordered)
+    def __init__(
+        self,
+        sizes: EconoServeSizes | None = None,
+        *,
+        synced: bool = True,
+        ordered: bool = True,
+        lending: bool = True,
+    ) -> None:
+        self._sizes = sizes = EconoServeSizes() if sizes is None else sizes
+        self._synced, self._lending = synced, lending
+        self._prompts = TaskQueue(ordered=ordered)
+        self._answers = TaskQueue(ordered=ordered)
         self._host: deque[int] = deque()
         self._away: dict[int, int] = {}
         self._partial: int | None = None
         self._target: dict[int, int] = {}
-        self._reserve = PromptReserve(settings.reserved)
+        self._reserve = PromptReserve(sizes.reserved)
         self._groups = SyncedGroups()
         self._look = True
 
@@ -61,10 +76,10 @@ class EconoServe:
         self._make_room(state, changes)
         while self._host and self._call_back(state, changes, self._available(state)):
             pass
-        if self._look or not self.settings.synced:
+        if self._look or not self._synced:
             self._select(state, changes)
         decodes = len(state.running) + len(changes.start) - len(changes.stop) - len(changes.swap_out)
-        prefill = self._fill(state, self.settings.forward_size - decodes)
+        prefill = self._fill(state, self._sizes.forward_size - decodes)
         if decodes <= 0 and not prefill and (len(self._answers) or self._host):
             self._unlock(state, changes)
         return ServingStep(
@@ -76,14 +91,13 @@ class EconoServe:
         )
 
     def _predict(self, state: ServingState, request: int) -> int:
-        padded = math.ceil(int(state.predicted[request]) * (1 + self.settings.padding))
+        padded = math.ceil(int(state.predicted[request]) * (1 + self._sizes.padding))
         return max(1, padded - int(state.generated[request]))
 
     def _more(self, state: ServingState, request: int) -> int:
         """Return how much longer an answer is taken to be that is longer than predicted."""
-        padding = math.ceil(int(state.predicted[request]) * self.settings.padding)
-        extension = int(state.generated[request] * self.settings.extension)
-        return max(padding, extension, state.ledger.block_tokens)
+        padding = math.ceil(int(state.predicted[request]) * self._sizes.padding)
+        return max(padding, state.ledger.block_tokens)
 
     def _queue_answer(self, state: ServingState, request: int, length: int, *, again: bool) -> None:
         most = state.ledger.blocks * state.ledger.block_tokens - int(state.held[request])
@@ -116,33 +130,24 @@ class EconoServe:
                 continue
             if request in ledger.loans:
                 self._move_out(state, request, changes)
-            elif self.settings.takes_reserve and self._extend(state, request):
-                continue
-            elif self.settings.offloads:
-                self._send(state, request, changes)
-            else:
+            elif not self._extend(state, request):
                 self._look |= self._groups.leave(request)
                 changes.stop.append(request)
                 self._queue_answer(state, request, self._more(state, request), again=True)
 
     def _extend(self, state: ServingState, request: int) -> bool:
-        """Give a longer answer one more block, and return whether there was one."""
-        if self.settings.literal or self.settings.offloads:
-            if not self._reserve.holds(state.ledger, 1):
-                return False
-            self._reserve.enter(request, 1)
-        return state.ledger.grow(request, int(state.held[request]) + 1)
+        """Give a longer answer one more block of the reserve, and return whether there was one."""
+        more = int(state.held[request]) + 1
+        if not self._reserve.holds(state.ledger, 1) or not state.ledger.grow(request, more):
+            return False
+        self._reserve.enter(request, 1)
+        return True
 
     def _move_out(self, state: ServingState, guest: int, changes: _Changes) -> None:
-        """Move a guest that overstays, and its guests, to blocks of their own, or to the host."""
-        ledger = state.ledger
-        for inner in ledger.guests_of(guest):
+        """Move a guest that overstays, and its guests, to the host."""
+        for inner in state.ledger.guests_of(guest):
             self._move_out(state, inner, changes)
-        held = int(state.held[guest])
-        left = max(self._target[guest] - int(state.generated[guest]), 1)
-        stays = not (self.settings.literal or (self.settings.takes_reserve and self.settings.offloads))
-        if not (stays and (ledger.settle(guest, held + left) or ledger.settle(guest, held + 1))):
-            self._send(state, guest, changes)
+        self._send(state, guest, changes)
 
     def _send(self, state: ServingState, request: int, changes: _Changes) -> None:
         self._look |= self._groups.leave(request)
@@ -182,12 +187,12 @@ class EconoServe:
             if first is None or not self._start(state, first, changes, hosts, group):
                 break
             length = self._target[first] - int(state.generated[first])
-            while self.settings.synced and (same := self._answers.equal(length)) is not None:
+            while self._synced and (same := self._answers.equal(length)) is not None:
                 if not self._start(state, same, changes, hosts, group):
                     full = True
                     break
         self._look = False
-        if self.settings.pipelined:
+        if self._lending:
             self._lend_halves(state, hosts, changes)
 
     def _start(
@@ -224,7 +229,7 @@ class EconoServe:
         for host in hosts:
             length = self._target[host] - int(state.generated[host])
             end = int(state.prompt[host]) + self._target[host]
-            regions.append((host, int(state.held[host]), end, self.settings.buffer * length))
+            regions.append((host, int(state.held[host]), end, self._sizes.buffer * length))
         while regions and len(self._answers):
             host, begin, end, buffer = regions.popleft()
             end = min(end, begin + self._target[host] - int(state.generated[host]))
@@ -267,23 +272,13 @@ class EconoServe:
         ledger, prompt = state.ledger, int(state.prompt[request])
         blocks = ledger.blocks_for(prompt)
         inside = self._reserve.holds(ledger, blocks)
-        if blocks > ledger.free or not (inside or self._beyond(state, request, blocks)):
+        outside = blocks <= self._available(state) or ledger.free == ledger.blocks
+        if blocks > ledger.free or not (inside or outside):
             return False
         ledger.grow(request, prompt)
-        if inside or not self.settings.literal:
+        if inside:
             self._reserve.enter(request, blocks)
         return True
-
-    def _beyond(self, state: ServingState, request: int, blocks: int) -> bool:
-        """Return whether a prompt may begin outside of the reserve."""
-        ledger = state.ledger
-        if ledger.free == ledger.blocks:
-            return True
-        if self.settings.literal:
-            return blocks <= self._available(state)
-        answer = self._predict(state, request)
-        whole = min(ledger.blocks_for(int(state.prompt[request]) + answer), ledger.blocks)
-        return self.settings.beyond_reserve and not len(self._answers) and whole <= ledger.free
 
     def _unlock(self, state: ServingState, changes: _Changes) -> None:
         """Start something although the reserve is touched, at worst by moving others to the host."""

@@ -1,4 +1,4 @@
-"""EconoServe lending to whole requests: one begins if it will be gone before its memory is needed."""
+"""Lending to whole requests: one begins if it will be gone before its memory is needed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ....data.costs.cost import IntArray
-from ..kv_forecast import KvForecast
-from ..policy import ServingState, ServingStep
-from .queue import TaskQueue
-from .settings import EconoServeSettings
+from ...data.costs.cost import IntArray
+from .econoserve.queue import TaskQueue
+from .econoserve.sizes import EconoServeSizes
+from .kv_forecast import KvForecast
+from .policy import ServingState, ServingStep
 
 _TRIED = 8
 """Lengths looked at for one that fits, at most: a decision must not cost the whole queue."""
@@ -19,61 +19,52 @@ _LISTED = 8
 """Requests looked at one by one, before all others are compared with what is free."""
 
 
-class PipelinedRequests:
+class Pipelined:
     """
-    EconoServe's decision for one iteration, with everything promised and unused lent.
+    The decision for one iteration by the scheduler of this project: everything promised and unused is lent.
 
-    A request is promised what it is predicted to need, but for the time at which it will: whoever is
-    predicted to be gone by then may begin in that memory, prompt and answer (:class:`KvForecast`). Blocks are
-    taken one at a time. The first in EconoServe's order begins if it fits; if not, of requests with a
-    deadline one of those that need least, which are gone soonest, and of others the one that needs most,
-    which fills best. An answer longer than predicted goes on, in the reserve's blocks as well; where there
-    are none left for someone, whoever began last is moved to the host.
+    Its order, its sizes and the idea of lending are EconoServe's (section 3.2). A request is promised what it
+    is predicted to need, but for the time at which it will: whoever is predicted to be gone by then may begin
+    in that memory, prompt and answer (:class:`KvForecast`). Blocks are taken one at a time. The first in
+    EconoServe's order begins if it fits; if not, of requests with a deadline one of those that need least,
+    which are gone soonest, and of others the one that needs most, which fills best. An answer longer than
+    predicted goes on, in the reserve's blocks as well; where there are none left for someone, whoever began
+    last is moved to the host.
 
     Parameters
     ----------
-    settings
-        Sizes. All parts are on but for the groups: an answer begins when its prompt is done.
-
-    Raises
-    ------
-    ValueError
-        If an answer longer than predicted is to stop at once, prompts are to begin in the reserve alone, or
-        memory is to be given as the paper prints it.
+    sizes
+        What is kept free. An answer begins when its prompt is done.
     """
 
-    def __init__(self, settings: EconoServeSettings) -> None:
-        if not settings.takes_reserve or not settings.beyond_reserve or settings.literal:
-            raise ValueError(
-                "who hosts whole requests lets answers take the reserve, and prompts what is free: shortage"
-                " must be 'reserve' or 'reserve, then offload', beyond_reserve true and literal false"
-            )
-        self._settings = settings
-        # What is left of an answer, times this, is how long it may be there.
-        self._host_stays = self._guest_stays = 1 + settings.buffer
-        # By prompt and predicted answer together.
-        self._prompts = TaskQueue(ordered=settings.ordered)
-        # On the host, with the tokens each held.
+    def __init__(self, sizes: EconoServeSizes | None = None) -> None:
+        self._sizes = EconoServeSizes() if sizes is None else sizes
+        self._prompts = TaskQueue(ordered=True)
+        """Requests not begun, by prompt and predicted answer together."""
         self._host: dict[int, int] = {}
+        """Requests on the host, with the tokens each held."""
         self._partial: int | None = None
+        """The request of whose prompt a chunk is computed."""
         self._end: IntArray = np.zeros(0, dtype=np.int64)
-        self._begun: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        # Who began in memory that was promised to others.
-        self._guest: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        # Without a deadline, as last listed and since; of these, in this iteration, who may fit.
-        self._waiting: IntArray = np.zeros(0, dtype=np.int64)
-        self._came: list[int] = []
-        self._candidates: IntArray | None = None
+        """Tokens of each answer as predicted now, shape (requests,)."""
         self._look = False
+        """Whether something came or ended since nothing more fitted."""
+        self._begun: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """Which requests have begun, shape (requests,)."""
+        self._waiting: IntArray = np.zeros(0, dtype=np.int64)
+        """Requests without a deadline as listed last, largest first; some may have begun since."""
+        self._came: list[int] = []
+        """Requests without a deadline that came since."""
+        self._candidates: IntArray | None = None
+        """Of the requests without a deadline those that may fit in this iteration; None if not looked for."""
 
     def __call__(self, state: ServingState) -> ServingStep:
         """Return the next iteration."""
         if not len(self._end):
             self._end = np.zeros(len(state.prompt), dtype=np.int64)
             self._begun = np.zeros(len(state.prompt), dtype=np.bool_)
-            self._guest = np.zeros(len(state.prompt), dtype=np.bool_)
         for request in state.arrived:
-            answer = max(1, math.ceil(int(state.predicted[request]) * (1 + self._settings.padding)))
+            answer = max(1, math.ceil(int(state.predicted[request]) * (1 + self._sizes.padding)))
             self._end[request] = answer
             length = int(state.prompt[request]) + answer
             self._prompts.push(request, length, float(state.deadline[request]), 0)
@@ -89,7 +80,8 @@ class PipelinedRequests:
 
     def _make_room(self, state: ServingState) -> tuple[IntArray, list[int]]:
         """Give everyone under way a place for the next token; return who generates and who must go."""
-        ledger, going = state.ledger, self._under_way(state)
+        ledger = state.ledger
+        going = np.append(state.running, np.array(state.prefilled, dtype=np.int64))
         self._extend(state, going)
         sent: list[int] = []
         left = len(going)
@@ -102,18 +94,11 @@ class PipelinedRequests:
                 sent.append(guest)
         return going[:left], sent
 
-    def _under_way(self, state: ServingState) -> IntArray:
-        return np.append(state.running, np.array(state.prefilled, dtype=np.int64))
-
-    def _extend(self, state: ServingState, going: IntArray) -> IntArray:
-        """Predict anew how long answers are that are longer than predicted, and return them."""
-        sizes = self._settings
+    def _extend(self, state: ServingState, going: IntArray) -> None:
+        """Predict anew how long answers are that are longer than predicted."""
         over = going[state.generated[going] >= self._end[going]]
-        if over.size:
-            padding = np.ceil(state.predicted[over] * sizes.padding).astype(np.int64)
-            extension = (state.generated[over] * sizes.extension).astype(np.int64)
-            self._end[over] = state.generated[over] + np.maximum(np.maximum(padding, extension), 1)
-        return over
+        padding = np.ceil(state.predicted[over] * self._sizes.padding).astype(np.int64)
+        self._end[over] = state.generated[over] + np.maximum(padding, 1)
 
     def _send(self, state: ServingState, request: int) -> None:
         state.ledger.release(request)
@@ -125,7 +110,7 @@ class PipelinedRequests:
         ledger = state.ledger
         alone = not going.size and self._partial is None
         for request, tokens in tuple(self._host.items()):
-            kept = 0 if alone and not back else int(self._settings.reserved * ledger.blocks)
+            kept = 0 if alone and not back else int(self._sizes.reserved * ledger.blocks)
             if ledger.lacking(request, tokens + 1) > ledger.free - kept:
                 break
             ledger.grow(request, tokens + 1)
@@ -136,11 +121,12 @@ class PipelinedRequests:
     def _fill(self, state: ServingState, going: IntArray) -> list[tuple[int, int]]:
         """Choose prompts up to the target forward size; the last one may be a chunk."""
         prefill: list[tuple[int, int]] = []
-        budget = self._settings.forward_size - len(going)
+        budget = self._sizes.forward_size - len(going)
         if self._partial is not None:
             partial, self._partial = self._partial, None
             budget = self._chunk(state, partial, budget, prefill)
-        if self._held_up() or not self._look:
+        # Nobody begins before those on the host are back.
+        if self._host or not self._look:
             return prefill
         begun = np.array([request for request, _ in prefill], dtype=np.int64)
         forecast = self._forecast(state, np.append(going, begun))
@@ -156,20 +142,18 @@ class PipelinedRequests:
 
     def _forecast(self, state: ServingState, there: IntArray) -> KvForecast:
         ledger = state.ledger
-        capacity = int(ledger.blocks * ledger.block_tokens * (1 - self._settings.reserved))
+        capacity = int(ledger.blocks * ledger.block_tokens * (1 - self._sizes.reserved))
         held = np.maximum(state.held[there], state.prompt[there]) + ledger.block_tokens // 2
         rest = np.maximum(self._end[there] - state.generated[there], 1)
-        return KvForecast(capacity, held, rest, self._stays(rest, self._guest[there]))
+        return KvForecast(capacity, held, rest, self._stays(rest))
 
-    def _held_up(self) -> bool:
-        """Return whether nobody may begin before those on the host are back."""
-        return bool(self._host)
+    def _stay(self, rest: int) -> int:
+        """Return how many iterations a request may be there that is to generate ``rest`` tokens more."""
+        return math.ceil(rest * (1 + self._sizes.buffer))
 
-    def _stay(self, rest: int, guest: bool) -> int:
-        return math.ceil(rest * (self._guest_stays if guest else self._host_stays))
-
-    def _stays(self, rest: IntArray, guest: NDArray[np.bool_]) -> IntArray:
-        return np.ceil(rest * np.where(guest, self._guest_stays, self._host_stays)).astype(np.int64)
+    def _stays(self, rest: IntArray) -> IntArray:
+        stays: IntArray = np.ceil(rest * (1 + self._sizes.buffer)).astype(np.int64)
+        return stays
 
     def _next(self, state: ServingState, forecast: KvForecast) -> int | None:
         """Return the request to begin with, or None if none fits."""
@@ -212,16 +196,14 @@ class PipelinedRequests:
     def _that_may(self, state: ServingState, forecast: KvForecast, ids: IntArray) -> IntArray:
         tokens, prompt, rest = state.ledger.block_tokens, state.prompt[ids], self._end[ids]
         held = prompt + tokens // 2
-        stay = self._stays(rest, forecast.lends(held + rest))
-        return ids[forecast.may_fit(held, rest, stay) & (prompt <= state.ledger.free * tokens)]
+        return ids[forecast.may_fit(held, rest, self._stays(rest)) & (prompt <= state.ledger.free * tokens)]
 
     def _fits(self, state: ServingState, request: int, forecast: KvForecast) -> bool:
         ledger, prompt = state.ledger, int(state.prompt[request])
         if ledger.blocks_for(prompt) > ledger.free:
             return False
         held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
-        stay = self._stay(rest, forecast.lends(held + rest))
-        return forecast.fits(held, rest, stay) or ledger.free == ledger.blocks
+        return forecast.fits(held, rest, self._stay(rest)) or ledger.free == ledger.blocks
 
     def _begin(self, state: ServingState, request: int, forecast: KvForecast) -> None:
         ledger, prompt = state.ledger, int(state.prompt[request])
@@ -229,9 +211,7 @@ class PipelinedRequests:
         self._begun[request] = True
         ledger.grow(request, prompt)
         held, rest = prompt + ledger.block_tokens // 2, int(self._end[request])
-        guest = forecast.lends(held + rest)
-        self._guest[request] = guest
-        forecast.add(held, rest, self._stay(rest, guest))
+        forecast.add(held, rest, self._stay(rest))
         # What everyone is promised beyond what there is.
         beyond = forecast.promised - ledger.blocks * ledger.block_tokens
         ledger.lent_tokens += min(max(beyond, 0), prompt + int(self._end[request]))

@@ -1,0 +1,42 @@
+"""What EconoServe keeps free, as shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EconoServeSizes:
+    """
+    EconoServe's sizes, which the pipelined scheduler of this project shares.
+
+    Parameters
+    ----------
+    padding
+        Share by which predicted lengths are raised.
+    reserved
+        Share of the memory kept for prompts, and for answers longer than predicted.
+    buffer
+        Share of a predicted length by which a guest may overstay before its place is needed (the paper's b).
+    forward_size
+        Tokens of an iteration to aim at (TFS).
+
+    Raises
+    ------
+    ValueError
+        If a share is negative, not finite, or (but for the padding) not below 1, or the forward size is none.
+    """
+
+    padding: float = 0.1
+    reserved: float = 0.03
+    buffer: float = 0.15
+    forward_size: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("padding", "reserved", "buffer"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0 and (value < 1 or name == "padding")):
+                raise ValueError(f"{name} is {value!r}; it must be a share, at least 0 and below 1")
+        if self.forward_size < 1:
+            raise ValueError(f"forward_size is {self.forward_size}; it must be at least 1")
