@@ -1,18 +1,37 @@
-"""A lower bound on the makespan, with what proves it."""
+"""A lower bound on the makespan, with what proves it, and the gap to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .files.disk import InputError
-from .files.json_fields import is_number
-
 ROUNDING = 1e-12
 """Relative difference that two sums of the same seconds may have in floating point."""
 
 PROVEN_WITHIN = 1e-9
 """Relative difference up to which a makespan is what a bound proves: the sums of both are long."""
+
+
+def gap_above(makespan: float | None, bound: float | None) -> float | None:
+    """
+    Return how far a makespan is above a bound, as a fraction of the bound: the one definition of a gap.
+
+    Parameters
+    ----------
+    makespan
+        Seconds, or None without a schedule.
+    bound
+        Proven seconds, or None where nothing is proven.
+
+    Returns
+    -------
+    float or None
+        Zero for a difference within :data:`ROUNDING`; None without a makespan or without a bound above zero.
+    """
+    if makespan is None or bound is None or bound <= 0:
+        return None
+    gap = (makespan - bound) / bound
+    return 0.0 if abs(gap) < ROUNDING else gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,11 @@ class Bound:
     certificate: Mapping[str, object] = field(default_factory=dict)
     valid: bool = True
 
+    @property
+    def proven(self) -> float | None:
+        """Seconds that are proven: None for a published formula that is not valid."""
+        return self.seconds if self.valid else None
+
     def gap(self, makespan: float) -> float:
         """
         Return how far a makespan is above the bound, as a fraction of the bound.
@@ -52,14 +76,14 @@ class Bound:
         Raises
         ------
         ValueError
-            If the bound is not valid (or not positive), so that a gap to it would say nothing.
+            If the bound is not valid (or not positive), so that there is no gap to it.
         """
-        if not self.valid or self.seconds <= 0:
+        gap = gap_above(makespan, self.proven)
+        if gap is None:
             raise ValueError(
                 f"the {self.source} bound is not a valid, positive one; no gap can be stated against it"
             )
-        gap = (makespan - self.seconds) / self.seconds
-        return 0.0 if abs(gap) < ROUNDING else gap
+        return gap
 
     def proves(self, makespan: float) -> bool:
         """
@@ -71,36 +95,3 @@ class Bound:
             Seconds.
         """
         return self.valid and makespan <= self.seconds * (1 + PROVEN_WITHIN)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the bound as plain JSON values."""
-        return {
-            "seconds": self.seconds,
-            "source": self.source,
-            "valid": self.valid,
-            "terms": dict(self.terms),
-            "certificate": dict(self.certificate),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> Bound:
-        """
-        Return the bound that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If a field is missing or of another kind.
-        """
-        seconds, source, valid = value.get("seconds"), value.get("source"), value.get("valid", True)
-        terms, certificate = value.get("terms", {}), value.get("certificate", {})
-        if (
-            not isinstance(seconds, int | float)
-            or not isinstance(source, str)
-            or not isinstance(valid, bool)
-            or not isinstance(terms, dict)
-            or not all(is_number(each) for each in (seconds, *terms.values()))
-            or not isinstance(certificate, dict)
-        ):
-            raise InputError("is not a bound", file=file, where="field 'bound'", hint="Plan again.")
-        return cls(float(seconds), source, terms, certificate, valid)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from .costs.reference_time import ReferenceTime
-from .files.json_fields import JsonFields
 
 STRATEGIES = ("RRA", "WAA-C", "WAA-M")
 
@@ -40,6 +39,11 @@ class PlannedConfiguration:
         Requests a second expected, in the steady state.
     reference
         How fast the machine was that was profiled; None if unknown.
+
+    Raises
+    ------
+    ValueError
+        If there is no such strategy.
     """
 
     strategy: str
@@ -56,6 +60,10 @@ class PlannedConfiguration:
     throughput: float
     reference: ReferenceTime | None = None
 
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"the strategy {self.strategy!r} is none of {', '.join(STRATEGIES)}")
+
     @property
     def handed_over(self) -> bool:
         """Whether one worker encodes for another that decodes (WAA)."""
@@ -70,39 +78,3 @@ class PlannedConfiguration:
         """
         batch = self.decode_batch or self.encode_batch * self.iterations
         return 2 * math.ceil(max(batch, 1.0) + self.encode_batch)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as plain JSON values."""
-        return asdict(self) | {"reference": None if self.reference is None else self.reference.to_json()}
-
-    @classmethod
-    def from_json(cls, value: object, *, file: str | None = None) -> PlannedConfiguration:
-        """
-        Return the configuration that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If a field is missing or of another kind.
-        """
-        read = JsonFields(value, file, "configuration", "Search again.")
-        strategy = read.get("strategy")
-        if strategy not in STRATEGIES:
-            raise read.error("strategy", f"{strategy!r} is none of {', '.join(STRATEGIES)}")
-        return cls(
-            strategy=str(strategy),
-            encode_batch=read.integer("encode_batch"),
-            decode_rounds=read.integer("decode_rounds"),
-            decode_batch=read.number("decode_batch"),
-            lead=read.integer("lead"),
-            input_tokens=read.number("input_tokens"),
-            input_deviation=read.number("input_deviation"),
-            iterations=read.number("iterations"),
-            iterations_deviation=read.number("iterations_deviation"),
-            latency_bound=read.optional_number("latency_bound"),
-            latency=read.number("latency"),
-            throughput=read.number("throughput"),
-            reference=None
-            if read.get("reference") is None
-            else ReferenceTime.from_json(read.get("reference"), file=file),
-        )

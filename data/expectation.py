@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
-
-from .files.disk import InputError
-from .files.json_fields import JsonFields
 
 Follow = Literal["schedule", "longest-first", "as-given"]
 """What a run follows: the schedule, or an online queue in one of two orders."""
-
-FOLLOWS: tuple[Follow, ...] = ("schedule", "longest-first", "as-given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +53,3 @@ class Expectation:
         """Return what is followed, in words."""
         held = f", the {self.held_back} longest held back" if self.held_back else ""
         return f"{'the schedule' if self.follow == 'schedule' else f'a queue, {self.follow}'}{held}"
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as plain JSON values."""
-        return {**asdict(self), "error": dict(self.error), "compared": dict(self.compared)}
-
-    @classmethod
-    def from_json(cls, value: object, *, file: str | None = None) -> Expectation:
-        """
-        Return the expectation that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If a field is missing or of another kind.
-        """
-        read = JsonFields(value, file, "expected", "Plan again.")
-        follow, error, compared = read.get("follow"), read.get("error"), read.get("compared")
-        if follow not in FOLLOWS or not isinstance(error, dict) or not isinstance(compared, dict):
-            message = "does not say what is followed, or why"
-            raise InputError(message, file=file, where="field 'expected'", hint="Plan again.")
-        return cls(
-            read.number("mean"),
-            read.number("low"),
-            read.number("high"),
-            read.number("coverage"),
-            int(read.number("samples")),
-            follow,
-            read.number("patience"),
-            int(read.number("held_back")),
-            error,
-            compared,
-        )

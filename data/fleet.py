@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .costs.cost import CostModel, IntArray
-from .files.disk import InputError
-from .files.json_fields import JsonFields
+from .files.record import Positive
 from .problem import MOST_SLOTS, Problem
 from .schedule import Schedule, Violation
 from .workload import Workload
@@ -44,10 +42,10 @@ class Replica:
     """
 
     cost: CostModel
-    slots: int
-    kv_capacity: int | None = None
-    prefill_token_cap: int | None = None
-    max_position: int | None = None
+    slots: Positive
+    kv_capacity: Positive | None = None
+    prefill_token_cap: Positive | None = None
+    max_position: Positive | None = None
     busy: float = 0.0
 
     def __post_init__(self) -> None:
@@ -100,7 +98,7 @@ class Fleet:
 
     @classmethod
     def of(cls, problem: Problem, replicas: int) -> Fleet:
-        """Return so many replicas, each with the problem's slots, costs and limits, for its requests."""
+        """Return a fleet of equal replicas, each with the problem's slots, costs and limits."""
         limits = {name: getattr(problem, name) for name in _LIMITS}
         replica = Replica(problem.cost, **limits)
         return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
@@ -120,6 +118,11 @@ class Fleet:
         at_start = self.workload.input_tokens + int(self.prefill_emits_first_token)
         read: IntArray = rounds * at_start + rounds * (rounds - 1) // 2
         return read
+
+    def problem(self, replica: int = 0) -> Problem:
+        """Return the problem of serving every request on one replica."""
+        emits = self.prefill_emits_first_token
+        return self.replicas[replica].problem(self.workload, prefill_emits_first_token=emits)
 
     def problem_of(self, replica: int, requests: npt.ArrayLike) -> Problem:
         """Return the problem of serving some requests, in that order, on one replica."""
@@ -154,6 +157,11 @@ class FleetSchedule:
         column = np.array(self.replica_of, dtype=np.int64)
         column.flags.writeable = False
         object.__setattr__(self, "replica_of", column)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> FleetSchedule:
+        """Return the schedule of a fleet of one."""
+        return cls(np.zeros(len(schedule.bin_of), dtype=np.int64), (schedule,))
 
     def members(self, replica: int) -> IntArray:
         """Return the requests of a replica, ascending."""
@@ -230,29 +238,3 @@ class FleetSchedule:
         )
         rule = "a group stays together" if groups == "together" else "a group is spread"
         return Violation(rule, what, request=int(grouped[at]))
-
-    def to_json(self) -> dict[str, object]:
-        """Return the assignment and the schedules as plain JSON values."""
-        schedules = [None if schedule is None else schedule.to_json() for schedule in self.schedules]
-        return {"replica_of": self.replica_of.tolist(), "schedules": schedules}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> FleetSchedule:
-        """
-        Return the schedule that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If it is damaged.
-        """
-        schedules = value.get("schedules")
-        replica_of = JsonFields(value, file, "schedule", "Plan again.").integers("replica_of")
-        if not isinstance(schedules, list) or not all(
-            entry is None or isinstance(entry, dict) for entry in schedules
-        ):
-            raise InputError("is not a fleet's schedule", file=file, hint="Plan again.")
-        read: Sequence[Schedule | None] = [
-            None if entry is None else Schedule.from_json(entry, file=file) for entry in schedules
-        ]
-        return cls(np.array(replica_of, dtype=np.int64), tuple(read))

@@ -1,4 +1,4 @@
-"""A plan: what `plan` writes and `run` reads."""
+"""A plan: what `plan` writes and `run` reads, for one machine or a fleet."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-import numpy as np
-
-from .bound import PROVEN_WITHIN, Bound
+from .bound import PROVEN_WITHIN, Bound, gap_above
 from .configuration import PlannedConfiguration
 from .costs.cost import CostModel
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
-from .files.json_fields import JsonFields
+from .files.record import plain, record, refuse_unknown
+from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem
 from .schedule import Schedule
 from .workload import Workload
-
-PLAN_VERSION = 1
-_COLUMNS = ("input_tokens", "output_tokens", "arrival", "group", "priority", "deadline")
-_LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefill_emits_first_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +40,26 @@ class PromptSource:
     path: str
     sha256: str
     tokenizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """
+    Where the numbers of a plan come from.
+
+    Parameters
+    ----------
+    lengths
+        How the completion lengths were chosen, as plain JSON values.
+    cost_source
+        Where the cost model comes from, as plain JSON values: its name, or the calibration with its error.
+    prompts
+        Where the prompts stand, or None for a job of lengths only.
+    """
+
+    lengths: Mapping[str, object] = field(default_factory=dict)
+    cost_source: Mapping[str, object] = field(default_factory=dict)
+    prompts: PromptSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,49 +92,88 @@ class Maker:
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """
-    A problem, the schedule found for it, its predicted makespan, and a proven bound.
+    A job on a fleet, the schedule of each replica, and a proven bound; one machine is a fleet of one.
 
     Parameters
     ----------
-    problem
-        Requests, costs and limits.
-    schedule
-        Breaks no rule of the problem.
+    fleet
+        The requests and the replicas, each with its costs and limits.
+    shares
+        Who serves what and when; breaks no rule of the fleet.
     makespan
-        Seconds, by the problem's cost model.
+        Seconds until the last replica is done, by the replicas' cost models.
     bound
-        Proven seconds, or None where nothing is proven.
+        Proven seconds for the whole fleet, or None where nothing is proven.
     maker
         How the schedule was made.
-    lengths
-        How the answer lengths were chosen, as plain JSON values.
-    cost_source
-        Where the cost model comes from, as plain JSON values: its name, or the calibration with its error.
-    prompts
-        Where the prompts stand, or None for a job of lengths only.
+    groups
+        Where the requests of a group (completions of one prompt) may go; a run that moves some keeps to it.
+    provenance
+        Where the lengths, the costs and the prompts come from.
     expected
         What to expect, and what to follow, when the lengths are predictions with a stated error; else None.
     configuration
         The execution configuration to run instead of following the schedule; None to follow it.
     """
 
-    problem: Problem
-    schedule: Schedule
+    JSON_HEADER: ClassVar = ("batchbound_plan", 2)
+    JSON_NAMES: ClassVar = {"makespan": "makespan_s", "shares": "schedule"}
+    JSON_HINT: ClassVar = "Plan again."
+
+    fleet: Fleet
+    shares: FleetSchedule
     makespan: float
     bound: Bound | None
     maker: Maker
-    lengths: Mapping[str, object] = field(default_factory=dict)
-    cost_source: Mapping[str, object] = field(default_factory=dict)
-    prompts: PromptSource | None = None
+    groups: Groups = "any"
+    provenance: Provenance = field(default_factory=Provenance)
     expected: Expectation | None = None
     configuration: PlannedConfiguration | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, schedule: Schedule, bound: Bound | None, maker: Maker, **more: Any) -> Plan:
+        """
+        Return the plan of one machine.
+
+        Parameters
+        ----------
+        problem, schedule
+            What to serve under which limits, and how.
+        bound, maker
+            As of the class.
+        more
+            Other fields of the class, by name.
+        """
+        fleet, shares = Fleet.of(problem, 1), FleetSchedule.of(schedule)
+        return cls(fleet, shares, schedule.makespan(problem), bound, maker, **more)
+
+    @property
+    def workload(self) -> Workload:
+        """The requests."""
+        return self.fleet.workload
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of the only replica; ValueError if there are several."""
+        self._refuse_several()
+        return self.fleet.problem()
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the only replica; ValueError if there are several."""
+        self._refuse_several()
+        schedule = self.shares.schedules[0]
+        assert schedule is not None
+        return schedule
 
     @property
     def gap(self) -> float | None:
         """How far the makespan is above the bound, as a fraction of it; None without one above zero."""
-        if self.bound is None or not self.bound.valid or self.bound.seconds <= 0:
-            return None
-        return self.bound.gap(self.makespan)
+        return gap_above(self.makespan, None if self.bound is None else self.bound.proven)
+
+    def _refuse_several(self) -> None:
+        if len(self.fleet.replicas) > 1:
+            raise ValueError(f"the plan is for {len(self.fleet.replicas)} replicas, not for one")
 
     def digest(self) -> str:
         """Return the SHA-256 of what the plan says, by which a run recognises its own earlier part."""
@@ -129,146 +184,90 @@ class Plan:
         """Write the plan to ``path``, whole or not at all."""
         write_json(path, self.to_json())
 
-    def to_json(self) -> dict[str, object]:
-        """Return the plan as plain JSON values."""
-        workload = self.problem.workload
-        columns: dict[str, object] = {"id": workload.ids.tolist()}
-        for name in _COLUMNS:
-            column = getattr(workload, name)
-            if name in ("input_tokens", "output_tokens") or not _is_default(name, column):
-                columns[name] = [None if value == np.inf else value for value in column.tolist()]
-        limits = {name: getattr(self.problem, name) for name in _LIMITS}
-        expected = {} if self.expected is None else {"expected": self.expected.to_json()}
-        if self.configuration is not None:
-            expected["configuration"] = self.configuration.to_json()
-        return {
-            "batchbound_plan": PLAN_VERSION,
-            "makespan_s": self.makespan,
-            "bound": None if self.bound is None else self.bound.to_json(),
-            "maker": asdict(self.maker),
-            "lengths": dict(self.lengths),
-            "cost_source": dict(self.cost_source),
-            "prompts": None if self.prompts is None else asdict(self.prompts),
-            "cost": self.problem.cost.to_json(),
-            "limits": limits,
-            "schedule": self.schedule.to_json(),
-            "requests": columns,
-            **expected,
-        }
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
+        value: dict[str, Any] = plain(self)
+        columns = value["fleet"]["workload"]
+        for name, default in _DEFAULTS.items():
+            if all(entry == default for entry in columns[name]):
+                del columns[name]
+        return value
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """
         Return the plan that :meth:`save` wrote, its schedule checked once more.
 
+        Plans of version 1, of one machine or of a fleet, load as well.
+
         Raises
         ------
         InputError
-            If the file is not a plan of this version, or its schedule breaks a rule of its problem.
+            If the file is not a plan, or its schedule breaks a rule of its problem.
         """
-        file = os.fspath(path)
-        value = read_json_object(path)
-        version = value.get("batchbound_plan")
-        if version != PLAN_VERSION:
-            found = "not a batchbound plan" if version is None else f"a plan of version {version!r}"
-            hint = f"Give a plan that this version of `batchbound plan` wrote (version {PLAN_VERSION})."
-            raise InputError(found, file=file, where="field 'batchbound_plan'", hint=hint)
-        try:
-            problem = _problem(value, file)
-            maker = read_maker(value, file)
-            prompts = value.get("prompts")
-            source = None if prompts is None else PromptSource(**_object(value, "prompts"))  # type: ignore[arg-type]
-            bound = value.get("bound")
-            expected, configured = value.get("expected"), value.get("configuration")
-            plan = cls(
-                problem=problem,
-                schedule=Schedule.from_json(_object(value, "schedule"), file=file),
-                makespan=JsonFields(value, file, hint="Plan again.").number("makespan_s"),
-                bound=None if bound is None else Bound.from_json(_object(value, "bound"), file=file),
-                maker=maker,
-                lengths=_object(value, "lengths"),
-                cost_source=_object(value, "cost_source"),
-                prompts=source,
-                expected=None if expected is None else Expectation.from_json(expected, file=file),
-                configuration=None
-                if configured is None
-                else PlannedConfiguration.from_json(configured, file=file),
-            )
-        except InputError:
-            raise
-        except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
-            raise InputError(f"the plan is damaged ({error})", file=file, hint="Plan again.") from None
-        violation = plan.schedule.check(problem)
+        value = _upgraded(read_json_object(path), path)
+        fleet = value.get("fleet")
+        for number, entry in enumerate(_listed(fleet.get("replicas")) if isinstance(fleet, dict) else ()):
+            within = f"fleet.replicas.{number}.cost"
+            cost = entry.get("cost") if isinstance(entry, dict) else None
+            refuse_unknown(CostModel, cost, file=path, within=within, hint=cls.JSON_HINT)
+        plan = record(cls, value, file=path)
+        violation = plan.shares.check(plan.fleet, plan.groups)
         if violation is not None:
-            raise InputError(f"the plan's schedule breaks a rule: {violation}", file=file, hint="Plan again.")
-        refuse_claims(plan.schedule.makespan(problem), plan.makespan, plan.bound, plan.maker, file)
+            what = f"the plan's schedule breaks a rule: {violation}"
+            raise InputError(what, file=path, hint=cls.JSON_HINT)
+        plan._refuse_claims(path)
         return plan
 
-
-def read_maker(value: Mapping[str, object], file: str) -> Maker:
-    """Return how a plan's schedule came to be; raise InputError if a field is of another kind."""
-    read = JsonFields(value, file, hint="Plan again.").inside("maker")
-    texts = {name: read.text(name) for name in ("solver", "version", "status", "stopped_by")}
-    return Maker(**texts, seconds=read.number("seconds"), seed=read.integer("seed"))
-
-
-def refuse_claims(makespan: float, stated: float, bound: Bound | None, maker: Maker, file: str) -> None:
-    """
-    Refuse a plan that claims more than its schedule and its bound say.
-
-    Parameters
-    ----------
-    makespan, stated
-        Seconds the schedule takes, and those the plan states.
-    bound, maker
-        Of the plan.
-    file
-        Where it stands.
-
-    Raises
-    ------
-    InputError
-        If it states another makespan, or calls itself optimal where its bound is lower.
-    """
-    hint = "Plan again."
-    if not math.isclose(makespan, stated, rel_tol=PROVEN_WITHIN):
-        what = f"its schedule takes {makespan!r} s, not {stated!r} s"
-        raise InputError(what, file=file, where="field 'makespan_s'", hint=hint)
-    status, field = maker.status.lower(), "field 'maker.status'"
-    if status not in ("optimal", "feasible"):
-        raise InputError(
-            f"{maker.status!r} is neither optimal nor feasible", file=file, where=field, hint=hint
-        )
-    if status == "optimal" and (bound is None or not bound.proves(makespan)):
-        proven = "there is no bound" if bound is None else f"its bound proves {bound.seconds!r} s"
-        what = f"{maker.status!r} is not proven: the schedule takes {makespan!r} s and {proven}"
-        raise InputError(what, file=file, where=field, hint=hint)
+    def _refuse_claims(self, path: str | os.PathLike[str]) -> None:
+        """Raise InputError if the plan claims more than its schedule and its bound say."""
+        makespan, hint = self.shares.makespan(self.fleet), self.JSON_HINT
+        if not math.isclose(makespan, self.makespan, rel_tol=PROVEN_WITHIN):
+            what = f"its schedule takes {makespan!r} s, not {self.makespan!r} s"
+            raise InputError(what, file=path, where="field 'makespan_s'", hint=hint)
+        status, where = self.maker.status.lower(), "field 'maker.status'"
+        if status not in ("optimal", "feasible"):
+            what = f"{self.maker.status!r} is neither optimal nor feasible"
+            raise InputError(what, file=path, where=where, hint=hint)
+        if status == "optimal" and (self.bound is None or not self.bound.proves(makespan)):
+            proven = (
+                "there is no bound" if self.bound is None else f"its bound proves {self.bound.seconds!r} s"
+            )
+            what = f"{self.maker.status!r} is not proven: the schedule takes {makespan!r} s and {proven}"
+            raise InputError(what, file=path, where=where, hint=hint)
 
 
-def _problem(value: Mapping[str, object], file: str) -> Problem:
-    columns = _object(value, "requests")
-    given = {}
-    for name in columns.keys() & set(_COLUMNS):
-        column = columns[name]
-        if not isinstance(column, list):
-            raise TypeError(f"requests.{name} is not a list")
-        given[name] = np.array([np.inf if entry is None else entry for entry in column])
-    workload = Workload(ids=np.array(columns["id"], dtype=np.str_), **given)
-    read = JsonFields(value, file, hint="Plan again.").inside("limits")
-    limits: dict[str, int] = {}
-    for name in (name for name in _LIMITS if read.get(name) is not None):
-        limits[name] = read.flag(name) if name == "prefill_emits_first_token" else read.at_least(1, name)
-    cost = CostModel.from_json(_object(value, "cost"), file=file)
-    return Problem(workload, cost, **limits)  # type: ignore[arg-type]
+_DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None}
 
 
-def _is_default(name: str, column: np.ndarray[tuple[int], np.dtype[np.generic]]) -> bool:
-    default = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": np.inf}[name]
-    return bool((column == default).all())
+def _upgraded(value: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the fields of a plan file of version 1, of one machine or of a fleet, as those of version 2."""
+    fleet = "batchbound_fleet_plan" in value
+    if value.get("batchbound_fleet_plan" if fleet else "batchbound_plan") != 1:
+        return value
+    for name in ("requests",) if fleet else ("requests", "limits"):
+        if not isinstance(value.get(name), dict):
+            raise InputError("is not an object", file=path, where=f"field '{name}'", hint=Plan.JSON_HINT)
+    requests = value["requests"] | {"ids": value["requests"].get("id")}
+    shares, emits = value.get("schedule"), value.get("prefill_emits_first_token")
+    if not fleet:
+        limits = dict(value["limits"])
+        emits = limits.pop("prefill_emits_first_token", None)
+        value = value | {"replicas": [{"cost": value.get("cost"), **limits}]}
+        shares = {"replica_of": [0] * len(_listed(requests.get("input_tokens"))), "schedules": [shares]}
+    kept = ("makespan_s", "bound", "maker", "groups", "expected", "configuration")
+    return {
+        "batchbound_plan": 2,
+        **{name: value[name] for name in kept if name in value},
+        "provenance": {name: value.get(name) for name in ("lengths", "cost_source", "prompts")},
+        "fleet": {
+            "workload": requests,
+            "replicas": value.get("replicas"),
+            "prefill_emits_first_token": emits,
+        },
+        "schedule": shares,
+    }
 
 
-def _object(value: Mapping[str, object], name: str) -> dict[str, object]:
-    entry = value.get(name)
-    if not isinstance(entry, dict):
-        raise TypeError(f"field '{name}' is missing or not an object")
-    return entry
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

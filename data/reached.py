@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from .files.json_fields import JsonFields
+from .files.record import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +47,4 @@ class Reached:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields as plain JSON values, with those derived from them."""
-        return {**asdict(self), "error": self.error, "bound_met": self.bound_met}
-
-    @classmethod
-    def from_json(cls, value: object, *, file: str | None = None) -> Reached:
-        """
-        Return what :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If a field is missing or of another kind.
-        """
-        read = JsonFields(value, file, "reached", "Write it again with `batchbound report`.")
-        names = ("planned_throughput", "throughput", "planned_latency", "latency")
-        return cls(
-            **{name: read.number(name) for name in names},
-            latency_bound=read.optional_number("latency_bound"),
-            requests=read.integer("requests"),
-            slowdown=read.optional_number("slowdown"),
-        )
+        return {**plain(self), "error": self.error, "bound_met": self.bound_met}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal
 
+from .bound import gap_above
 from .costs.calibration import FitError
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
-from .files.json_fields import JsonFields
+from .files.record import plain, record
 from .reached import Reached
-
-REPORT_VERSION = 1
-_MEND = "Write it again with `batchbound report`."
 
 DECODE: Final = "decode"
 PREFILL: Final = "prefill"
@@ -69,6 +67,8 @@ class Report:
     """
     A run against its plan and its bound; every quantity is defined in ``docs/metrics.md``.
 
+    A run on several replicas has one such report for all of them, which holds each replica's own.
+
     Parameters
     ----------
     clock
@@ -120,7 +120,7 @@ class Report:
         What the model missed besides: measured seconds of all stages over model seconds at that pace, minus
         one. None for a simulated run.
     between
-        Measured seconds in which no stage ran; None for a simulated run.
+        Measured seconds in which no stage ran; None for a simulated run, or one on several replicas.
     fit
         Error of the cost model's fit, or None if it is not a fitted one.
     engine
@@ -131,9 +131,36 @@ class Report:
         What the plan's configuration reached in its steady state; None without one of either.
     seconds
         What the work behind the report took the program, or None if nobody measured it.
+    moved
+        Requests that another replica served than was planned.
+    lost
+        The replicas that died, and why.
+    planned_ends
+        Seconds at which each replica was planned to be done; empty for one machine.
+    replicas
+        Each replica's report on the requests it served, None if it served none, with gaps to the bound of
+        those alone; empty for one machine.
     """
 
-    clock: str
+    JSON_HEADER: ClassVar = ("batchbound_report", 1)
+    JSON_HINT: ClassVar = "Write it again with `batchbound report`."
+    JSON_NAMES: ClassVar = {
+        "makespan": "makespan_s",
+        "model_makespan": "model_makespan_s",
+        "schedule_makespan": "schedule_makespan_s",
+        "planned_makespan": "plan_makespan_s",
+        "bound": "bound_s",
+        "run_bound": "run_bound_s",
+        "finish": "finish_s",
+        "first_token": "ttft_s",
+        "per_token": "tpot_s",
+        "padding_seconds": "padding_s",
+        "change_seconds": "change_s",
+        "between": "between_s",
+        "planned_ends": "plan_ends_s",
+    }
+
+    clock: Literal["model", "measured"]
     makespan: float
     model_makespan: float
     schedule_makespan: float
@@ -166,13 +193,15 @@ class Report:
     expected: Expectation | None = None
     reached: Reached | None = None
     seconds: float | None = None
+    moved: int = 0
+    lost: Mapping[int, str] = field(default_factory=dict)
+    planned_ends: tuple[float, ...] = ()
+    replicas: tuple[Report | None, ...] = ()
 
     @property
     def plan_gap(self) -> float | None:
         """How far the planned makespan is above the bound, as a fraction of it: all in model seconds."""
-        if self.bound is None or self.planned_makespan is None:
-            return None
-        return _relative(self.planned_makespan, self.bound)
+        return gap_above(self.planned_makespan, self.bound)
 
     @property
     def run_gap(self) -> float | None:
@@ -181,16 +210,12 @@ class Report:
 
         None without a bound for what this run served, at the lengths that came out.
         """
-        if self.run_bound is None:
-            return None
-        return _relative(self.model_makespan, self.run_bound)
+        return gap_above(self.model_makespan, self.run_bound)
 
     @property
     def schedule_gap(self) -> float | None:
         """The part of the run's gap that its schedule lost: the rest is what the engine added."""
-        if self.run_bound is None:
-            return None
-        return _relative(self.schedule_makespan, self.run_bound)
+        return gap_above(self.schedule_makespan, self.run_bound)
 
     @property
     def model_error(self) -> float:
@@ -223,50 +248,23 @@ class Report:
         """Write the report as JSON to ``path``, whole or not at all."""
         write_json(path, self.to_json(), indent=2)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values, derived ones included."""
-        values: dict[str, object] = {
-            "batchbound_report": REPORT_VERSION,
-            "clock": self.clock,
-            "makespan_s": self.makespan,
-            "model_makespan_s": self.model_makespan,
-            "schedule_makespan_s": self.schedule_makespan,
-            "plan_makespan_s": self.planned_makespan,
-            "bound_s": self.bound,
-            "bound_source": self.bound_source,
-            "run_bound_s": self.run_bound,
+        value: dict[str, Any] = plain(replace(self, replicas=()))
+        lengths = value.pop("lengths")
+        return value | {
+            **{f"length_{_LENGTHS.get(name, name)}": entry for name, entry in lengths.items()},
+            "reached": None if self.reached is None else self.reached.to_json(),
+            "replicas": [None if each is None else each.to_json() for each in self.replicas],
             "gap": self.run_gap,
             "schedule_gap": self.schedule_gap,
             "plan_gap": self.plan_gap,
             "model_error": self.model_error,
             "plan_error": self.plan_error,
-            "utilization": self.utilization,
-            "slot_seconds": dict(self.slot_seconds),
             "shares": {cause: self.share(cause) for cause in self.slot_seconds},
             "output_tokens_per_s": self.output_tokens_per_second,
             "total_tokens_per_s": self.total_tokens_per_second,
         }
-        values |= {name: getattr(self, name) for name in _COUNTS}
-        values |= {
-            "finish_s": _percentiles_json(self.finish),
-            "ttft_s": _percentiles_json(self.first_token),
-            "tpot_s": _percentiles_json(self.per_token),
-            "length_mean_absolute_error": self.lengths.mean_absolute,
-            "length_bias": self.lengths.bias,
-            "length_wrong": self.lengths.wrong,
-            "padding": self.padding,
-            "padding_s": self.padding_seconds,
-            "change_s": self.change_seconds,
-            "pace": self.pace,
-            "missed": self.missed,
-            "between_s": self.between,
-            "fit": None if self.fit is None else self.fit.to_json(),
-            "engine": dict(self.engine),
-            "expected": None if self.expected is None else self.expected.to_json(),
-            "reached": None if self.reached is None else self.reached.to_json(),
-            "seconds": self.seconds,
-        }
-        return values
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -278,10 +276,10 @@ class Report:
         InputError
             If the file is not a report of this version.
         """
-        return cls.from_json(read_json_object(path), file=os.fspath(path))
+        return cls.from_json(read_json_object(path), file=path)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> Report:
+    def from_json(cls, value: dict[str, Any], *, file: str | os.PathLike[str] | None = None) -> Report:
         """
         Return the report that :meth:`to_json` wrote.
 
@@ -290,75 +288,18 @@ class Report:
         InputError
             If it is of another version, or a field is missing or of another kind.
         """
-        if value.get("batchbound_report") != REPORT_VERSION:
-            what = f"not a batchbound report of version {REPORT_VERSION}"
-            raise InputError(what, file=file, where="field 'batchbound_report'", hint=_MEND)
-        read = JsonFields(value, file, hint=_MEND)
-        causes = read.inside("slot_seconds")
-        return cls(
-            clock=read.text("clock"),
-            makespan=read.number("makespan_s"),
-            model_makespan=read.number("model_makespan_s"),
-            schedule_makespan=read.number("schedule_makespan_s"),
-            planned_makespan=read.optional_number("plan_makespan_s"),
-            bound=read.optional_number("bound_s"),
-            bound_source=None if value.get("bound_source") is None else read.text("bound_source"),
-            run_bound=read.optional_number("run_bound_s"),
-            requests=read.integer("requests"),
-            resumed=read.integer("resumed"),
-            slots=read.integer("slots"),
-            prefill_stages=read.integer("prefill_stages"),
-            decode_rounds=read.integer("decode_rounds"),
-            evictions=read.integer("evictions"),
-            prompt_tokens=read.integer("prompt_tokens"),
-            output_tokens=read.integer("output_tokens"),
-            utilization=read.number("utilization"),
-            slot_seconds={name: causes.number(name) for name in read.mapping("slot_seconds")},
-            finish=_percentiles(read, "finish_s"),
-            first_token=_percentiles(read, "ttft_s"),
-            per_token=_percentiles(read, "tpot_s"),
-            lengths=LengthError(
-                read.number("length_mean_absolute_error"),
-                read.number("length_bias"),
-                read.integer("length_wrong"),
-            ),
-            padding=read.number("padding"),
-            padding_seconds=read.number("padding_s"),
-            change_seconds=read.number("change_s"),
-            pace=read.optional_number("pace"),
-            missed=read.optional_number("missed"),
-            between=read.optional_number("between_s"),
-            fit=None if value.get("fit") is None else FitError.from_json(value["fit"], file=file),
-            engine=read.mapping("engine"),
-            expected=None
-            if value.get("expected") is None
-            else Expectation.from_json(value["expected"], file=file),
-            reached=None if value.get("reached") is None else Reached.from_json(value["reached"], file=file),
-            seconds=read.optional_number("seconds"),
-        )
+        names = {name: f"length_{_LENGTHS.get(name, name)}" for name in ("mean_absolute", "bias", "wrong")}
+        lengths = {name: value[theirs] for name, theirs in names.items() if theirs in value}
+        listed = value.get("replicas", [])
+        if not isinstance(listed, list) or not all(each is None or isinstance(each, dict) for each in listed):
+            what, where = "is not a list of reports", "field 'replicas'"
+            raise InputError(what, file=file, where=where, hint=cls.JSON_HINT)
+        replicas = tuple(None if each is None else cls.from_json(each, file=file) for each in listed)
+        found = record(cls, {**value, "lengths": lengths, "replicas": []}, file=file)
+        return replace(found, replicas=replicas)
 
 
-_COUNTS = (
-    "requests",
-    "resumed",
-    "slots",
-    "prefill_stages",
-    "decode_rounds",
-    "evictions",
-    "prompt_tokens",
-    "output_tokens",
-)
-
-
-def _percentiles(read: JsonFields, name: str) -> Percentiles | None:
-    if read.get(name) is None:
-        return None
-    given = read.inside(name)
-    return Percentiles(given.number("p50"), given.number("p90"), given.number("p99"))
-
-
-def _percentiles_json(value: Percentiles | None) -> dict[str, float] | None:
-    return None if value is None else {"p50": value.p50, "p90": value.p90, "p99": value.p99}
+_LENGTHS = {"mean_absolute": "mean_absolute_error"}
 
 
 def _relative(value: float, reference: float) -> float:

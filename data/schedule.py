@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .costs.cost import FloatArray, IntArray
-from .files.json_fields import JsonFields
 from .problem import MOST_ROUNDS, Problem
 
 
@@ -308,25 +306,6 @@ class Schedule:
     def _round_spans(self, problem: Problem) -> tuple[IntArray, IntArray]:
         first = self.starts[self.bin_of]
         return first, first + problem.rounds
-
-    def to_json(self) -> dict[str, list[int]]:
-        """Return the three arrays as lists."""
-        return {name: getattr(self, name).tolist() for name in ("bin_of", "slot_of", "rounds")}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> Schedule:
-        """
-        Return the schedule that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If an array is missing or is not one of whole numbers.
-        """
-        read = JsonFields(value, file, "schedule", "Plan again.")
-        return cls(
-            *(np.array(read.integers(name), dtype=np.int64) for name in ("bin_of", "slot_of", "rounds"))
-        )
 
 
 def _starts(rounds: IntArray) -> IntArray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.costs.cost import IntArray
+from ..data.files.record import plain
 from ..data.problem import Problem
 from ..data.trace import Stage
 from .policy import FREE
@@ -104,7 +105,7 @@ class Simulator:
 
     def describe(self) -> Mapping[str, object]:
         """Return that this was the simulator, and its costs."""
-        return {"name": "simulator", "cost": self._cost.to_json()}
+        return {"name": "simulator", "cost": plain(self._cost)}
 
     def _rounds_until(self, burst: int, active: int, held: int, until: float) -> int:
         time = self._time

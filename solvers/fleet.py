@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..data.bound import Bound
+from ..data.bound import Bound, gap_above
 from ..data.costs.cost import FloatArray, IntArray
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
@@ -61,9 +61,7 @@ class FleetResult:
     @property
     def gap(self) -> float | None:
         """How far the makespan is above the bound, as a fraction of it; None for a bound of no time."""
-        if self.bound.seconds <= 0:
-            return None
-        return self.bound.gap(self.makespan)
+        return gap_above(self.makespan, self.bound.proven)
 
 
 def plan_fleet(

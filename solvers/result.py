@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from ..data.bound import Bound
+from ..data.bound import Bound, gap_above
 from ..data.schedule import Schedule
 
 
@@ -130,6 +130,4 @@ class Result:
     @property
     def gap(self) -> float | None:
         """How far the makespan is above the bound, as a fraction of the bound; None without both."""
-        if self.makespan is None or self.bound is None or not self.bound.valid or self.bound.seconds <= 0:
-            return None
-        return self.bound.gap(self.makespan)
+        return gap_above(self.makespan, None if self.bound is None else self.bound.proven)

@@ -236,7 +236,8 @@ def test_planning_for_a_tiny_model_loads_no_engine(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stderr.strip() == "[]"
-    assert json.loads((tmp_path / "plan.json").read_text())["limits"]["max_position"] == 512
+    (replica,) = json.loads((tmp_path / "plan.json").read_text())["fleet"]["replicas"]
+    assert replica["max_position"] == 512
 
 
 def test_the_five_folders_are_reached_through_the_package() -> None:

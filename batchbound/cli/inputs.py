@@ -14,8 +14,9 @@ import numpy as np
 from ..data.costs.calibration import CalibratedCost
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
+from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
-from ..data.plan import PromptSource
+from ..data.plan import PromptSource, Provenance
 from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
@@ -163,11 +164,15 @@ def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
             "no such cost model", file=spec, hint="Give paper, or a file of `batchbound profile`."
         )
     calibrated = CalibratedCost.load(spec)
-    return calibrated.cost, {"name": spec, **calibrated.to_json()}
+    return calibrated.cost, {"name": spec, **plain(calibrated)}
 
 
-def prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptSource | None:
-    """Return where the prompts of a job stand as seen from its plan, or None if it has none."""
+def provenance_of(inputs: Inputs, plan_path: str | os.PathLike[str]) -> Provenance:
+    """Return where a job's lengths, costs and prompts come from, as seen from its plan."""
+    return Provenance(inputs.job.lengths.to_json(), inputs.cost_source, _prompt_source(inputs, plan_path))
+
+
+def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptSource | None:
     if not inputs.job.records or inputs.job.digest is None:
         return None
     folder = Path(plan_path).resolve().parent

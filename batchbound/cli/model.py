@@ -9,6 +9,8 @@ from .inputs import positive, random_seed
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
+    from ..executor.processes.engine_spec import EngineSpec
+    from ..executor.runs.job import Job
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -62,3 +64,33 @@ def tier_of(model: Any, args: argparse.Namespace) -> Tier:
     from ..executor.engines.tiers import choose_tier
 
     return choose_tier(model, args.tier)
+
+
+def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
+    """Return what a process of its own has to load to serve a job as this command would."""
+    from ..executor.processes.engine_spec import EngineSpec
+
+    return EngineSpec(
+        model=args.model,
+        load_format=args.load_format,
+        dtype=args.dtype,
+        device=args.device,
+        seed=args.seed or 0,
+        tier=args.tier,
+        eos_ids=() if args.pinned else tuple(job.tokenizer.eos_ids),
+        sampler=job.sampler,
+        threads=args.threads or 1,
+    )
+
+
+def shape_of(args: argparse.Namespace) -> Any:
+    """Return the model without its weights, whose vocabulary and positions are all that a driver looks at."""
+    from ..executor.models.source import load_config
+
+    config = load_config(args.model)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    named = config.dtype if args.dtype == "auto" else getattr(torch, args.dtype)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=named or torch.float32)  # type: ignore[no-untyped-call]

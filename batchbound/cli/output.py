@@ -6,15 +6,13 @@ import json
 import sys
 from collections.abc import Mapping
 
-from ..data.fleet_plan import FleetPlan
 from ..data.plan import Plan
-from ..data.problem import Problem
-from ..data.schedule import Schedule
 from ..executor.reports.tables import clock_text
 from ..models.padding import padding_tokens
 
 _LABELS = {
     "requests": "requests",
+    "replicas": "replicas",
     "slots": "slots",
     "makespan_s": "predicted makespan",
     "run_s": "with batch changes",
@@ -77,27 +75,31 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
     seconds
         What planning took in all.
     """
-    summary = schedule_summary(plan.problem, plan.schedule)
-    expected = plan.expected
-    return summary | {
+    fleet, expected = plan.fleet, plan.expected
+    several = len(fleet.replicas) > 1
+    shares = [
+        (fleet.problem_of(k, plan.shares.members(k)), schedule)
+        for k, schedule in enumerate(plan.shares.schedules)
+        if schedule is not None
+    ]
+    slots = sum(replica.slots for replica in fleet.replicas)
+    used = sum(
+        schedule.utilization(problem) * schedule.makespan(problem) * problem.slots
+        for problem, schedule in shares
+    )
+    return {
+        "requests": len(fleet),
+        "replicas": len(fleet.replicas) if several else None,
+        "slots": slots,
+        "replica_ends_s": list(plan.shares.finishes(fleet)) if several else None,
+        "utilization": used / (slots * plan.makespan) if plan.makespan else 0.0,
+        "prefill_stages": sum(schedule.prefill_stages() for _, schedule in shares),
+        "decode_rounds": sum(int(schedule.rounds.sum()) for _, schedule in shares),
+        "output_tokens_per_s": float(plan.workload.output_tokens.sum()) / plan.makespan,
         "expected_s": None if expected is None else expected.mean,
         "expected_interval_s": None if expected is None else [expected.low, expected.high],
         "follows": None if expected is None else expected.what(),
-        **_overheads(plan),
-        **proven_summary(plan, seconds),
-    }
-
-
-def proven_summary(plan: Plan | FleetPlan, seconds: float) -> dict[str, object]:
-    """
-    Return what a plan for one replica or several takes, what is proven, and how it was made.
-
-    Parameters
-    ----------
-    plan, seconds
-        As of :func:`plan_summary`.
-    """
-    return {
+        **({} if several else _overheads(plan)),
         "makespan_s": plan.makespan,
         "bound_s": None if plan.bound is None else plan.bound.seconds,
         "bound_source": None if plan.bound is None else plan.bound.source,
@@ -105,8 +107,8 @@ def proven_summary(plan: Plan | FleetPlan, seconds: float) -> dict[str, object]:
         "solver": plan.maker.solver,
         "status": plan.maker.status,
         "stopped_by": plan.maker.stopped_by,
-        "cost": plan.cost_source.get("name"),
-        "lengths": plan.lengths.get("kind"),
+        "cost": plan.provenance.cost_source.get("name"),
+        "lengths": plan.provenance.lengths.get("kind"),
         "seconds": seconds,
     }
 
@@ -119,20 +121,6 @@ def _overheads(plan: Plan) -> dict[str, float | None]:
     return {
         "run_s": seconds if cost.decode_per_change else None,
         "padded_s": seconds + padded if padded else None,
-    }
-
-
-def schedule_summary(problem: Problem, schedule: Schedule) -> dict[str, object]:
-    """Return the figures of a schedule, by the names that programs know."""
-    makespan = schedule.makespan(problem)
-    return {
-        "requests": len(problem),
-        "slots": problem.slots,
-        "makespan_s": makespan,
-        "utilization": schedule.utilization(problem),
-        "prefill_stages": schedule.prefill_stages(),
-        "decode_rounds": int(schedule.rounds.sum()),
-        "output_tokens_per_s": float(problem.workload.output_tokens.sum()) / makespan,
     }
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.bound import Bound
 from ..data.costs.calibration import CalibratedCost
 from ..data.files.disk import InputError
+from ..data.files.record import record
+from ..data.fleet import Fleet
 from ..data.plan import Plan
-from ..data.problem import Problem
 from ..data.report import Report
 from ..data.trace import Trace
-from ..executor.reports.report import report
+from ..executor.reports.report import plan_report, served_part
 from ..executor.reports.steady_state import reached
+from ..models.bounds.fleet import fleet_bound
 from ..solvers.bounds.proven_bound import proven_bound
 from .output import note
 
@@ -26,7 +31,7 @@ FILE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
 
 
-def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Report:
+def report_of(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> Report:
     """
     Return the report of a run of a plan, its gap taken to the bound of the lengths that came out.
 
@@ -34,48 +39,83 @@ def report_of(plan: Plan, trace: Trace, *, seconds: float | None = None) -> Repo
     ----------
     plan
         What was run.
-    trace
-        Of the run.
+    traces
+        Of the run, one for each replica.
     seconds
         What the work behind the report took.
 
     Raises
     ------
     InputError
-        If the trace is of another plan.
+        If the traces are of another plan.
     """
     calibrated = calibration_of(plan)
-    run_bound = proven_bound(_served(plan.problem, trace))
     try:
-        found = report(
-            plan.problem,
-            trace,
-            plan.bound,
-            plan.makespan,
-            None if calibrated is None else calibrated.error,
-            run_bound=run_bound,
-            seconds=seconds,
-        )
+        served = served_part(plan.fleet, traces)
+        run_bound = None if served is None else _proven(served)
+        fit = None if calibrated is None else calibrated.error
+        found = plan_report(plan, traces, fit=fit, run_bound=run_bound)
     except ValueError as error:
         raise InputError(str(error), hint="Give the plan that was run.") from None
     configuration = plan.configuration
-    came_of_it = None if configuration is None or found.clock == "model" else reached(configuration, trace)
-    return replace(found, expected=plan.expected, reached=came_of_it)
+    came_of_it = (
+        None if configuration is None or found.clock == "model" else reached(configuration, traces[0])
+    )
+    return replace(found, reached=came_of_it, seconds=seconds)
+
+
+def _proven(fleet: Fleet) -> Bound:
+    alone = len(fleet.replicas) == 1 and not fleet.replicas[0].busy
+    return proven_bound(fleet.problem()) if alone else fleet_bound(fleet)
+
+
+def trace_paths(trace: str, replicas: int) -> list[Path]:
+    """
+    Return where the traces of a run stand.
+
+    Parameters
+    ----------
+    trace
+        What ``run --trace`` names: ``trace.jsonl`` itself for one machine, and for a fleet
+        ``trace.0.jsonl``, ``trace.1.jsonl`` and on.
+    replicas
+        How many.
+    """
+    return (
+        [Path(trace)] if replicas == 1 else [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
+    )
+
+
+def shared_plan_path(trace: str) -> Path:
+    """
+    Return where a run on several replicas keeps how it shared out a plan for one.
+
+    Parameters
+    ----------
+    trace
+        What ``run --trace`` names, or one replica's trace.
+    """
+    return Path(run_trace(trace)).with_suffix(".plan.json")
+
+
+def run_trace(trace: str) -> str:
+    """Return the name that ``run --trace`` was given, by the name of one replica's trace."""
+    return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:
     """Return the calibration behind a plan's cost model, or None if its costs were not measured by us."""
-    if "cost" not in plan.cost_source:
+    if "cost" not in plan.provenance.cost_source:
         return None
-    recorded = {name: value for name, value in plan.cost_source.items() if name != "name"}
-    return CalibratedCost.from_json(recorded)
+    recorded = {name: value for name, value in plan.provenance.cost_source.items() if name != "name"}
+    return record(CalibratedCost, recorded)
 
 
 def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
     """Say on stderr if the plan's cost model is not of the machine and model that ran it."""
     calibrated = calibration_of(plan)
     if calibrated is None:
-        name = plan.cost_source.get("name", "unknown")
+        name = plan.provenance.cost_source.get("name", "unknown")
         note(
             f"the plan's cost model ({name}) was not measured on this machine:"
             " its seconds are not this run's. Measure with `batchbound profile`, then `plan --cost`"
@@ -116,17 +156,3 @@ def print_rows(rows: Sequence[Row]) -> None:
     from ..executor.reports.tables import rows_table
 
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(rows))
-
-
-def _served(problem: Problem, trace: Trace) -> Problem:
-    """
-    Return the problem that the run turned out to solve: its own requests, at the lengths they had.
-
-    Without the capacities, which actual lengths may have outgrown: a bound without them holds all the more.
-    """
-    row_of = {name: row for row, name in enumerate(problem.workload.ids.tolist())}
-    rows = [row_of[name] for name in trace.ids if name in row_of]
-    if len(rows) != len(trace.ids):
-        raise InputError("the trace is of another plan", hint="Give the plan that was run.")
-    workload = problem.workload.select(rows).with_output_tokens(trace.tokens)
-    return replace(problem, workload=workload, kv_capacity=None, prefill_token_cap=None, max_position=None)

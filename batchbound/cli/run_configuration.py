@@ -28,6 +28,7 @@ from ..solvers.exegpt.replan import replan
 from .commands.search import planned_configuration, timelines_of
 from .commands.validate import read_profile
 from .inputs import positive
+from .model import engine_spec
 from .output import note
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ def serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Out
         return job.run
     from ..executor.processes.tensor_parallel import check_shared
     from ..executor.runs.configuration_run import run_configuration
-    from .run_fleet import engine_spec
 
     spec = engine_spec(args, job)
     worker = replace(spec, device=args.encode_device or spec.device)

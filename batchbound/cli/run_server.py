@@ -14,7 +14,6 @@ import numpy as np
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError, atomic_write, read_text
 from ..data.files.jsonl import file_digest
-from ..data.fleet_plan import FleetPlan, is_fleet_plan
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan, PromptSource
 from ..data.readers.completions import dump_line
@@ -178,21 +177,16 @@ def _read(args: argparse.Namespace) -> _Batch:
         return _Batch(Path(args.plan), requests, output, None, None)
     if args.lengths is not None:
         raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")
-    if is_fleet_plan(args.plan):
-        fleet_plan = FleetPlan.load(args.plan)
-        fleet = fleet_plan.fleet
-        slots = {replica.slots for replica in fleet.replicas}
-        if len(slots) > 1 and args.slots is None:
-            raise InputError("its replicas differ in slots", file=args.plan, hint="Say --slots.")
-        order = np.argsort(-fleet.rounds, kind="stable")
-        return _planned(
-            args, fleet_plan.prompts, fleet.workload.ids, fleet.workload.output_tokens, order, max(slots)
-        )
     plan = Plan.load(args.plan)
-    work = plan.problem.workload
-    # In the order of the stages; of the requests of one stage the longest first.
-    order = np.lexsort((-work.output_tokens, plan.schedule.bin_of))
-    return _planned(args, plan.prompts, work.ids, work.output_tokens, order, plan.problem.slots)
+    slots, work = {replica.slots for replica in plan.fleet.replicas}, plan.workload
+    if len(slots) > 1 and args.slots is None:
+        raise InputError("its replicas differ in slots", file=args.plan, hint="Say --slots.")
+    if len(plan.fleet.replicas) > 1:
+        order = np.argsort(-plan.fleet.rounds, kind="stable")
+    else:
+        # In the order of the stages; of the requests of one stage the longest first.
+        order = np.lexsort((-work.output_tokens, plan.schedule.bin_of))
+    return _planned(args, plan.provenance.prompts, work.ids, work.output_tokens, order, max(slots))
 
 
 def _planned(

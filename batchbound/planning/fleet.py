@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +13,13 @@ from .. import __version__
 from ..data.costs.cost import CostModel, IntArray
 from ..data.files.disk import InputError, read_json_object
 from ..data.fleet import Fleet, Groups, Replica
-from ..data.fleet_plan import FleetPlan
-from ..data.plan import Maker, PromptSource
+from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..heuristics.dispatch import unit_of_group
 from ..solvers.fleet import plan_fleet
 from ..solvers.result import Limits
 from ..solvers.solve import DEFAULT_SECONDS
-from .plan import PlanningError
+from .plan import PlanningError, make_plan
 
 MOST_REPLICAS = 100_000
 """Most replicas of a fleet; more is a mistake, or takes all memory."""
@@ -33,12 +32,12 @@ def make_fleet_plan(
     *,
     groups: Groups = "any",
     limits: Limits | None = None,
-    lengths: Mapping[str, object] | None = None,
-    cost_source: Mapping[str, object] | None = None,
-    prompts: PromptSource | None = None,
-) -> FleetPlan:
+    provenance: Provenance | None = None,
+) -> Plan:
     """
     Return one plan for all replicas: who serves what and when, and the bound proven for the fleet.
+
+    A fleet of one that is not busy gets the plan of :func:`~batchbound.planning.plan.make_plan`.
 
     Parameters
     ----------
@@ -48,8 +47,8 @@ def make_fleet_plan(
         Whether the requests of a group go anywhere, to one replica, or to as many as there are.
     limits
         When to stop; after ``DEFAULT_SECONDS`` by default.
-    lengths, cost_source, prompts
-        What the plan records of where its numbers come from.
+    provenance
+        Where the numbers come from, which the plan records.
 
     Raises
     ------
@@ -57,6 +56,8 @@ def make_fleet_plan(
         If the referee rejects the schedule.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
+    if len(fleet.replicas) == 1 and not fleet.replicas[0].busy:
+        return replace(make_plan(fleet.problem(), limits=limits, provenance=provenance), groups=groups)
     members: list[IntArray] | None = None
     if groups != "any":
         unit_of = unit_of_group(fleet)
@@ -69,17 +70,14 @@ def make_fleet_plan(
     if violation is not None:
         raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
     maker = Maker("fleet", __version__, result.status, result.stopped_by, result.seconds, limits.seed)
-    return FleetPlan(
-        fleet=fleet,
-        schedule=result.schedule,
-        makespan=result.makespan,
-        bound=result.bound,
-        maker=maker,
-        groups=groups,
-        lengths={} if lengths is None else lengths,
-        cost_source={} if cost_source is None else cost_source,
-        prompts=prompts,
+    return Plan(
+        fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance or Provenance()
     )
+
+
+def shared_out(plan: Plan, replicas: int) -> Plan:
+    """Return the plan of one machine's job on several of its kind, shared out anew."""
+    return make_fleet_plan(Fleet.of(plan.problem, replicas), provenance=plan.provenance)
 
 
 def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
@@ -105,7 +103,7 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
     workload = problem.workload
     if prompts and (workload.group < 0).all():
         group = np.unique(np.array(prompts, dtype=object).astype(str), return_inverse=True)[1]
-        workload = dataclasses.replace(workload, group=group.astype(np.int64))
+        workload = replace(workload, group=group.astype(np.int64))
     one = Fleet.of(problem, 1).replicas[0]
     if re.fullmatch(r"0*[1-9]\d{0,17}", spec):
         _refuse_many(int(spec), where="replicas")
@@ -140,7 +138,7 @@ def _read_replicas(spec: str, one: Replica) -> list[Replica]:
             what = f"speed {speed} and count {count} must be above 0"
             raise InputError(what, file=spec, where=where, hint="Correct the value.")
         try:
-            replica = dataclasses.replace(one, cost=_faster(one.cost, speed), **entry)
+            replica = replace(one, cost=_faster(one.cost, speed), **entry)
         except ValueError as error:
             raise InputError(str(error), file=spec, where=where, hint="Correct the value.") from None
         _refuse_many(len(replicas) + count, file=spec, where=where)
@@ -156,5 +154,5 @@ def _refuse_many(count: int, *, file: str | None = None, where: str) -> None:
 
 def _faster(cost: CostModel, speed: float) -> CostModel:
     """Return the costs of a replica so many times as fast."""
-    seconds = {entry.name: getattr(cost, entry.name) / speed for entry in dataclasses.fields(cost)}
+    seconds = {entry.name: getattr(cost, entry.name) / speed for entry in fields(cost)}
     return CostModel(**seconds)

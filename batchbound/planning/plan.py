@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from ..data.plan import Maker, Plan, PromptSource
+from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..solvers.bounds.proven_bound import proven_bound
@@ -23,9 +22,7 @@ def make_plan(
     solver: str = DEFAULT_SOLVER,
     limits: Limits | None = None,
     start: Schedule | None = None,
-    lengths: Mapping[str, object] | None = None,
-    cost_source: Mapping[str, object] | None = None,
-    prompts: PromptSource | None = None,
+    provenance: Provenance | None = None,
 ) -> Plan:
     """
     Return a plan for a problem: a checked schedule, its predicted makespan, and the best bound proven.
@@ -40,8 +37,8 @@ def make_plan(
         When to stop; after :data:`DEFAULT_SECONDS` by default.
     start
         A schedule to improve on, for solvers that can.
-    lengths, cost_source, prompts
-        What the plan records of where its numbers come from.
+    provenance
+        Where the numbers come from, which the plan records.
 
     Raises
     ------
@@ -63,18 +60,9 @@ def make_plan(
         raise PlanningError(f"the solver {result.solver!r} broke a rule: {violation}")
     # A plan's bound is one that `verify` can derive again without the solver.
     bound = proven_bound(problem) if result.repeatable is None else result.repeatable
-    makespan = result.schedule.makespan(problem)
-    status = Status.OPTIMAL if bound.proves(makespan) else Status.FEASIBLE
-    return Plan(
-        problem=problem,
-        schedule=result.schedule,
-        makespan=makespan,
-        bound=bound,
-        maker=_maker(replace(result, status=status), limits.seed),
-        lengths={} if lengths is None else lengths,
-        cost_source={} if cost_source is None else cost_source,
-        prompts=prompts,
-    )
+    optimal = bound.proves(result.schedule.makespan(problem))
+    maker = _maker(replace(result, status=Status.OPTIMAL if optimal else Status.FEASIBLE), limits.seed)
+    return Plan.of(problem, result.schedule, bound, maker, provenance=provenance or Provenance())
 
 
 def _maker(result: Result, seed: int) -> Maker:

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..data.costs.cost import FloatArray, IntArray
 from ..data.expectation import Expectation, Follow
+from ..data.fleet import Fleet, FleetSchedule
 from ..data.lengths.prediction_error import LogNormalError, PredictionError
-from ..data.plan import Plan, PromptSource
+from ..data.plan import Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..heuristics.evaluate import replayed_makespans
@@ -125,9 +126,7 @@ def make_robust_plan(
     slots: Sequence[int] = (),
     solver: str = DEFAULT_SOLVER,
     limits: Limits | None = None,
-    lengths: Mapping[str, object] | None = None,
-    cost_source: Mapping[str, object] | None = None,
-    prompts: PromptSource | None = None,
+    provenance: Provenance | None = None,
 ) -> Plan:
     """
     Return a plan made from predicted lengths with a stated error.
@@ -147,7 +146,7 @@ def make_robust_plan(
         Most tokens of each answer (its ``max_tokens``), shape (requests,); None for no limit.
     slots
         Other numbers of slots to compare, beside the problem's own.
-    solver, limits, lengths, cost_source, prompts
+    solver, limits, provenance
         As of :func:`~batchbound.planning.plan.make_plan`; the seed also draws the samples.
 
     Raises
@@ -164,14 +163,7 @@ def make_robust_plan(
     planned = replace(
         problem, workload=problem.workload.with_output_tokens(error.expected(predicted, longest))
     )
-    plan = make_plan(
-        planned,
-        solver=solver,
-        limits=limits,
-        lengths=lengths,
-        cost_source=cost_source,
-        prompts=prompts,
-    )
+    plan = make_plan(planned, solver=solver, limits=limits, provenance=provenance)
     candidates = [_Candidate("schedule", 0.5, planned, schedule=plan.schedule)]
     for number in dict.fromkeys((problem.slots, *slots)):
         candidates += _queues(planned if number == problem.slots else replace(planned, slots=number))
@@ -244,8 +236,8 @@ def _as_queue(plan: Plan, chosen: _Candidate, expected: Expectation) -> Plan:
     other = chosen.problem.slots != plan.problem.slots
     return replace(
         plan,
-        problem=chosen.problem,
-        schedule=schedule,
+        fleet=Fleet.of(chosen.problem, 1),
+        shares=FleetSchedule.of(schedule),
         makespan=schedule.makespan(chosen.problem),
         bound=proven_bound(chosen.problem) if other else plan.bound,
         maker=replace(plan.maker, solver=f"{chosen.follow} queue", status=str(Status.FEASIBLE)),

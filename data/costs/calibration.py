@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
-from ..files.disk import InputError, read_json_object, write_json
-from ..files.json_fields import JsonFields
+from ..files.disk import read_json_object, write_json
+from ..files.record import plain, record, refuse_unknown
 from .cost import CostModel
-
-CALIBRATION_VERSION = 1
-_MEND = "Measure again with `batchbound profile`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +33,6 @@ class FitError:
     prefill_stages: int
     decode_rounds: int
 
-    def to_json(self) -> dict[str, float | int]:
-        """Return the errors by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: object, *, file: str | None = None) -> FitError:
-        """
-        Return the errors that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If one is missing or not a number.
-        """
-        read = JsonFields(value, file, "error", _MEND)
-        return cls(
-            prefill_mape=read.number("prefill_mape"),
-            decode_mape=read.number("decode_mape"),
-            makespan=read.number("makespan"),
-            prefill_stages=int(read.number("prefill_stages")),
-            decode_rounds=int(read.number("decode_rounds")),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class CalibratedCost:
@@ -79,6 +54,9 @@ class CalibratedCost:
     held_out
         Error on a whole job that the fit was not made from; None if none was run.
     """
+
+    JSON_HEADER: ClassVar = ("batchbound_cost", 1)
+    JSON_HINT: ClassVar = "Measure again with `batchbound profile`."
 
     cost: CostModel
     error: FitError
@@ -128,20 +106,7 @@ class CalibratedCost:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration to ``path``, whole or not at all."""
-        write_json(path, self.to_json(), indent=2)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the calibration as plain JSON values."""
-        return {
-            "batchbound_cost": CALIBRATION_VERSION,
-            "cost": self.cost.to_json(),
-            "error": self.error.to_json(),
-            "engine": dict(self.engine),
-            "date": self.date,
-            "slots_grid": list(self.slots_grid),
-            "prompt_grid": list(self.prompt_grid),
-            "held_out": None if self.held_out is None else self.held_out.to_json(),
-        }
+        write_json(path, plain(self), indent=2)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CalibratedCost:
@@ -153,33 +118,6 @@ class CalibratedCost:
         InputError
             If the file is not a calibration of this version.
         """
-        return cls.from_json(read_json_object(path), file=os.fspath(path))
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> CalibratedCost:
-        """
-        Return the calibration that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If it is of another version, or a field is missing or of another kind.
-        """
-        version = value.get("batchbound_cost")
-        if version != CALIBRATION_VERSION:
-            what = (
-                "not a batchbound calibration" if version is None else f"a calibration of version {version!r}"
-            )
-            raise InputError(what, file=file, where="field 'batchbound_cost'", hint=_MEND)
-        read = JsonFields(value, file, hint=_MEND)
-        return cls(
-            cost=CostModel.from_json(read.mapping("cost"), file=file),
-            error=FitError.from_json(read.mapping("error"), file=file),
-            engine=read.mapping("engine"),
-            date=read.text("date"),
-            slots_grid=read.integers("slots_grid"),
-            prompt_grid=read.integers("prompt_grid"),
-            held_out=None
-            if value.get("held_out") is None
-            else FitError.from_json(value["held_out"], file=file),
-        )
+        value = read_json_object(path)
+        refuse_unknown(CostModel, value.get("cost"), file=path, within="cost", hint=cls.JSON_HINT)
+        return record(cls, value, file=path)

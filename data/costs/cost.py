@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
-
-from ..files.disk import InputError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -120,36 +117,6 @@ class CostModel:
         """
         seconds = self.decode_base + self.decode_per_slot * active + self.decode_per_kv_token * kv_tokens
         return np.asarray(seconds, dtype=np.float64) if isinstance(seconds, np.ndarray) else seconds
-
-    def to_json(self) -> dict[str, float]:
-        """Return the coefficients by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> CostModel:
-        """
-        Return the cost model that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If a coefficient is missing, unknown, or not a number that a cost can be.
-        """
-        names = {field.name for field in fields(cls)}
-        required = {"prefill_base", "prefill_per_token", "decode_base", "decode_per_slot"}
-        hint = f"A cost model has the coefficients {', '.join(sorted(names))}, in seconds."
-        for name in sorted((required - value.keys()) | (value.keys() - names)):
-            word = "missing" if name in required else "unknown"
-            raise InputError(f"the coefficient is {word}", file=file, where=f"field '{name}'", hint=hint)
-        coefficients: dict[str, float] = {}
-        for name, number in value.items():
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                raise InputError(f"{number!r} is not a number", file=file, where=f"field '{name}'", hint=hint)
-            coefficients[name] = float(number)
-        try:
-            return cls(**coefficients)
-        except ValueError as error:
-            raise InputError(str(error), file=file, hint=hint) from None
 
 
 def refuse_negative_costs(costs: DataclassInstance) -> None:

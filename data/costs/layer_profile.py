@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from ..files.disk import InputError, read_json_object, write_json
+from ..files.record import plain, record, refuse_unknown
 from .cost import FloatArray
 from .reference_time import ReferenceTime
 
-PROFILE_VERSION = 1
 AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
 """What an operation can depend on: all new tokens, sequences, new tokens per prompt, tokens already held by
 that prompt, decoding sequences, and tokens held by each of those."""
 PHASES = ("both", "encode", "decode", "mixed", "run")
-_MEND = "Read it again from its source and save it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +213,9 @@ class LayerProfile:
         How fast the machine was meanwhile; None if unknown.
     """
 
+    JSON_HEADER: ClassVar = ("batchbound_layer_profile", 1)
+    JSON_HINT: ClassVar = "Profile again, or read it again from its source."
+
     shape: ModelShape
     device: str
     device_bytes: float
@@ -247,36 +250,7 @@ class LayerProfile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table to ``path``, whole or not at all."""
-        write_json(path, self.to_json())
-
-    def to_json(self) -> dict[str, object]:
-        """Return the table as plain JSON values."""
-        return {
-            "batchbound_layer_profile": PROFILE_VERSION,
-            "shape": asdict(self.shape),
-            "device": self.device,
-            "device_bytes": self.device_bytes,
-            "tensor_parallel": self.tensor_parallel,
-            "source": self.source,
-            "measured": self.measured,
-            "versions": dict(self.versions),
-            "warnings": list(self.warnings),
-            "kv_tokens": self.kv_tokens,
-            "reference": None if self.reference is None else self.reference.to_json(),
-            "operations": [
-                {
-                    "name": operation.name,
-                    "phase": operation.phase,
-                    "axes": list(operation.axes),
-                    "points": operation.points.tolist(),
-                    "seconds": operation.seconds.tolist(),
-                    "times": operation.times,
-                    "per_layer": operation.per_layer,
-                    "spread": None if operation.spread is None else operation.spread.tolist(),
-                }
-                for operation in self.operations
-            ],
-        }
+        write_json(path, plain(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LayerProfile:
@@ -288,51 +262,6 @@ class LayerProfile:
         InputError
             If the file is no layer profile of this version, or damaged.
         """
-        file = os.fspath(path)
         value = read_json_object(path)
-        version = value.get("batchbound_layer_profile")
-        if version != PROFILE_VERSION:
-            found = "not a layer profile" if version is None else f"a layer profile of version {version!r}"
-            raise InputError(found, file=file, where="field 'batchbound_layer_profile'", hint=_MEND)
-        try:
-            return _from_json(value, file)
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"the layer profile is damaged ({error})", file=file, hint=_MEND) from None
-
-
-def _from_json(value: Mapping[str, object], file: str) -> LayerProfile:
-    shape, listed, reference = value["shape"], value["operations"], value.get("reference")
-    versions, warnings = value["versions"], value["warnings"]
-    if not (isinstance(shape, dict) and isinstance(listed, list) and isinstance(versions, dict)):
-        raise TypeError("shape, operations or versions have the wrong type")
-    if not isinstance(warnings, list):
-        raise TypeError("warnings are no list")
-    if shape.keys() != {entry.name for entry in fields(ModelShape)}:
-        raise ValueError("the model's shape has other fields")
-    return LayerProfile(
-        shape=ModelShape(**shape),
-        device=str(value["device"]),
-        device_bytes=float(str(value["device_bytes"])),
-        tensor_parallel=int(str(value["tensor_parallel"])),
-        operations=tuple(
-            Operation(
-                name=str(entry["name"]),
-                phase=str(entry["phase"]),
-                axes=tuple(entry["axes"]),
-                points=np.array(entry["points"], dtype=np.float64),
-                seconds=np.array(entry["seconds"], dtype=np.float64),
-                times=int(entry["times"]),
-                per_layer=bool(entry["per_layer"]),
-                spread=None if entry["spread"] is None else np.array(entry["spread"], dtype=np.float64),
-            )
-            for entry in listed
-        ),
-        source=str(value["source"]),
-        measured=bool(value["measured"]),
-        versions={str(name): str(text) for name, text in versions.items()},
-        warnings=tuple(str(text) for text in warnings),
-        kv_tokens=int(str(value.get("kv_tokens", 0))),
-        reference=None if reference is None else ReferenceTime.from_json(reference, file=file),
-    )
+        refuse_unknown(ModelShape, value.get("shape"), file=path, within="shape", hint=cls.JSON_HINT)
+        return record(cls, value, file=path)

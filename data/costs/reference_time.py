@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..files.json_fields import JsonFields
 from .cost import FloatArray
 
 PROMPTS, TOKENS, ROUNDS = 16, 32, 4
@@ -24,16 +23,21 @@ class ReferenceTime:
     ----------
     seconds
         The median of its readings.
+    work
+        What the piece of work is: only times of the same work can be compared.
 
     Raises
     ------
     ValueError
-        If it is not positive and finite.
+        If the seconds are not positive and finite, or the work is another.
     """
 
     seconds: float
+    work: str = WORK
 
     def __post_init__(self) -> None:
+        if self.work != WORK:
+            raise ValueError(f"the work {self.work!r} is not {WORK!r}: profile again")
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"{self.seconds} is no number of seconds that a piece of work can take")
 
@@ -57,26 +61,3 @@ class ReferenceTime:
             None where there is no reading.
         """
         return float(np.median(readings)) / self.seconds if len(readings) else None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as plain JSON values, with what the work is."""
-        return {**asdict(self), "work": WORK}
-
-    @classmethod
-    def from_json(cls, value: object, *, file: str | None = None) -> ReferenceTime:
-        """
-        Return the reference that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        InputError
-            If a field is missing, of another kind, or none that can be, or the time is of other work.
-        """
-        read = JsonFields(value, file, "reference", "Profile again, and search again with that profile.")
-        seconds = read.number("seconds")
-        if read.get("work") != WORK:
-            raise read.error("work", f"{read.get('work')!r} is not {WORK!r}")
-        try:
-            return cls(seconds)
-        except ValueError as error:
-            raise read.error("seconds", str(error)) from None

@@ -6,10 +6,13 @@ import contextlib
 import errno
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -88,18 +91,41 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
     InputError
         If the file is unreadable, is not JSON, or holds something else than an object.
     """
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON ({error.msg})", file=path, where=f"line {error.lineno}", hint="Write it again."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError("not JSON that can be parsed", file=path, hint="Write it again.") from None
+    value = parsed_json(read_text(path), path)
     if not isinstance(value, dict):
         raise InputError("not a JSON object", file=path, hint="Write it again.")
+    return value
+
+
+def parsed_json(
+    text: str, path: str | os.PathLike[str], *, line: int = 0, hint: str = "Write it again."
+) -> object:
+    """
+    Return the value of a JSON text, every number in it finite and every integer of at most 64 bits.
+
+    Parameters
+    ----------
+    text
+        One JSON value.
+    path, line
+        The file it stands in, and its line counted from one; 0 where the file is one value.
+    hint
+        What to do about a damaged file.
+
+    Raises
+    ------
+    InputError
+        If it is not JSON, or holds what JSON or this program has no number for.
+    """
+    where = f"line {line}" if line else ""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        what, found = _why_not_json(text)
+        raise InputError(what, file=path, where=where or found, hint=hint) from None
+    if _LONG.search(text) and (number := _beyond_64_bits(value)) is not None:
+        what = f"the number {str(number)[:20]}... has more than 64 bits"
+        raise InputError(what, file=path, where=where, hint="Correct the number.")
     return value
 
 
@@ -149,6 +175,28 @@ def write_json(path: str | os.PathLike[str], value: object, *, indent: int | Non
     with atomic_write(path) as stream:
         json.dump(value, stream, indent=indent, ensure_ascii=False, allow_nan=False)
         stream.write("\n")
+
+
+def _why_not_json(text: str) -> tuple[str, str]:
+    """Return what is wrong with a text that is not JSON, and the line if it is known."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"not valid JSON ({error.msg})", f"line {error.lineno}"
+    except (ValueError, RecursionError):
+        return "not JSON that can be parsed", ""
+    return "not valid JSON (a number that is not finite, or half of a Unicode surrogate pair)", ""
+
+
+_LONG = re.compile(r"\d{19}")
+
+
+def _beyond_64_bits(value: object) -> int | None:
+    """Return an integer that no array can hold, or None if there is none."""
+    if isinstance(value, int):
+        return value if abs(value) >= 2**63 else None
+    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for entry in entries if (found := _beyond_64_bits(entry)) is not None), None)
 
 
 def _umask() -> int:

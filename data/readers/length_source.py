@@ -10,6 +10,7 @@ import numpy as np
 from ..costs.cost import IntArray
 from ..files.disk import InputError
 from ..files.jsonl import file_digest
+from ..files.record import Positive, plain, record, refuse_unknown
 from ..lengths.distributions import FAMILIES, LengthDistribution
 from ..workload import LONGEST
 from .completions import read_answer_lengths
@@ -34,6 +35,11 @@ class LengthSource:
         The family a quantile's distribution is fitted from.
     longest
         Most tokens of any answer, whatever its request allows, or None for no such limit.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kind.
     """
 
     kind: str
@@ -41,7 +47,11 @@ class LengthSource:
     file: str | None = None
     digest: str | None = None
     family: str = "empirical"
-    longest: int | None = None
+    longest: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _MEND:
+            raise ValueError(f"the kind {self.kind!r} is none of {', '.join(_MEND)}")
 
     @classmethod
     def parse(cls, spec: str) -> LengthSource:
@@ -148,28 +158,21 @@ class LengthSource:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that are set, as plain JSON values."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in fields.items() if value not in (None, "empirical")}
+        return {name: value for name, value in plain(self).items() if value not in (None, "empirical")}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, object], *, file: str | None = None) -> LengthSource:
-        """
-        Return the source that :meth:`to_json` wrote.
 
-        Raises
-        ------
-        InputError
-            If it is not one.
-        """
-        kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(("kind", "file", "digest", "family"), str)
-        kinds |= {"value": (int, float), "longest": int}
-        wrong = [name for name, entry in value.items() if not isinstance(entry, kinds.get(name, ()))]
-        if not isinstance(most := value.get("longest", 1), int) or most < 1:
-            wrong.append("longest")
-        if wrong or value.get("kind") not in _MEND:
-            where = f"field 'lengths.{wrong[0] if wrong else 'kind'}'"
-            raise InputError("is not a source of answer lengths", file=file, where=where, hint="Plan again.")
-        return cls(**value)  # type: ignore[arg-type]  # each entry's type was checked above
+def length_source_of(lengths: Mapping[str, object], *, file: str | None = None) -> LengthSource:
+    """
+    Return the source of lengths that a plan records.
+
+    Raises
+    ------
+    InputError
+        If it is none.
+    """
+    within, hint = "provenance.lengths", "Plan again."
+    refuse_unknown(LengthSource, lengths, file=file, within=within, hint=hint)
+    return record(LengthSource, lengths, file=file, within=within, hint=hint)
 
 
 def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -> int | None:
@@ -182,7 +185,7 @@ def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -
         If the record's limit is none.
     """
     limit = {name: value for name, value in lengths.items() if name == "longest"}
-    return LengthSource.from_json({"kind": "cap", **limit}, file=file).longest
+    return length_source_of({"kind": "cap", **limit}, file=file).longest
 
 
 _MEND = {

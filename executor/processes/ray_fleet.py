@@ -13,6 +13,7 @@ from ...data.costs.cost import IntArray
 from ...data.fleet import Fleet, FleetSchedule
 from ...data.schedule import Schedule
 from ...data.trace import Stage, Trace
+from ..models.faults import RunStoppedError
 from .engine_spec import EngineSpec
 from .ray_replica import ReplicaActor
 
@@ -23,7 +24,7 @@ LAST_WORD = 10.0
 """Seconds that a replica has to say that it lives, once all is answered; a dead one is told at once."""
 
 
-class FleetLostError(RuntimeError):
+class FleetLostError(RunStoppedError):
     """Every replica died; what was answered before has been handed over."""
 
 

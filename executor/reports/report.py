@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ...data.bound import Bound
 from ...data.costs.calibration import FitError
 from ...data.costs.cost import CostModel, FloatArray, IntArray
+from ...data.fleet import Fleet
+from ...data.plan import Plan
 from ...data.problem import Problem
-from ...data.report import LengthError, Percentiles, Report
+from ...data.report import BETWEEN, BUBBLES, BUSY, TAIL, LengthError, Percentiles, Report
 from ...data.trace import Trace
+from ...heuristics.loop import execute
+from ...heuristics.replay import Replay
+from ...heuristics.simulator import Simulator
+from ...models.bounds.makespan import best_bound
 from .bubbles import slot_seconds
 
 
@@ -26,7 +36,7 @@ def report(
     seconds: float | None = None,
 ) -> Report:
     """
-    Return the report of a run.
+    Return the report of a run on one machine.
 
     Parameters
     ----------
@@ -41,8 +51,8 @@ def report(
     fit
         The error of the problem's cost model, if it is a fitted one.
     run_bound
-        A proven bound of the requests served, at the answer lengths that came out. If all were served and
-        came out as planned it is a bound of the problem, too, and the larger of the two counts.
+        A proven bound of the requests served, at the completion lengths that came out. If all were served
+        and came out as planned it is a bound of the problem, too, and the larger of the two counts.
     seconds
         What planning or running took the program, to be handed on.
 
@@ -51,60 +61,187 @@ def report(
     ValueError
         If the trace serves a request that the problem does not have.
     """
-    rows = _rows(problem, trace)
-    served = np.isfinite(trace.finished)
-    requests = int(served.sum())
-    planned = problem.workload.output_tokens[rows][served]
-    actual = trace.tokens[served]
+    part = _Part.of(problem, _rows(problem.workload.ids, [trace])[0], trace)
+    found = _report([part], len(problem), bound, run_bound)
+    return replace(found, planned_makespan=planned_makespan, fit=fit, seconds=seconds)
+
+
+def plan_report(
+    plan: Plan, traces: Sequence[Trace], *, fit: FitError | None = None, run_bound: Bound | None = None
+) -> Report:
+    """
+    Return the report of a run of a plan, on one machine or a fleet.
+
+    Parameters
+    ----------
+    plan
+        What was run.
+    traces
+        What each replica did, in the plan's order.
+    fit, run_bound
+        As of :func:`report`; the bound is of all the requests served, on the fleet.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many traces as replicas, or one serves a request that the plan has not, or that
+        another serves.
+    """
+    fleet, bound = plan.fleet, plan.bound
+    if len(traces) != len(fleet.replicas):
+        raise ValueError(f"{len(traces)} traces for {len(fleet.replicas)} replicas")
+    rows = _rows(plan.workload.ids, traces)
+    parts = [
+        _Part.of(
+            fleet.problem_of(k, mine) if mine.size else None,
+            np.arange(len(mine)),
+            trace,
+            fleet.replicas[k].busy,
+        )
+        for k, (mine, trace) in enumerate(zip(rows, traces, strict=True))
+    ]
+    found = _report(parts, len(fleet), bound, run_bound)
+    found = replace(found, planned_makespan=plan.makespan, fit=fit, expected=plan.expected)
+    if len(traces) == 1:
+        return found
+    planned_for = plan.shares.replica_of
+    return replace(
+        found,
+        moved=sum(int(np.count_nonzero(planned_for[mine] != k)) for k, mine in enumerate(rows)),
+        lost={k: str(trace.engine["lost"]) for k, trace in enumerate(traces) if "lost" in trace.engine},
+        planned_ends=plan.shares.finishes(fleet),
+        replicas=tuple(
+            None if part.problem is None else _of_replica(fleet, k, part) for k, part in enumerate(parts)
+        ),
+    )
+
+
+def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
+    """
+    Return the fleet with only the requests that a run served, at the lengths they had; None without any.
+
+    Without the capacities, which actual lengths may have outgrown: a bound without them holds all the more.
+
+    Raises
+    ------
+    ValueError
+        If a trace serves a request that the fleet has not, or that another serves.
+    """
+    rows = _rows(fleet.workload.ids, traces)
+    served = np.concatenate(rows)
+    if not served.size:
+        return None
+    order = np.argsort(served, kind="stable")
+    tokens = np.concatenate([trace.tokens for trace in traces])[order]
+    workload = fleet.workload.select(served[order]).with_output_tokens(tokens)
+    free = [
+        replace(one, kv_capacity=None, prefill_token_cap=None, max_position=None) for one in fleet.replicas
+    ]
+    return replace(fleet, workload=workload, replicas=tuple(free))
+
+
+def simulated(plan: Plan) -> tuple[Trace, ...]:
+    """Return the trace of each replica as planned, at its cost model's pace; an empty one if it is idle."""
+    traces = []
+    for k, schedule in enumerate(plan.shares.schedules):
+        if schedule is None:
+            traces.append(Trace.empty(plan.fleet.replicas[k].slots))
+            continue
+        problem = plan.fleet.problem_of(k, plan.shares.members(k))
+        traces.append(execute(problem, Replay(schedule, problem), Simulator(problem)))
+    return tuple(traces)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """What one replica served, and what of it: planned and actual tokens of the requests that finished."""
+
+    problem: Problem | None
+    trace: Trace
+    busy: float
+    served: npt.NDArray[np.bool_]
+    planned: IntArray
+    prompt_tokens: int
+    model_seconds: float
+    schedule_seconds: float
+
+    @classmethod
+    def of(cls, problem: Problem | None, rows: IntArray, trace: Trace, busy: float = 0.0) -> _Part:
+        if problem is None:
+            nothing = np.array([], dtype=np.int64)
+            return cls(None, trace, busy, nothing.astype(np.bool_), nothing, 0, 0.0, 0.0)
+        served = np.isfinite(trace.finished)
+        planned = problem.workload.output_tokens[rows][served]
+        prompt_tokens = int(problem.prompt_tokens[rows][served].sum())
+        measured = _clock([trace]) == "measured"
+        seconds = [model_seconds(problem.cost, trace, overheads=each) for each in (measured, False)]
+        return cls(problem, trace, busy, served, planned, prompt_tokens, *seconds)
+
+
+def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_bound: Bound | None) -> Report:
+    """Return the report of what replicas did together, of a job of so many requests."""
+    traces = [part.trace for part in parts]
+    planned = np.concatenate([part.planned for part in parts])
+    actual = np.concatenate([part.trace.tokens[part.served] for part in parts])
     off = planned - actual
-    makespan = trace.makespan
-    wrong = int(np.count_nonzero(off))
-    proven = _valid(bound)
-    as_planned = requests == len(problem) and not wrong
-    bounds_of_run = [each for each in (_valid(run_bound), proven if as_planned else None) if each is not None]
-    padding, padding_seconds = _padding(problem.cost, trace)
-    clock = "model" if trace.engine.get("name") == "simulator" else "measured"
-    bursts = sum(stage.kind == "decode" for stage in trace.stages)
-    pace, missed = (None, None) if clock == "model" else pace_of(problem.cost, trace)
-    later = served & (trace.tokens > 1)
+    clock, wrong = _clock(traces), int(np.count_nonzero(off))
+    # What a replica was busy with before is in the model's seconds: a measured run begins after it.
+    ends = [part.trace.makespan + (part.busy if clock == "model" else 0.0) for part in parts]
+    model_makespan = max(part.busy + part.model_seconds for part in parts)
+    proven = None if bound is None else bound.proven
+    as_planned = len(actual) == requests and not wrong
+    bounds_of_run = [None if run_bound is None else run_bound.proven, proven if as_planned else None]
+    padding, padding_seconds = _padding(parts)
+    pace, missed, between = _paces(parts) if clock == "measured" else (None, None, None)
     return Report(
         clock=clock,
-        makespan=makespan,
-        model_makespan=model_seconds(problem.cost, trace, overheads=clock != "model"),
-        schedule_makespan=model_seconds(problem.cost, trace, overheads=False),
-        planned_makespan=planned_makespan,
-        bound=None if proven is None else proven.seconds,
-        bound_source=None if proven is None else proven.source,
-        run_bound=max((each.seconds for each in bounds_of_run), default=None),
-        requests=requests,
-        resumed=len(problem) - requests,
-        slots=trace.slots,
-        prefill_stages=trace.prefill_stages,
-        decode_rounds=trace.decode_rounds,
-        evictions=trace.evictions,
-        prompt_tokens=int(problem.prompt_tokens[rows][served].sum()),
+        makespan=max(ends),
+        model_makespan=model_makespan,
+        schedule_makespan=max(part.busy + part.schedule_seconds for part in parts),
+        planned_makespan=None,
+        bound=proven,
+        bound_source=None if proven is None or bound is None else bound.source,
+        run_bound=max((each for each in bounds_of_run if each is not None), default=None),
+        requests=len(actual),
+        resumed=requests - len(actual),
+        slots=sum(trace.slots for trace in traces),
+        prefill_stages=sum(trace.prefill_stages for trace in traces),
+        decode_rounds=sum(trace.decode_rounds for trace in traces),
+        evictions=sum(trace.evictions for trace in traces),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
         output_tokens=int(actual.sum()),
-        utilization=_utilization(
-            problem.cost, trace, model_seconds(problem.cost, trace, overheads=clock != "model")
+        utilization=_utilization(parts, model_makespan),
+        slot_seconds=_slot_seconds(traces, ends),
+        finish=_percentiles([(part.trace.finished - part.trace.queued)[part.served] for part in parts]),
+        first_token=_percentiles(
+            [(part.trace.first_token - part.trace.queued)[part.served] for part in parts]
         ),
-        slot_seconds=slot_seconds(trace),
-        finish=_percentiles((trace.finished - trace.queued)[served]),
-        first_token=_percentiles((trace.first_token - trace.queued)[served]),
-        per_token=_percentiles((trace.finished - trace.first_token)[later] / (trace.tokens[later] - 1)),
+        per_token=_percentiles([_per_token(part) for part in parts]),
         lengths=LengthError(
-            mean_absolute=float(np.abs(off).mean()) if requests else 0.0,
-            bias=float(off.mean()) if requests else 0.0,
+            mean_absolute=float(np.abs(off).mean()) if len(off) else 0.0,
+            bias=float(off.mean()) if len(off) else 0.0,
             wrong=wrong,
         ),
         padding=padding,
         padding_seconds=padding_seconds,
-        change_seconds=0.0 if clock == "model" else problem.cost.decode_per_change * bursts,
+        change_seconds=_change_seconds(parts) if clock == "measured" else 0.0,
         pace=pace,
         missed=missed,
-        between=None if clock == "model" else makespan - sum(stage.seconds for stage in trace.stages),
-        fit=fit,
-        engine=dict(trace.engine),
-        seconds=seconds,
+        between=between,
+        engine=dict(traces[0].engine) if len(traces) == 1 else {},
+    )
+
+
+def _of_replica(fleet: Fleet, replica: int, part: _Part) -> Report:
+    """Return the report of one replica of a fleet, its gap taken to the bound of what it served."""
+    problem = part.problem
+    assert problem is not None
+    alone = served_part(
+        Fleet(problem.workload, (fleet.replicas[replica],), fleet.prefill_emits_first_token),
+        [part.trace],
+    )
+    return _report(
+        [replace(part, busy=0.0)], len(problem), None, None if alone is None else best_bound(alone.problem())
     )
 
 
@@ -158,9 +295,14 @@ def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
     )
 
 
-def pace_of(cost: CostModel, trace: Trace) -> tuple[float | None, float | None]:
+def pace_of(runs: Sequence[tuple[CostModel, Trace]]) -> tuple[float | None, float | None]:
     """
-    Return how much slower than a cost model a run's machine was, and what the model missed besides.
+    Return how much slower than its cost model a run's machine was, and what the model missed besides.
+
+    Parameters
+    ----------
+    runs
+        The cost model and the trace of each replica.
 
     Returns
     -------
@@ -170,8 +312,8 @@ def pace_of(cost: CostModel, trace: Trace) -> tuple[float | None, float | None]:
         Measured seconds of all stages over model seconds at that pace, minus one. Both are None where the
         model gives no stage any time, or none was measured.
     """
-    model = np.array([stage.model_seconds(cost) for stage in trace.stages])
-    measured = np.array([stage.seconds for stage in trace.stages])
+    model = np.array([stage.model_seconds(cost) for cost, trace in runs for stage in trace.stages])
+    measured = np.array([stage.seconds for _, trace in runs for stage in trace.stages])
     if not model.sum() or not measured.sum():
         return None, None
     counted = model > 0
@@ -197,46 +339,99 @@ def _model_edges(cost: CostModel, trace: Trace, *, overheads: bool = True) -> Fl
     return edges
 
 
-def _valid(bound: Bound | None) -> Bound | None:
-    return bound if bound is not None and bound.valid else None
+def _clock(traces: Sequence[Trace]) -> Literal["model", "measured"]:
+    simulated = all(trace.engine.get("name") == "simulator" for trace in traces if trace.engine)
+    return "model" if simulated and any(trace.engine for trace in traces) else "measured"
 
 
-def _rows(problem: Problem, trace: Trace) -> IntArray:
-    row_of = {name: row for row, name in enumerate(problem.workload.ids.tolist())}
-    strangers = [name for name in trace.ids if name not in row_of]
+def _rows(ids: npt.NDArray[np.str_], traces: Sequence[Trace]) -> list[IntArray]:
+    """Return the plan's requests that each trace serves, in the trace's order."""
+    row_of = {name: row for row, name in enumerate(ids.tolist())}
+    strangers = [name for trace in traces for name in trace.ids if name not in row_of]
     if strangers:
         raise ValueError(
-            f"the trace serves {strangers[0]!r}, which is not a request of the problem; it is of another plan"
+            f"the trace serves {strangers[0]!r}, which is not a request of the plan; it is of another plan"
         )
-    return np.array([row_of[name] for name in trace.ids], dtype=np.int64)
+    times = Counter(name for trace in traces for name in trace.ids)
+    if len(traces) > 1 and len(times) < times.total():
+        raise ValueError(f"two traces serve {max(times, key=times.__getitem__)!r}")
+    return [np.array([row_of[name] for name in trace.ids], dtype=np.int64) for trace in traces]
 
 
-def _utilization(cost: CostModel, trace: Trace, makespan: float) -> float:
+def _utilization(parts: Sequence[_Part], makespan: float) -> float:
     r"""
     Return :math:`\frac{1}{T} \frac{\sum_i N^d_i}{J} t(J)`: full rounds' seconds over the makespan.
 
     As the hybrid paper counts it (section V), where a full round takes t(J) = 71 ms at J = 200 slots. Such
     a round holds J times the keys and values that an active slot held on average. The makespan is in model
-    seconds as well: a share of measured seconds would be more or less than all by the model's error.
+    seconds as well: a share of measured seconds would be more or less than all by the model's error. Over
+    replicas it is the mean by slots.
     """
+    slots = sum(part.trace.slots for part in parts)
+    seconds = sum(part.trace.slots * _full_round_seconds(part) for part in parts)
+    return seconds / (slots * makespan) if makespan else 0.0
+
+
+def _full_round_seconds(part: _Part) -> float:
+    trace = part.trace
     decodes = [stage for stage in trace.stages if stage.kind == "decode"]
     slot_rounds = sum(stage.rounds * stage.active for stage in decodes)
-    if not slot_rounds:
+    if not slot_rounds or part.problem is None:
         return 0.0
     held = sum(stage.kv_tokens for stage in decodes) / slot_rounds
-    full_round = cost.decode_seconds(trace.slots, round(held * trace.slots))
-    return slot_rounds / trace.slots * full_round / makespan if makespan else 0.0
+    return (
+        slot_rounds / trace.slots * part.problem.cost.decode_seconds(trace.slots, round(held * trace.slots))
+    )
 
 
-def _padding(cost: CostModel, trace: Trace) -> tuple[float, float]:
+def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, float]:
+    """Return slot-seconds by cause; a replica that is done before the others has a tail until they are."""
+    found = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
+    for trace, end in zip(traces, ends, strict=True):
+        for cause, seconds in slot_seconds(trace).items():
+            found[cause] += seconds
+        found[BETWEEN] += trace.slots * (end - trace.makespan)
+        found[TAIL] += trace.slots * (max(ends) - end)
+    return found
+
+
+def _paces(parts: Sequence[_Part]) -> tuple[float | None, float | None, float | None]:
+    """Return pace and what the models missed, and the seconds between stages on one machine."""
+    pace, missed = pace_of([(part.problem.cost, part.trace) for part in parts if part.problem is not None])
+    trace = parts[0].trace
+    between = trace.makespan - sum(stage.seconds for stage in trace.stages) if len(parts) == 1 else None
+    return pace, missed, between
+
+
+def _padding(parts: Sequence[_Part]) -> tuple[float, float]:
     """Return the share of the keys and values read that was padding, and the model seconds of reading it."""
-    decodes = [stage for stage in trace.stages if stage.kind == "decode"]
-    read = sum(stage.padded_kv_tokens for stage in decodes)
-    padding = read - sum(stage.kv_tokens for stage in decodes)
-    return padding / read if read else 0.0, cost.decode_per_kv_token * padding
+    whole, seconds, padding = 0, 0.0, 0
+    for part in parts:
+        decodes = [stage for stage in part.trace.stages if stage.kind == "decode"]
+        read = sum(stage.padded_kv_tokens for stage in decodes)
+        padded = read - sum(stage.kv_tokens for stage in decodes)
+        whole, padding = whole + read, padding + padded
+        seconds += 0.0 if part.problem is None else part.problem.cost.decode_per_kv_token * padded
+    return padding / whole if whole else 0.0, seconds
 
 
-def _percentiles(seconds: FloatArray) -> Percentiles | None:
+def _change_seconds(parts: Sequence[_Part]) -> float:
+    return sum(
+        part.problem.cost.decode_per_change * sum(stage.kind == "decode" for stage in part.trace.stages)
+        for part in parts
+        if part.problem is not None
+    )
+
+
+def _per_token(part: _Part) -> FloatArray:
+    trace = part.trace
+    later = part.served & (trace.tokens > 1)
+    seconds: FloatArray = (trace.finished - trace.first_token)[later] / (trace.tokens[later] - 1)
+    return seconds
+
+
+def _percentiles(parts: Sequence[FloatArray]) -> Percentiles | None:
+    seconds = np.concatenate(parts)
     known = seconds[np.isfinite(seconds)]
     if not known.size:
         return None

@@ -25,8 +25,6 @@ from ...data.report import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .fleet_report import FleetReport
-
 
 MODEL_CLOCK = "Model seconds"
 """The heading of what plans, schedules and bounds take by the cost model."""
@@ -62,6 +60,7 @@ def report_rows(report: Report) -> list[Row]:
         *_slot_rows(report),
         *_throughput_rows(report),
         *_latency_rows(report),
+        *_replica_rows(report),
     ]
 
 
@@ -112,7 +111,7 @@ def _makespan_rows(report: Report) -> list[Row]:
         rows.append(_expected_row(report.expected, group))
     note = "simulated" if report.clock == "model" else "what the cost model gives the stages that ran"
     rows.append(Row(group, "run", duration(report.model_makespan), note))
-    rows += bound_rows(report, group)
+    rows += _bound_rows(report, group)
     rows.append(_run_gap_row(report, group))
     if report.fit is not None:
         fit = report.fit
@@ -157,7 +156,7 @@ def _reached_rows(reached: Reached | None) -> list[Row]:
     return rows
 
 
-def bound_rows(report: Report | FleetReport, group: str) -> list[Row]:
+def _bound_rows(report: Report, group: str) -> list[Row]:
     """Return the lines of what is proven, and of the plan's gap, under a heading."""
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
@@ -249,6 +248,8 @@ def _throughput_rows(report: Report) -> list[Row]:
         rows.append(Row(group, "padding", percent(report.padding), note))
     if report.evictions:
         rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests put back and prefilled again"))
+    if report.moved:
+        rows.append(Row(group, "moved", f"{report.moved:,}", "to another replica than planned"))
     if report.lengths.wrong:
         note = (
             f"on average, {report.lengths.bias:+.1f} planned minus actual; {report.lengths.wrong:,} requests"
@@ -265,6 +266,22 @@ def _latency_rows(report: Report) -> list[Row]:
         ("TPOT", report.per_token, "per token after the first"),
     )
     return [Row(group, name, _three(value), note) for name, value, note in named if value is not None]
+
+
+def _replica_rows(report: Report) -> list[Row]:
+    rows, group = [], f"{len(report.replicas)} replicas"
+    for k, (each, end) in enumerate(zip(report.replicas, report.planned_ends, strict=True)):
+        note = f"no completion; planned {duration(end)}"
+        if each is not None:
+            gap = "" if each.run_gap is None else f", gap {percent(each.run_gap, 2)}"
+            note = (
+                f"{each.requests:,} completions{gap}, utilization {percent(each.utilization)},"
+                f" {each.prefill_stages:,} stages, {each.decode_rounds:,} rounds; planned {duration(end)}"
+            )
+        if k in report.lost:
+            note += f"; died ({report.lost[k]}), its unfinished requests ran elsewhere"
+        rows.append(Row(group, f"replica {k}", duration(0.0 if each is None else each.model_makespan), note))
+    return rows
 
 
 def _three(value: Percentiles) -> str:

@@ -82,9 +82,9 @@ def run_configuration(
     """
     whole = job.plan.problem
     names = whole.workload.ids.tolist()
-    left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+    left = job.left(journal)
     if not left.size:
-        return Outcome(None, len(names))
+        return Outcome((), len(names))
     problem = replace(whole, workload=whole.workload.select(left))
     prompts = [job.prompts.tokens[i] for i in left]
     options: dict[str, Any] = {
@@ -127,11 +127,11 @@ def run_configuration(
                 )
                 model = share_layers(model, tensor_parallel)
             single = HuggingFaceEngine(problem, model, prompts, **options)
-            return Outcome(serve(single, rra_policy(configuration)), resumed)
+            return Outcome((serve(single, rra_policy(configuration)),), resumed)
     assert worker is not None
     batch = dynamic_batch(configuration)
     most = batch.most if replanning is None else MOST_GROWTH * batch.most
     with closing(EncodeWorker(worker, most, int(problem.prompt_tokens.max()))) as encoder:
         engine = DecodeEngine(encoder, problem, job.model, prompts, **options)
         trace = serve(engine, WorkloadAwareAllocation(engine, batch, configuration.lead))
-    return Outcome(replace(trace, prefilled=engine.encode_began), resumed)
+    return Outcome((replace(trace, prefilled=engine.encode_began),), resumed)

@@ -40,13 +40,13 @@ class Outcome:
 
     Parameters
     ----------
-    trace
-        Of the requests served by this run; None if none was left to serve.
+    traces
+        Of the requests served by this run, one for each replica; empty if none was left to serve.
     resumed
         Requests whose answers an earlier, interrupted run had finished.
     """
 
-    trace: Trace | None
+    traces: tuple[Trace, ...]
     resumed: int
 
 
@@ -93,23 +93,23 @@ class Job:
     policy: str | None = None
 
     def __post_init__(self) -> None:
-        problem = self.plan.problem
-        if not problem.prefill_emits_first_token:
+        workload = self.plan.workload
+        if not self.plan.fleet.prefill_emits_first_token:
             raise InputError(
                 "the plan counts a decode round for the first token, which an engine's prefill emits",
-                where="field 'limits.prefill_emits_first_token'",
+                where="field 'fleet.prefill_emits_first_token'",
                 hint="Plan again with --first-token prefill.",
             )
         names = [record.custom_id for record in self.prompts.records]
-        if names != problem.workload.ids.tolist():
+        if names != workload.ids.tolist():
             raise InputError("the prompts are not those of the plan", hint="Plan again.")
         counted = self.prompts.lengths
-        wrong = np.flatnonzero(counted != problem.prompt_tokens)
+        wrong = np.flatnonzero(counted != workload.input_tokens)
         if wrong.size:
             i = int(wrong[0])
             raise InputError(
                 f"the prompt of {names[i]!r} has {counted[i]} tokens,"
-                f" the plan counts {problem.prompt_tokens[i]}",
+                f" the plan counts {workload.input_tokens[i]}",
                 hint="Plan again with --model or --tokenizer as this run has them.",
             )
         self._check_model()
@@ -117,10 +117,10 @@ class Job:
     @property
     def most_tokens(self) -> IntArray:
         """Tokens after which each answer ends, shape (requests,)."""
-        planned = self.plan.problem.workload.output_tokens
+        planned = self.plan.workload.output_tokens
         if self.pinned:
             return planned
-        source = LengthSource("cap", longest=longest_planned(self.plan.lengths))
+        source = LengthSource("cap", longest=longest_planned(self.plan.provenance.lengths))
         caps = source.capped([record.max_tokens for record in self.prompts.records])
         room = self._positions() - self.prompts.lengths
         most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
@@ -147,16 +147,14 @@ class Job:
         RunStoppedError
             If the run cannot go on; the journal holds what is finished.
         """
-        names = self.plan.problem.workload.ids.tolist()
-        left = np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
+        names, left = self.plan.workload.ids.tolist(), self.left(journal)
         if not left.size:
-            return Outcome(None, len(names))
+            return Outcome((), len(names))
         if self.policy is None:
             problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
             policy = following(self.plan.expected, schedule, problem)
         else:
-            workload = self.plan.problem.workload.select(left)
-            problem = replace(self.plan.problem, workload=workload)
+            problem = replace(self.plan.problem, workload=self.plan.workload.select(left))
             policy = policy_named(self.policy, problem)
         engine = HuggingFaceEngine(
             problem,
@@ -175,12 +173,17 @@ class Job:
 
         with device_failures():
             trace = execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
-        return Outcome(trace, len(names) - len(left))
+        return Outcome((trace,), len(names) - len(left))
+
+    def left(self, journal: Journal) -> IntArray:
+        """Return the requests, as positions in the plan, that the journal holds no completion of."""
+        names = self.plan.workload.ids.tolist()
+        return np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
         """Write every answer in the plan's order, whole or not at all, and let go of the journal."""
         with atomic_write(path) as stream:
-            for name in self.plan.problem.workload.ids.tolist():
+            for name in self.plan.workload.ids.tolist():
                 stream.write(dump_line(journal.finished[name]))
         journal.remove()
 
@@ -203,7 +206,7 @@ class Job:
         return 2**31 - 1 if limit is None else limit
 
     def _check_model(self) -> None:
-        workload = self.plan.problem.workload
+        workload = self.plan.workload
         vocabulary = vocabulary_of(self.model)
         largest = [max(tokens) for tokens in self.prompts.tokens]
         if max(largest) >= vocabulary:

@@ -84,7 +84,7 @@ def fleet_bound(fleet: Fleet) -> Bound:
         Its certificate lists the weights and the arguments used.
     """
     if len(fleet.replicas) == 1 and fleet.replicas[0].busy == 0:
-        return best_bound(fleet.problem_of(0, np.arange(len(fleet))))
+        return best_bound(fleet.problem())
     bounds = [_alone(fleet)]
     for stage_by in _stage_arguments(fleet):
         for round_by in _round_arguments(fleet):

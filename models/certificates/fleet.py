@@ -29,7 +29,7 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
     if kind not in ("fleet shares", "one request"):
         if len(fleet.replicas) > 1 or fleet.replicas[0].busy:
             return Violation("a certificate is of a known kind", f"{kind!r} is not one of a fleet")
-        return verify_bound(fleet.problem_of(0, range(len(fleet))), bound)
+        return verify_bound(fleet.problem(), bound)
     derive = _shares if kind == "fleet shares" else _one_request
     return judged(bound, lambda: derive(fleet, bound))
 

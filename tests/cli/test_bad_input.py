@@ -66,10 +66,17 @@ def planned(
     return write
 
 
-def edited(**changes: object) -> Callable[[Path], None]:
+def edited(place: str, value: object) -> Callable[[Path], None]:
+    """Return what sets one place of the plan, named by its fields, to a value."""
+
     def edit(folder: Path) -> None:
         plan = json.loads((folder / "plan.json").read_text())
-        (folder / "plan.json").write_text(json.dumps({**plan, **changes}))
+        *steps, last = place.split(".")
+        inside = plan
+        for step in steps:
+            inside = inside[int(step) if isinstance(inside, list) else step]
+        inside[last] = value
+        (folder / "plan.json").write_text(json.dumps(plan))
 
     return edit
 
@@ -265,8 +272,8 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"cost.json: prefilling or decoding takes no time",
     ),
     "a plan of more slots than memory": (
-        planned(change=edited(limits={"slots": 10**12, "prefill_emits_first_token": True})),
-        r"plan.json: the plan is damaged \(slots is 1000000000000; it must be at most 1,000,000\)",
+        planned(change=edited("fleet.replicas.0.slots", 10**12)),
+        r"plan.json, field 'fleet': slots is 1000000000000; it must be at most 1,000,000",
     ),
     "an endless temperature": (
         planned(run=("--temperature", "inf")),
@@ -294,8 +301,8 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"Shorten its prompt, raise --max-position or leave",
     ),
     "a longest answer of none in a plan": (
-        planned(change=edited(lengths={"kind": "cap", "longest": 0})),
-        r"field 'lengths.longest'",
+        planned(change=edited("provenance.lengths", {"kind": "cap", "longest": 0})),
+        r"field 'provenance.lengths.longest'",
     ),
     "one request larger than the KV capacity": (
         table("input_tokens,output_tokens\n50,60\n", "--kv-capacity", "64"),
@@ -317,7 +324,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "more requests than memory": (options("plan", "table3:0:999999999999"), r"count from 1 to 10,000,000"),
     "groups of no fleet": (
         options("plan", "prompts.jsonl", "--groups", "together"),
-        r"--groups says nothing without --replicas",
+        r"--groups has no effect without --replicas",
     ),
     "a solver that has no equation for a cap": (
         options("plan", "table3:0:8", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
@@ -374,9 +381,9 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "a full disk": (options("plan", "prompts.jsonl", "--overwrite", "-o", "/dev/full"), r"/dev/full"),
     "a plan that is none": (options("run", "prompts.jsonl", "--model", "tiny:llama"), r"prompts.jsonl.*plan"),
-    "a plan of another version": (planned(change=edited(batchbound_plan=99)), r"plan.json.*version 99"),
+    "a plan of another version": (planned(change=edited("batchbound_plan", 99)), r"plan.json.*version 99"),
     "a plan whose schedule was edited": (
-        planned(change=edited(schedule={"bin_of": [0], "slot_of": [0], "rounds": [1]})),
+        planned(change=edited("schedule.schedules", [{"bin_of": [0], "slot_of": [0], "rounds": [1]}])),
         r"plan.json: the plan's schedule breaks a rule: every request finishes",
     ),
     "prompts that changed since they were planned": (

@@ -15,8 +15,8 @@ from batchbound.data.costs.calibration import CalibratedCost, FitError
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.json_fields import JsonFields
+from batchbound.data.files.record import plain
 from batchbound.data.fleet import Fleet
-from batchbound.data.fleet_plan import FleetPlan
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
@@ -73,7 +73,10 @@ def fleet_file() -> Mapping[str, object]:
 
 def cost_file() -> Mapping[str, object]:
     error = FitError(0.1, 0.1, 0.0, 4, 4)
-    return CalibratedCost(CostModel.paper(), error, {"name": "e"}, "2026-01-01", (1, 2), (8, 16)).to_json()
+    whole: dict[str, object] = plain(
+        CalibratedCost(CostModel.paper(), error, {"name": "e"}, "2026-01-01", (1, 2), (8, 16))
+    )
+    return whole
 
 
 def report_file() -> Mapping[str, object]:
@@ -85,7 +88,7 @@ def report_file() -> Mapping[str, object]:
     ("made", "load"),
     [
         (plan_file, Plan.load),
-        (fleet_file, FleetPlan.load),
+        (fleet_file, Plan.load),
         (cost_file, CalibratedCost.load),
         (report_file, Report.load),
     ],

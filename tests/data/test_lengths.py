@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.lengths.distributions import LengthDistribution
-from batchbound.data.readers.length_source import LengthSource
+from batchbound.data.readers.length_source import LengthSource, length_source_of
 from batchbound.data.readers.requests import read_workload
 
 some_lengths = st.lists(st.integers(1, 300), min_size=1, max_size=40)
@@ -168,7 +168,7 @@ def test_the_cap_itself_can_be_the_length() -> None:
 def test_a_longest_answer_caps_what_requests_state_and_those_that_state_nothing() -> None:
     source = replace(LengthSource.parse("cap"), longest=5)
     assert source.resolve(["a", "b", "c"], caps=[4, 9, None]).tolist() == [4, 5, 5]
-    assert LengthSource.from_json(source.to_json()) == source
+    assert length_source_of(source.to_json()) == source
 
 
 def test_a_longest_answer_caps_the_lengths_of_a_table(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_lengths_no_family_member_fits_name_the_mend(tmp_path: Path) -> None:
 def test_the_plan_keeps_the_choice(answers: Path) -> None:
     for spec in ("known", "cap", "constant:8", f"answers:{answers}", f"quantile:0.9:gamma:{answers}"):
         source = LengthSource.parse(spec)
-        assert LengthSource.from_json(json.loads(json.dumps(source.to_json()))) == source
+        assert length_source_of(json.loads(json.dumps(source.to_json()))) == source
     assert LengthSource("cap").to_json() == {"kind": "cap"}
 
 
@@ -250,5 +250,5 @@ def test_the_plan_keeps_the_choice(answers: Path) -> None:
     "value", [{}, {"kind": "guess"}, {"kind": "cap", "x": 1}, {"kind": "cap", "file": 3}]
 )
 def test_a_choice_of_another_kind_in_a_plan_is_refused(value: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=r"plan.json, field 'lengths\..*Plan again"):
-        LengthSource.from_json(value, file="plan.json")
+    with pytest.raises(InputError, match=r"plan.json, field 'provenance.lengths.*Plan again"):
+        length_source_of(value, file="plan.json")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from batchbound.data.costs.calibration import CalibratedCost
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
+from batchbound.data.files.record import plain, record
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage
 from batchbound.executor.profiling.calibrate import calibrate, fit_cost, fit_error
@@ -93,7 +94,7 @@ def test_a_grid_keeps_its_ends() -> None:
 
 def test_a_fit_recovers_the_cost_of_what_was_measured() -> None:
     fitted = fit_cost(profile(engine_of(TRUE), SLOTS, PROMPTS))
-    for name, value in TRUE.to_json().items():
+    for name, value in plain(TRUE).items():
         assert getattr(fitted, name) == pytest.approx(value, rel=1e-6), name
 
 
@@ -132,10 +133,10 @@ def test_a_job_that_was_not_fitted_fills_its_slots_again_and_tells_the_error_bey
     assert found.held_out is not None
     assert found.held_out.prefill_stages > 2
     assert -0.5 < found.held_out.makespan < -0.3
-    again = CalibratedCost.from_json(found.to_json())
+    again = record(CalibratedCost, plain(found))
     assert again.held_out == found.held_out
-    before = {name: value for name, value in found.to_json().items() if name != "held_out"}
-    assert CalibratedCost.from_json(before) == replace(found, held_out=None)
+    before = {name: value for name, value in plain(found).items() if name != "held_out"}
+    assert record(CalibratedCost, before) == replace(found, held_out=None)
 
 
 def test_a_plan_beyond_what_was_measured_is_named(calibration: CalibratedCost) -> None:
@@ -152,7 +153,7 @@ def test_a_line_that_meets_nothing_below_zero_is_fitted_as_a_bend() -> None:
     bent = CostModel(0.0, 0.0001, 0.029, 0.00021, 0.06, prefill_bend=600.0, prefill_per_token_beyond=0.0003)
     assert bent.prefill_seconds(1600) == pytest.approx(-0.18 + 0.0004 * 1600)
     fitted = fit_cost(profile(engine_of(bent), SLOTS, PROMPTS))
-    for name, value in bent.to_json().items():
+    for name, value in plain(bent).items():
         assert getattr(fitted, name) == pytest.approx(value, rel=1e-6, abs=1e-12), name
 
 
@@ -172,7 +173,7 @@ def test_a_fit_bears_noise(seed: int, base: float, per_token: float, round_: flo
         stretched(stage, 1 + 0.02 * rng.uniform(-1, 1)) for stage in profile(engine_of(true), SLOTS, PROMPTS)
     ]
     fitted = fit_cost(stages)
-    assert min(fitted.to_json().values()) >= 0
+    assert min(plain(fitted).values()) >= 0
     error = fit_error(fitted, stages)
     assert error.prefill_mape < 0.03
     assert error.decode_mape < 0.03
@@ -250,5 +251,5 @@ def test_a_damaged_calibration_names_the_field(
     calibration: CalibratedCost, field: str, value: object
 ) -> None:
     with pytest.raises(InputError, match=r"cost\.json") as refusal:
-        CalibratedCost.from_json(calibration.to_json() | {field: value}, file="cost.json")
+        record(CalibratedCost, plain(calibration) | {field: value}, file="cost.json")
     assert field in str(refusal.value) or "coefficient" in str(refusal.value)

@@ -64,7 +64,7 @@ def job() -> Job:
     problem = Problem(workload, CostModel.paper(), 10, prefill_emits_first_token=True)
     schedule = schedule_of(simulate(problem, rra_policy(RRA)))
     maker = Maker("test", "0", "FEASIBLE", "search", 0.0, 0)
-    plan = Plan(problem, schedule, schedule.makespan(problem), None, maker, configuration=RRA)
+    plan = Plan.of(problem, schedule, None, maker, configuration=RRA)
     prompts = Prompts.random(workload, vocabulary_of(model), seed=1)
     return Job(plan, prompts, model, load_tokenizer("tiny:llama"), Sampler(), pinned=True)
 
@@ -109,7 +109,7 @@ def test_round_robin_answers_are_those_of_the_model_alone(
     with Journal(tmp_path / "journal", {}) as journal:
         outcome = run_configuration(job, RRA, journal)
         assert journal.finished == alone
-    trace = outcome.trace
+    trace = outcome.traces[0]
     assert trace is not None
     assert schedule_of(trace).check(job.plan.problem) is None
     encoded = [stage.active for stage in trace.stages if stage.kind == "prefill"]
@@ -160,7 +160,7 @@ def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
         outcome = run_configuration(job, WAA, journal, worker=WORKER)
         assert journal.finished == alone
     assert outcome.resumed == len(finished)
-    trace = outcome.trace
+    trace = outcome.traces[0]
     assert trace is not None
     joined = np.array([stage.start for stage in trace.stages])[trace.stage_of]
     assert (trace.prefilled < joined).all()
@@ -177,8 +177,8 @@ def test_what_was_encoded_is_kept_where_the_device_has_no_room_for_it(
     with Journal(tmp_path / "journal", {}) as journal:
         outcome = run_configuration(few, replace(WAA, encode_batch=3), journal, worker=WORKER)
         assert journal.finished == alone
-    assert outcome.trace is not None
-    assert "moved to the host" in str(outcome.trace.engine["memory"])
+    assert outcome.traces[0] is not None
+    assert "moved to the host" in str(outcome.traces[0].engine["memory"])
 
 
 def test_what_a_worker_cannot_load_is_said(job: Job, tmp_path: Path) -> None:

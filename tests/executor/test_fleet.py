@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.record import plain, record
 from batchbound.data.fleet import Fleet, FleetSchedule, Replica
 from batchbound.data.lengths.prediction_error import MeasuredError
 from batchbound.data.lengths.remaining import RemainingLengths
@@ -133,7 +134,7 @@ def test_a_forged_certificate_is_refuted() -> None:
 
 def test_a_certificate_survives_its_file() -> None:
     fleet = Fleet(work([5, 9, 4, 4] * 9), (Replica(CostModel.paper(), 2), Replica(CostModel.paper(), 4)))
-    read = Bound.from_json(json.loads(json.dumps(fleet_bound(fleet).to_json())))
+    read = record(Bound, json.loads(json.dumps(plain(fleet_bound(fleet)))))
     assert verify_fleet_bound(fleet, read) is None
 
 
@@ -146,7 +147,7 @@ def test_a_plan_of_unlike_replicas_ends_together() -> None:
     assert max(ends) - min(ends) < 0.03 * max(ends)
     assert result.gap is not None
     assert result.gap < 0.04
-    again = FleetSchedule.from_json(json.loads(json.dumps(result.schedule.to_json())))
+    again = record(FleetSchedule, json.loads(json.dumps(plain(result.schedule))))
     assert again.makespan(fleet) == result.makespan
 
 

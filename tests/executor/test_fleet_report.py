@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,22 +14,23 @@ from batchbound.cli import main
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet, FleetSchedule, Replica
-from batchbound.data.fleet_plan import FleetPlan
-from batchbound.data.plan import Maker
+from batchbound.data.plan import Maker, Plan
+from batchbound.data.report import Report
 from batchbound.data.schedule import Schedule
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.executor.processes.ray_fleet import FleetOutcome
-from batchbound.executor.reports.fleet_report import fleet_report, simulated_fleet
-from batchbound.executor.reports.fleet_tables import fleet_rows
+from batchbound.executor.reports.report import plan_report, served_part, simulated
+from batchbound.executor.reports.tables import report_rows
 from batchbound.heuristics.replay import Replay
 from batchbound.heuristics.simulate import simulate
+from batchbound.models.bounds.fleet import fleet_bound
 
 COST = CostModel(prefill_base=1.0, prefill_per_token=0.5, decode_base=1.0, decode_per_slot=0.5)
 MAKER = Maker("by hand", "0", "feasible", "time", 0.0, 0)
 
 
-def plan(replicas: int = 2, busy: float = 0.0) -> FleetPlan:
+def plan(replicas: int = 2, busy: float = 0.0) -> Plan:
     """Return requests of 2 and 3 rounds side by side on replica 0, and one of 4 rounds on replica 1."""
     workload = Workload.from_lengths([2, 2, 2], [2, 4, 3])
     one = Replica(COST, slots=2)
@@ -40,11 +41,17 @@ def plan(replicas: int = 2, busy: float = 0.0) -> FleetPlan:
     # Replica 0: a stage of 4 tokens, 3 s; two rounds of both, 4 s; one of one, 1.5 s.
     # Replica 1: a stage of 2 tokens, 2 s; four rounds of one, 6 s.
     bound = Bound(8.0, "by hand", {"rounds": 8.0}, {"kind": "none"})
-    return FleetPlan(fleet, schedule, schedule.makespan(fleet), bound, MAKER)
+    return Plan(fleet, schedule, schedule.makespan(fleet), bound, MAKER)
+
+
+def reported(plan: Plan, traces: Sequence[Trace]) -> Report:
+    """Return the report of a run against the bound of what it served."""
+    served = served_part(plan.fleet, traces)
+    return plan_report(plan, traces, run_bound=None if served is None else fleet_bound(served))
 
 
 def test_the_fleets_makespan_is_that_of_its_last_replica() -> None:
-    report = fleet_report(plan(), simulated_fleet(plan()))
+    report = reported(plan(), simulated(plan()))
     assert report.planned_ends == (8.5, 8.0)
     assert (report.makespan, report.model_makespan, report.planned_makespan) == (8.5, 8.5, 8.5)
     assert report.plan_gap == report.run_gap == 0.5 / 8
@@ -58,7 +65,7 @@ def test_the_fleets_makespan_is_that_of_its_last_replica() -> None:
 
 def test_what_a_replica_was_busy_with_counts_as_the_plan_counts_it() -> None:
     busy = plan(busy=4.0)
-    report = fleet_report(busy, simulated_fleet(busy))
+    report = reported(busy, simulated(busy))
     assert report.planned_makespan == report.model_makespan == 12.0
 
 
@@ -71,7 +78,7 @@ def served(replica: int, members: list[int], schedule: Schedule, tokens: list[in
 def test_a_request_served_elsewhere_is_told_as_moved() -> None:
     early = served(0, [0], Schedule(np.array([0]), np.array([0]), np.array([2])))
     late = served(1, [1, 2], Schedule(np.array([0, 0]), np.array([0, 1]), np.array([4])))
-    report = fleet_report(plan(), (early, late))
+    report = reported(plan(), (early, late))
     assert report.moved == 1
     # Replica 1 now has 4 and 3 rounds beside each other: a stage of 3 s, 3 rounds of 2 s, one of 1.5 s.
     assert report.model_makespan == 10.5
@@ -80,8 +87,9 @@ def test_a_request_served_elsewhere_is_told_as_moved() -> None:
 def test_lengths_that_came_out_shorter_have_a_bound_of_their_own() -> None:
     first = served(0, [0, 2], Schedule(np.array([0, 0]), np.array([0, 1]), np.array([3])), [1, 1])
     second = served(1, [1], Schedule(np.array([0]), np.array([0]), np.array([4])), [1])
-    report = fleet_report(plan(), (first, second))
+    report = reported(plan(), (first, second))
     assert report.run_bound is not None
+    assert report.bound is not None
     assert report.run_bound < report.bound
     assert report.model_makespan == 5.0
     assert report.run_gap == pytest.approx((5.0 - report.run_bound) / report.run_bound)
@@ -89,17 +97,17 @@ def test_lengths_that_came_out_shorter_have_a_bound_of_their_own() -> None:
 
 def test_a_replica_without_work_is_a_line_of_the_table() -> None:
     idle = plan(replicas=3)
-    report = fleet_report(idle, simulated_fleet(idle))
+    report = reported(idle, simulated(idle))
     assert report.replicas[2] is None
-    line = next(row for row in fleet_rows(report) if row.name == "replica 2")
-    assert line.note == "no answer; planned 0.00 ms"
+    line = next(row for row in report_rows(report) if row.name == "replica 2")
+    assert line.note == "no completion; planned 0.00 ms"
 
 
 def test_a_dead_replica_is_named_with_its_cause() -> None:
-    first, second = simulated_fleet(plan())
-    report = fleet_report(plan(), (first, replace(second, engine={"lost": "ActorDiedError"})))
+    first, second = simulated(plan())
+    report = reported(plan(), (first, replace(second, engine={"lost": "ActorDiedError"})))
     assert report.lost == {1: "ActorDiedError"}
-    assert any("died (ActorDiedError)" in row.note for row in fleet_rows(report) if row.name == "replica 1")
+    assert any("died (ActorDiedError)" in row.note for row in report_rows(report) if row.name == "replica 1")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +121,7 @@ def test_a_dead_replica_is_named_with_its_cause() -> None:
 def test_traces_of_another_plan_are_refused(traces: object, said: str) -> None:
     assert callable(traces)
     with pytest.raises(ValueError, match=said):
-        fleet_report(plan(), traces(*simulated_fleet(plan())))
+        reported(plan(), traces(*simulated(plan())))
 
 
 def command(folder: Path, *words: str) -> int:
@@ -127,8 +135,8 @@ def test_the_command_reports_the_plan_and_the_run_of_a_fleet(
     plan().save(tmp_path / "plan.json")
     assert command(tmp_path, "--json") == 0
     planned = json.loads(capsys.readouterr().out)
-    assert (planned["requests"], planned["planned_s"], planned["gap"]) == (3, 8.5, 0.0625)
-    first, second = simulated_fleet(plan())
+    assert (planned["requests"], planned["plan_makespan_s"], planned["gap"]) == (3, 8.5, 0.0625)
+    first, second = simulated(plan())
     first.save(tmp_path / "trace.0.jsonl")
     replace(second, engine={"name": "huggingface", "lost": "died"}).save(tmp_path / "trace.1.jsonl")
     assert command(tmp_path, "trace.1.jsonl", "--perfetto", "events.json", "--gantt", "gantt.png") == 0
@@ -163,11 +171,12 @@ class ReplicasHere:
         most_tokens: object,
         on_answer: Callable[[int, list[int]], None],
         backoff: bool,
+        on_stage: object,
     ) -> FleetOutcome:
         for request, length in enumerate(fleet.workload.output_tokens.tolist()):
             on_answer(request, [65] * length)
-        whole = FleetPlan(fleet, schedule, 1.0, Bound(1.0, "none", {}, {}), MAKER)
-        return FleetOutcome(simulated_fleet(whole), {}, 0)
+        whole = Plan(fleet, schedule, 1.0, Bound(1.0, "none", {}, {}), MAKER)
+        return FleetOutcome(simulated(whole), {}, 0)
 
     def close(self) -> None:
         pass
@@ -193,9 +202,9 @@ def test_a_plan_for_one_replica_that_ran_on_two_is_reported_as_of_two(
         ]
         assert told["gap"] == ran["gap"]
     assert main(["verify", "out/t.plan.json"]) == 0
-    kept = FleetPlan.load("out/t.plan.json")
-    assert kept.prompts is not None
-    assert (tmp_path / "out" / kept.prompts.path).resolve() == tmp_path / "in.jsonl"
+    kept = Plan.load("out/t.plan.json")
+    assert kept.provenance.prompts is not None
+    assert (tmp_path / "out" / kept.provenance.prompts.path).resolve() == tmp_path / "in.jsonl"
     assert main(["plan", "in.jsonl", "--lengths", "constant:2", "--slots", "1", "-o", "other.json"]) == 0
     assert main(["report", "other.json", "out/t.0.jsonl"]) == 2
     assert "t.plan.json: is not of the plan other.json" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.layer_profile import LayerProfile
 from batchbound.data.costs.reference_time import ReferenceTime
 from batchbound.data.files.disk import InputError
+from batchbound.data.files.record import plain, record
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.executor.models.prompts import Prompts
@@ -133,7 +134,7 @@ def test_a_measured_profile_survives_its_file(
     profile = profiled[0]
     profile.save(tmp_path / "profile.json")
     loaded = LayerProfile.load(tmp_path / "profile.json")
-    assert loaded.to_json() == profile.to_json()
+    assert plain(loaded) == plain(profile)
     assert loaded.kv_tokens > 1000
     assert loaded.versions["lengths"] == "pinned"
     assert (loaded.shape.layers, loaded.shape.bytes_per_value, loaded.measured) == (2, 8, True)
@@ -153,7 +154,7 @@ def test_what_two_workers_cost_each_other_is_measured(
 def test_a_cost_model_is_drawn_through_a_profile() -> None:
     cost = CostModel(0.025, 0.00013, 0.029, 0.00021, decode_per_kv_token=1e-7)
     fitted = calibrate_to_profile(whole_model_profile(cost, "test")).cost
-    for name, value in cost.to_json().items():
+    for name, value in plain(cost).items():
         assert getattr(fitted, name) == pytest.approx(value, rel=1e-3), name
 
 
@@ -313,6 +314,6 @@ def test_a_layer_profile_is_measured_from_the_command_line(
 )
 def test_a_damaged_configuration_names_the_field(field: str, value: object) -> None:
     whole = PlannedConfiguration("RRA", 4, 8, 12.0, 0, 30.0, 5.0, 20.0, 6.0, None, 1.5, 3.0)
-    assert PlannedConfiguration.from_json(json.loads(json.dumps(whole.to_json()))) == whole
-    with pytest.raises(InputError, match=f"configuration.{field}"):
-        PlannedConfiguration.from_json(whole.to_json() | {field: value}, file="plan.json")
+    assert record(PlannedConfiguration, json.loads(json.dumps(plain(whole)))) == whole
+    with pytest.raises(InputError, match=field):
+        record(PlannedConfiguration, plain(whole) | {field: value}, file="plan.json")

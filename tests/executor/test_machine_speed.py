@@ -18,6 +18,7 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.layer_profile import LayerProfile
 from batchbound.data.costs.reference_time import ReferenceTime
 from batchbound.data.files.disk import InputError
+from batchbound.data.files.record import plain, record
 from batchbound.data.reached import Reached
 from batchbound.data.trace import Stage, Trace
 from batchbound.executor.reports.steady_state import reached
@@ -82,17 +83,17 @@ def test_a_profile_keeps_its_reference_and_needs_none(tmp_path: Path) -> None:
     path.write_text(json.dumps(value | {"reference": {"seconds": "1"}}))
     with pytest.raises(InputError, match=r"reference\.seconds"):
         LayerProfile.load(path)
-    other = PROFILED.to_json() | {"work": "a short prompt"}
+    other = plain(PROFILED) | {"work": "a short prompt"}
     path.write_text(json.dumps(value | {"reference": other}))
-    with pytest.raises(InputError, match=r"reference\.work.*'a short prompt' is not .*Profile again"):
+    with pytest.raises(InputError, match=r"reference'.*'a short prompt' is not .*rofile again"):
         LayerProfile.load(path)
 
 
 def test_a_plan_keeps_the_reference_of_its_profile() -> None:
-    value = PLANNED.to_json()
-    assert PlannedConfiguration.from_json(json.loads(json.dumps(value))) == PLANNED
+    value = plain(PLANNED)
+    assert record(PlannedConfiguration, json.loads(json.dumps(value))) == PLANNED
     del value["reference"]
-    assert PlannedConfiguration.from_json(value) == replace(PLANNED, reference=None)
+    assert record(PlannedConfiguration, value) == replace(PLANNED, reference=None)
 
 
 def test_a_trace_keeps_its_readings_and_needs_none(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_run_says_how_much_slower_the_machine_was_in_one_line(capsys: pytest.C
     assert (found.throughput, found.latency, found.slowdown) == (1.0, 0.5, 1.5)
     assert found.error == pytest.approx(0.2)
     assert found.bound_met is False
-    assert Reached.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert record(Reached, json.loads(json.dumps(found.to_json()))) == found
     say_reached(PLANNED, found, trace)
     said = capsys.readouterr().err
     assert "planned 1.20 (+20.0%)" in said

@@ -13,7 +13,7 @@ import pytest
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet
-from batchbound.data.fleet_plan import FleetPlan
+from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.executor.processes.engine_spec import EngineSpec
@@ -64,7 +64,7 @@ def alone(problem: Problem, prompts: list[list[int]]) -> list[list[int]]:
     return engine.answers
 
 
-def planned(problem: Problem, replicas: int) -> FleetPlan:
+def planned(problem: Problem, replicas: int) -> Plan:
     return make_fleet_plan(Fleet.of(problem, replicas), limits=Limits(work=1))
 
 
@@ -74,7 +74,7 @@ def served(
     prompts: list[list[int]],
     kill_after: int | None = None,
     victim: int = 0,
-    plan: FleetPlan | None = None,
+    plan: Plan | None = None,
     backoff: bool = True,
 ) -> tuple[dict[int, list[int]], FleetOutcome]:
     answers: dict[int, list[int]] = {}
@@ -91,7 +91,7 @@ def served(
             os.kill(pids[victim], signal.SIGKILL)
 
     plan, most = plan or planned(problem, len(fleet.actors)), problem.workload.output_tokens
-    return answers, fleet.serve(plan.fleet, plan.schedule, prompts, most, keep, backoff=backoff)
+    return answers, fleet.serve(plan.fleet, plan.shares, prompts, most, keep, backoff=backoff)
 
 
 def decode_tokens(outcome: FleetOutcome) -> int:
@@ -105,12 +105,12 @@ def test_each_actor_follows_its_schedule_to_the_round(fleet: RayFleet) -> None:
     answers, outcome = served(fleet, problem, prompts, plan=plan, backoff=False)
     assert len(answers) == 60
     assert outcome.moved == 0
-    for k, (trace, schedule) in enumerate(zip(outcome.traces, plan.schedule.schedules, strict=True)):
+    for k, (trace, schedule) in enumerate(zip(outcome.traces, plan.shares.schedules, strict=True)):
         assert schedule is not None
         done = schedule_of(trace)
         assert done.rounds.tolist() == schedule.rounds.tolist()
         assert done.bin_of.tolist() == schedule.bin_of.tolist()
-        members = plan.schedule.members(k)
+        members = plan.shares.members(k)
         assert trace.ids == tuple(problem.workload.ids[members].tolist())
 
 

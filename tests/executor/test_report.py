@@ -278,7 +278,7 @@ def test_a_resumed_run_counts_what_was_answered_before_and_states_no_gap() -> No
 
 def test_a_trace_of_another_plan_is_refused() -> None:
     other = Problem(Workload.from_lengths([1] * 4, [1] * 4), COST, slots=2)
-    with pytest.raises(ValueError, match="'request-3', which is not a request of the problem"):
+    with pytest.raises(ValueError, match="'request-3', which is not a request of the plan"):
         report(three_requests(), served(other), None, None)
 
 

@@ -119,7 +119,7 @@ def test_the_machines_pace_is_that_of_the_median_stage_and_the_rest_is_the_model
         Stage("prefill", start, end, 0, 1, 1, 1, 1) for start, end in ((0.0, 2.0), (3.0, 5.0), (5.0, 10.0))
     )
     trace = replace(Trace.empty(1), stages=stages)
-    pace, missed = pace_of(cost, trace)
+    pace, missed = pace_of([(cost, trace)])
     assert pace == 2.0
     assert missed == pytest.approx(9 / 6 - 1)
-    assert pace_of(cost, Trace.empty(1)) == (None, None)
+    assert pace_of([(cost, Trace.empty(1))]) == (None, None)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from batchbound.cli import main
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.record import plain, record
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
@@ -283,7 +284,7 @@ def test_the_difference_set_bound_is_stronger_at_the_papers_size_and_survives_js
     problem = table3_like()
     trivial, difference = trivial_bound(problem), best_bound(problem)
     assert difference.seconds > trivial.seconds + 0.2
-    again = Bound.from_json(json.loads(json.dumps(difference.to_json())))
+    again = record(Bound, json.loads(json.dumps(plain(difference))))
     assert verify_bound(problem, again) is None
 
 
@@ -373,7 +374,7 @@ def test_the_bound_command_lists_what_a_checker_proves_the_strongest_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["bound", "table3:1:60", "--slots", "20", "--json"]) == 0
-    bounds = [Bound.from_json(value) for value in json.loads(capsys.readouterr().out)]
+    bounds = [record(Bound, value) for value in json.loads(capsys.readouterr().out)]
     problem = Problem(generate("table3", 1, 60), CostModel.paper(), 20)
     valid = [bound for bound in bounds if bound.valid]
     assert len({bound.source for bound in bounds}) == len(bounds) >= 3

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.files.disk import InputError
+from batchbound.data.files.record import plain
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.models.exegpt.layer_cost import Curve, LayerCost, Surface
 
@@ -70,13 +71,13 @@ def test_a_profile_is_read_back_as_written(tmp_path: Path) -> None:
     profile = LayerProfile(SHAPE, "toy", 5.0, 2, (dense,), "made up", False, {"torch": "2"}, ("careful",))
     profile.save(tmp_path / "p.json")
     read = LayerProfile.load(tmp_path / "p.json")
-    assert read.to_json() == profile.to_json()
+    assert plain(read) == plain(profile)
 
 
 def test_a_damaged_profile_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text('{"batchbound_layer_profile": 1, "shape": {}}')
-    with pytest.raises(InputError, match=r"p\.json: the layer profile is damaged"):
+    with pytest.raises(InputError, match=r"p\.json, field "):
         LayerProfile.load(path)
     path.write_text("{}")
     with pytest.raises(InputError, match="not a layer profile"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from batchbound.cli import main
 from batchbound.cli.output import plan_summary
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
@@ -73,6 +74,6 @@ def test_a_plan_says_what_padding_costs_where_the_cost_model_does(tmp_path: Path
     priced = replace(plan.problem, cost=replace(plan.problem.cost, decode_per_kv_token=1e-6))
     padding = 1e-6 * padding_tokens(priced, plan.schedule)
     assert padding > 0
-    assert plan_summary(replace(plan, problem=priced), 1.0)["padded_s"] == pytest.approx(
+    assert plan_summary(replace(plan, fleet=Fleet.of(priced, 1)), 1.0)["padded_s"] == pytest.approx(
         plan.makespan + padding
     )

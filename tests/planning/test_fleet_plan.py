@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
-from batchbound.cli.run_fleet import left_of
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
 from batchbound.data.fleet import Fleet
-from batchbound.data.fleet_plan import FleetPlan, is_fleet_plan
+from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
+from batchbound.executor.runs.fleet_run import remaining_shares
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.planning.fleet import fleet_of, make_fleet_plan
 from batchbound.solvers.result import Limits
@@ -30,11 +30,11 @@ def problem(count: int = 60, slots: int = 4) -> Problem:
 def test_a_fleets_plan_survives_its_file(tmp_path: Path) -> None:
     plan = make_fleet_plan(Fleet.of(problem(), 3), limits=BRIEF)
     plan.save(tmp_path / "plan.json")
-    again = FleetPlan.load(tmp_path / "plan.json")
-    assert is_fleet_plan(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
     assert again.digest() == plan.digest()
-    assert again.schedule.check(plan.fleet) is None
+    assert again.shares.check(plan.fleet) is None
     assert again.gap == plan.gap
+    assert again.bound is not None
     assert verify_fleet_bound(again.fleet, again.bound) is None
 
 
@@ -42,26 +42,26 @@ def test_a_fleets_plan_survives_its_file(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"makespan_s": 1.0}, "not 1.0"),
-        ({"groups": "apart"}, "damaged"),
-        ({"replicas": []}, "damaged"),
-        ({"batchbound_fleet_plan": 99}, "of this version"),
+        ({"groups": "apart"}, r"field 'groups': 'apart' is none of any, together, spread"),
+        ({"fleet": []}, "field 'fleet': is not an object"),
+        ({"batchbound_plan": 99}, "of version 99, not 2"),
     ],
 )
 def test_a_damaged_plan_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     plan = make_fleet_plan(Fleet.of(problem(), 2), limits=BRIEF)
     (tmp_path / "plan.json").write_text(json.dumps({**plan.to_json(), **change}))
     with pytest.raises(InputError, match=said):
-        FleetPlan.load(tmp_path / "plan.json")
+        Plan.load(tmp_path / "plan.json")
 
 
 def test_what_is_left_stays_where_it_was_planned() -> None:
     plan = make_fleet_plan(Fleet.of(problem(), 3), limits=BRIEF)
-    left = np.flatnonzero(plan.schedule.replica_of != 1)[::2]
-    fleet, schedule = left_of(plan, left)
+    left = np.flatnonzero(plan.shares.replica_of != 1)[::2]
+    fleet, schedule = remaining_shares(plan, left)
     assert schedule.check(fleet) is None
     assert schedule.schedules[1] is None
     assert fleet.workload.ids.tolist() == plan.fleet.workload.ids[left].tolist()
-    assert schedule.replica_of.tolist() == plan.schedule.replica_of[left].tolist()
+    assert schedule.replica_of.tolist() == plan.shares.replica_of[left].tolist()
 
 
 def test_a_file_says_how_replicas_differ(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_file_says_how_replicas_differ(tmp_path: Path) -> None:
     assert fleet.replicas[2].cost.decode_base == CostModel.paper().decode_base / 2
     assert fleet.replicas[2].busy == 3.5
     plan = make_fleet_plan(fleet, limits=BRIEF)
-    tokens = np.bincount(plan.schedule.replica_of, weights=fleet.workload.output_tokens)
+    tokens = np.bincount(plan.shares.replica_of, weights=fleet.workload.output_tokens)
     assert tokens[2] > 2 * tokens[0]
 
 
@@ -119,9 +119,9 @@ def test_the_command_plans_for_a_fleet(
     words = ["plan", prompts, "--model", "tiny:llama", "--slots", "2", "--time-limit", "0.2"]
     assert main([*words, "--replicas", "2", "--groups", groups, "-o", str(output)]) == 0
     assert "24 requests on 2 replicas" in capsys.readouterr().out
-    plan = FleetPlan.load(output)
+    plan = Plan.load(output)
     for first in range(0, 24, 3):
-        assert len(set(plan.schedule.replica_of[first : first + 3].tolist())) == spread
+        assert len(set(plan.shares.replica_of[first : first + 3].tolist())) == spread
     assert main([*words, "--replicas", "2", "--slots", "auto", "-o", str(tmp_path / "other.json")]) == 2
     assert main(["verify", str(output)]) == 0
     assert "no schedule takes less" in capsys.readouterr().out

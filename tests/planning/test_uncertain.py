@@ -15,6 +15,7 @@ from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.expectation import Expectation, Follow
 from batchbound.data.files.disk import InputError
+from batchbound.data.files.record import plain, record
 from batchbound.data.lengths.deconvolution import Deconvolution
 from batchbound.data.lengths.prediction_error import LogNormalError, MeasuredError, parse_prediction_error
 from batchbound.data.plan import Plan
@@ -269,12 +270,12 @@ def test_a_simulation_of_a_plan_stops_answers_where_a_run_of_it_would(
 
 
 def test_a_damaged_expectation_is_refused() -> None:
-    good = Expectation(2.0, 1.0, 3.0, 0.9, 99, "as-given", 0.5).to_json()
-    assert Expectation.from_json(good).follow == "as-given"
-    with pytest.raises(InputError, match=r"field 'expected\.mean'"):
-        Expectation.from_json({**good, "mean": "x"})
-    with pytest.raises(InputError, match="field 'expected'"):
-        Expectation.from_json({**good, "follow": "nothing"})
+    good = plain(Expectation(2.0, 1.0, 3.0, 0.9, 99, "as-given", 0.5))
+    assert record(Expectation, good).follow == "as-given"
+    with pytest.raises(InputError, match="field 'mean'"):
+        record(Expectation, {**good, "mean": "x"})
+    with pytest.raises(InputError, match="field 'follow': 'nothing' is none of schedule"):
+        record(Expectation, {**good, "follow": "nothing"})
 
 
 def test_numbers_without_noise_come_back_as_they_are() -> None:

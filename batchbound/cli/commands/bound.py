@@ -6,6 +6,7 @@ import argparse
 import json
 
 from ...data.bound import Bound
+from ...data.files.record import plain
 from ...data.problem import Problem
 from ...models.bounds.difference_set import difference_set_bound
 from ...models.bounds.makespan import paper_bound, trivial_bound
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     by_source = {bound.source: bound for bound in valid}
     bounds = [*sorted(by_source.values(), key=lambda bound: -bound.seconds), _printed(problem)]
     if args.json:
-        print(json.dumps([bound.to_json() for bound in bounds]))
+        print(json.dumps([plain(bound) for bound in bounds]))
         return 0
     for bound in bounds:
         doubt = "" if bound.valid else " (NOT a bound in general: shown for comparison)"

@@ -7,7 +7,6 @@ import time
 
 from ...data.files.disk import InputError
 from ...data.plan import Plan
-from ...data.problem import Problem
 from ...models.formulations.full_model import UnsupportedProblemError
 from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
@@ -18,7 +17,7 @@ from ..inputs import (
     add_problem,
     named_files,
     positive,
-    prompt_source,
+    provenance_of,
     random_seed,
     read_inputs,
     refuse_outputs,
@@ -26,9 +25,8 @@ from ..inputs import (
 )
 from ..interrupts import terminating
 from ..output import fail, note, plan_summary, show, whose_seconds
-from ..plan_fleet import add_fleet, refuse_unused, run_plan_fleet
+from ..plan_options import add_fleet, add_uncertainty, planned, refuse_unused
 from ..reporting import calibration_of
-from ..uncertainty import Record, add_uncertainty, planned
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +70,9 @@ def run(args: argparse.Namespace) -> int:
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("no --model: prompts are counted in bytes, and the plan runs only with --tokenizer bytes")
     limits = _limits(args)
-    record = Record(inputs.job.lengths.to_json(), inputs.cost_source, prompt_source(inputs, args.output))
     try:
-        if args.replicas is not None:
-            return run_plan_fleet(args, inputs, limits, record, begun)
         with terminating():
-            plan = planned(args, inputs, limits, record)
+            plan = planned(args, inputs, limits, provenance_of(inputs, args.output))
     except PlanningError as error:
         return fail(str(error))
     except (BackendError, UnsupportedProblemError) as error:
@@ -87,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     summary = plan_summary(plan, time.perf_counter() - begun)
     for place in _beyond(plan):
         note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
-    title = f"{args.output}: {_what(plan.problem)}, {whose_seconds(plan.cost_source)}"
+    title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"
     show(summary, as_json=args.json, title=title)
     if plan.maker.stopped_by != StoppedBy.INTERRUPT:
         return 0
@@ -110,12 +105,15 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 def _beyond(plan: Plan) -> tuple[str, ...]:
     """Return where a plan leaves the grid that its cost model was measured on."""
-    calibrated, problem = calibration_of(plan), plan.problem
+    calibrated, fleet = calibration_of(plan), plan.fleet
     if calibrated is None:
         return ()
-    held = problem.kv_token_rounds / max(1, int(problem.rounds.sum()))
-    return calibrated.beyond(problem.slots, int(problem.prompt_tokens.max()), held)
+    held = int(fleet.kv_token_rounds.sum()) / max(1, int(fleet.rounds.sum()))
+    slots = max(replica.slots for replica in fleet.replicas)
+    return calibrated.beyond(slots, int(plan.workload.input_tokens.max()), held)
 
 
-def _what(problem: Problem) -> str:
-    return f"{len(problem):,} requests on {problem.slots:,} slots"
+def _what(plan: Plan) -> str:
+    replicas = plan.fleet.replicas
+    machines = f"{len(replicas):,} replicas" if len(replicas) > 1 else f"{replicas[0].slots:,} slots"
+    return f"{len(plan.workload):,} requests on {machines}"

@@ -8,13 +8,13 @@ from pathlib import Path
 from ...data.files.disk import InputError
 from ...data.plan import Plan
 from ...data.trace import Trace
-from ...heuristics.loop import execute
-from ...heuristics.replay import Replay
-from ...heuristics.simulator import Simulator
+from ...executor.reports.report import simulated
 from ..inputs import refuse_outputs
 from ..output import note
-from ..report_fleet import fleet_plan_of, run_report_fleet
-from ..reporting import print_report, report_of
+from ..reporting import print_report, report_of, run_trace, shared_plan_path, trace_paths
+
+MOST_PANELS = 32
+"""Replicas that fit into one picture."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,29 +40,66 @@ def run(args: argparse.Namespace) -> int:
     for picture in args.gantt:
         if Path(picture).suffix not in (".png", ".svg"):
             raise InputError("a picture is .png or .svg", file=picture, hint="Name it so.")
-    fleet_plan = fleet_plan_of(args)
-    if fleet_plan is not None:
-        return run_report_fleet(args, fleet_plan)
-    path = args.trace or ("trace.jsonl" if Path("trace.jsonl").exists() else None)
+    plan = _plan_of(args)
+    count = len(plan.fleet.replicas)
+    if args.gantt and count > MOST_PANELS:
+        message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
+        raise InputError(message, file=args.plan, hint="Use --perfetto.")
+    paths = _traces_of(args.trace, count)
     drawn = [*args.gantt, *([] if args.perfetto is None else [args.perfetto])]
-    refuse_outputs(drawn, True, [args.plan, *([] if path is None else [path])])
-    plan = Plan.load(args.plan)
+    refuse_outputs(drawn, True, [args.plan, *paths])
     planned = simulated(plan)
-    trace = planned if path is None else Trace.load(path)
-    report = report_of(plan, trace)
+    traces = tuple(Trace.load(path) for path in paths) or planned
+    report = report_of(plan, traces)
     print_report(report, as_json=args.json)
-    panels = [Panel("Plan", planned, report_of(plan, planned))]
-    if path is not None:
-        panels.append(Panel.of("Run", plan.problem.cost, trace, report))
+    panels = [
+        Panel.of(f"Replica {k}", plan.fleet.replicas[k].cost, trace, each)
+        for k, (trace, each) in enumerate(zip(traces, report.replicas, strict=False))
+        if each is not None
+    ]
+    if count == 1:
+        panels = [Panel("Plan", planned[0], report_of(plan, planned))]
+        panels += [Panel.of("Run", plan.problem.cost, traces[0], report)] if paths else []
     for picture in args.gantt:
         save_gantt(picture, *panels)
         note(f"drew {picture}")
     if args.perfetto is not None:
-        save_perfetto(args.perfetto, [trace])
+        save_perfetto(args.perfetto, traces)
         note(f"wrote {args.perfetto}: open it in ui.perfetto.dev")
     return 0
 
 
-def simulated(plan: Plan) -> Trace:
-    """Return the trace of a plan carried out exactly as planned, at its cost model's pace."""
-    return execute(plan.problem, Replay(plan.schedule, plan.problem), Simulator(plan.problem))
+def _plan_of(args: argparse.Namespace) -> Plan:
+    """
+    Return the plan that the report is about: the one named, or what a run on replicas made of it.
+
+    Raises
+    ------
+    InputError
+        If the user named a trace, and what the run kept is of another plan.
+    """
+    plan = Plan.load(args.plan)
+    trace = args.trace or "trace.jsonl"
+    shared = shared_plan_path(trace)
+    if (
+        len(plan.fleet.replicas) > 1
+        or not shared.exists()
+        or (run_trace(trace) == trace and Path(trace).exists())
+    ):
+        return plan
+    ran = Plan.load(shared)
+    ours, asked = ran.workload, plan.workload
+    if (ours.ids.tolist(), ours.output_tokens.tolist()) == (asked.ids.tolist(), asked.output_tokens.tolist()):
+        return ran
+    if args.trace is None:
+        return plan  # Left over from another run: nobody named it.
+    raise InputError(f"is not of the plan {args.plan}", file=shared, hint="Give the plan that was run.")
+
+
+def _traces_of(trace: str | None, count: int) -> list[Path]:
+    """Return the traces that the user names, those of a run with the default name, or none."""
+    if trace is None:
+        found = trace_paths("trace.jsonl", count)
+        return found if found[0].exists() else []
+    # One replica's trace stands for all of them.
+    return trace_paths(run_trace(trace) if count > 1 and Path(trace).exists() else trace, count)

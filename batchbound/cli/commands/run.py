@@ -6,30 +6,38 @@ import argparse
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
-from ...data.fleet_plan import is_fleet_plan
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...heuristics.registry import POLICIES
+from ...planning.fleet import shared_out
 from .. import INTERRUPTED
 from ..inputs import named_files, positive, refuse_outputs
 from ..interrupts import terminating
-from ..model import add_model, load, tier_of
+from ..model import add_model, engine_spec, load, shape_of, tier_of
 from ..output import note
 from ..progress import progress
-from ..reporting import print_report, report_of, run_line, warn_of_other_machine
+from ..reporting import (
+    print_report,
+    report_of,
+    run_line,
+    shared_plan_path,
+    trace_paths,
+    warn_of_other_machine,
+)
 from ..run_configuration import add_workers, refuse_unused, say_reached, serving
 from ..server_options import add_server, refuse_without_server
 
 if TYPE_CHECKING:
-    from ...data.trace import Stage
+    from ...data.trace import Stage, Trace
     from ...executor.models.sampling import TokenRule
-    from ...executor.runs.job import Job
+    from ...executor.runs.job import Job, Outcome
     from ...executor.runs.journal import Journal
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
@@ -91,7 +99,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve what is not answered yet, write the answers and the trace, and print the report."""
+    """Serve what is not answered yet, write the completions and the traces, and print the report."""
     from ...executor.models.faults import RunStoppedError, TerminatedError
     from ...executor.runs.job import journal_path
     from ...executor.runs.journal import Journal
@@ -102,55 +110,141 @@ def run(args: argparse.Namespace) -> int:
 
         return run_server(args)
     refuse_without_server(args)
-    if args.replicas > 1 or is_fleet_plan(args.plan):
-        from ..run_fleet import run_fleet
-
-        return run_fleet(args)
-    plan = Plan.load(args.plan)
-    refuse_outputs([args.output, args.trace], args.overwrite, named_files(args, "output", "trace"))
-    refuse_unused(plan, args)
     begun = time.perf_counter()
-    job = load_job(plan, args)
-    journal = Journal(journal_path(args.output), run_identity(plan, job, args))
+    loaded = Plan.load(args.plan)
+    plan = _for_replicas(loaded, args)
+    files = _Files.of(args, plan, shared=plan is not loaded)
+    refuse_outputs([args.output, *files.all], args.overwrite, named_files(args, "output", "trace"))
+    _refuse_unused(plan, args)
+    job = load_job(plan, args, None if len(plan.fleet.replicas) == 1 else shape_of(args))
+    journal = Journal(journal_path(args.output), run_identity(loaded, job, args))
     resumed = len(journal.finished)
     if resumed:
-        note(f"{args.output}: going on after {resumed} finished answers")
+        note(f"{args.output}: going on after {resumed} finished completions")
     try:
         with (
             journal,
             terminating(),
             Watchdog(args.stall_seconds, lambda: _abandon(journal, args.stall_seconds)) as watchdog,
-            progress(len(plan.problem) - resumed, "requests") as advance,
+            progress(len(plan.workload) - resumed, "requests") as advance,
         ):
 
             def on_stage(_: Stage, done: int) -> None:
                 watchdog.alive()
                 advance(done)
 
-            outcome = serving(plan, job, args)(journal, on_stage=on_stage)
+            outcome = _serving(plan, job, args)(journal, on_stage=on_stage)
     except (RunStoppedError, TerminatedError) as error:
         say_stopped(str(error), journal)
         return 1
     except KeyboardInterrupt:
         say_stopped("interrupted", journal)
         return INTERRUPTED
-    if outcome.trace is not None:
-        outcome.trace.save(args.trace)
+    files.save(plan, outcome.traces, Path(args.plan).parent)
     job.write_answers(journal, args.output)
-    if outcome.trace is None:
-        note(f"{args.output}: every answer was there already")
+    if not outcome.traces:
+        note(f"{args.output}: every completion was there already")
         return 0
-    warn_of_other_machine(plan, outcome.trace)
-    report = report_of(plan, outcome.trace, seconds=time.perf_counter() - begun)
+    _show(plan, outcome.traces, files, args, begun)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Files:
+    """Where a run's traces go; for several replicas also one picture, and the plan as it was shared out."""
+
+    traces: list[Path]
+    picture: Path | None
+    shared: Path | None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, plan: Plan, *, shared: bool) -> _Files:
+        """Return the files of a run of a plan, which may have been shared out anew."""
+        count = len(plan.fleet.replicas)
+        picture = Path(args.trace).with_suffix(".perfetto.json") if count > 1 else None
+        return cls(trace_paths(args.trace, count), picture, shared_plan_path(args.trace) if shared else None)
+
+    @property
+    def all(self) -> list[Path]:
+        return [*self.traces, *(path for path in (self.picture, self.shared) if path is not None)]
+
+    def save(self, plan: Plan, traces: Sequence[Trace], planned_in: Path) -> None:
+        """Write what there is to write, prompts named as seen from there."""
+        from ...executor.reports.perfetto import save_perfetto
+
+        for path, trace in zip(self.traces, traces, strict=False):
+            trace.save(path)
+        if not traces:
+            return
+        if self.picture is not None:
+            save_perfetto(self.picture, traces)
+        if self.shared is not None:
+            source = plan.provenance.prompts
+            if source is not None:
+                seen = os.path.relpath((planned_in / source.path).resolve(), self.shared.parent.resolve())
+                moved = dataclasses.replace(plan.provenance, prompts=dataclasses.replace(source, path=seen))
+                plan = dataclasses.replace(plan, provenance=moved)
+            plan.save(self.shared)
+
+
+def _for_replicas(plan: Plan, args: argparse.Namespace) -> Plan:
+    """Return the plan for as many replicas as the options say; one for a single machine is shared out."""
+    count = len(plan.fleet.replicas)
+    if args.replicas in (1, count):
+        return plan
+    if count > 1:
+        message = f"the plan is for {count} replicas, not {args.replicas}"
+        raise InputError(message, file=args.plan, hint="Leave --replicas out, or plan again.")
+    note(f"{args.plan} is for one replica: shared out over {args.replicas}")
+    return shared_out(plan, args.replicas)
+
+
+def _refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
+    if len(plan.fleet.replicas) == 1:
+        refuse_unused(plan, args)
+        return
+    single = {
+        "--policy": args.policy,
+        "--kv-tokens": args.kv_tokens,
+        "--encode-device": args.encode_device,
+        "--replan": args.replan,
+        "--tensor-parallel": None if args.tensor_parallel == 1 else args.tensor_parallel,
+    }
+    for option in (name for name, given in single.items() if given is not None):
+        raise InputError(f"{option} is for one replica", hint="Leave it out, or plan for one replica.")
+
+
+def _serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Outcome]:
+    """Return what serves a plan's job: replicas on Ray, a configuration's workers, or this process."""
+    if len(plan.fleet.replicas) == 1:
+        return serving(plan, job, args)
+    from ...executor.runs.fleet_run import run_on_replicas
+
+    return partial(run_on_replicas, job, spec=engine_spec(args, job), address=args.ray_address)
+
+
+def _show(plan: Plan, traces: Sequence[Trace], files: _Files, args: argparse.Namespace, begun: float) -> None:
+    """Print what a run came to, with its report."""
+    for trace in traces[:1]:
+        warn_of_other_machine(plan, trace)
+    report = report_of(plan, traces, seconds=time.perf_counter() - begun)
     if plan.configuration is not None and args.policy is None:
-        say_reached(plan.configuration, report.reached, outcome.trace)
+        say_reached(plan.configuration, report.reached, traces[0])
     if args.json:
         print_report(report, as_json=True)
-        return 0
-    before = f" after {resumed:,} from before" if resumed else ""
-    print(f"{args.output}: {report.requests:,} answers{before}, {run_line(report)}")
-    print(f"{args.trace}: where the time went; `batchbound report {args.plan} {args.trace}` shows it")
-    return 0
+        return
+    before = f" after {report.resumed:,} from before" if report.resumed else ""
+    where = f" from {len(traces)} replicas" if len(traces) > 1 else ""
+    print(f"{args.output}: {report.requests:,} completions{before}{where}, {run_line(report)}")
+    if len(traces) > 1:
+        print_report(report, as_json=False)
+    print(
+        f"{files.traces[0]}: where the time went; `batchbound report {args.plan} {files.traces[0]}` shows it"
+    )
+    if files.picture is not None:
+        print(f"{files.picture}: all replicas, for ui.perfetto.dev")
+    if files.shared is not None:
+        print(f"{files.shared}: the plan shared out")
 
 
 def say_stopped(reason: str, journal: Journal) -> None:
@@ -189,7 +283,7 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
     from ...executor.models.tokenizers import load_tokenizer
     from ...executor.runs.job import Job
 
-    source = plan.prompts
+    source = plan.provenance.prompts
     if source is None and args.prompts is not None:
         hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
         raise InputError("the plan is of lengths only, and --prompts says nothing", file=args.plan, hint=hint)
@@ -200,7 +294,7 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
     tokenizer = load_tokenizer(args.tokenizer or planned)
     if records is None:
         vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
-        prompts = Prompts.random(plan.problem.workload, vocabulary, args.seed or 0)
+        prompts = Prompts.random(plan.workload, vocabulary, args.seed or 0)
     else:
         prompts = Prompts.encode(records, tokenizer)
     return Job(
@@ -238,19 +332,23 @@ def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, ob
 
 
 def _prompts_path(plan: Plan, args: argparse.Namespace) -> Path:
-    assert plan.prompts is not None
-    return Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / plan.prompts.path
+    assert plan.provenance.prompts is not None
+    return (
+        Path(args.prompts)
+        if args.prompts
+        else Path(args.plan).resolve().parent / plan.provenance.prompts.path
+    )
 
 
 def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord, ...]:
-    assert plan.prompts is not None
+    assert plan.provenance.prompts is not None
     path = _prompts_path(plan, args)
     for output in (args.output, args.trace):
         refuse_outputs([output], True, [path])
     hint = "Give the planned file with --prompts, or plan again."
     if not path.is_file():
         raise InputError("the plan's prompts are not there", file=path, hint=hint)
-    if file_digest(path) != plan.prompts.sha256:
+    if file_digest(path) != plan.provenance.prompts.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
     records = read_batch(path)
     stopped = next((record for record in records if record.stop), None)

@@ -14,6 +14,7 @@ from ... import __version__
 from ...data.configuration import PlannedConfiguration
 from ...data.costs.layer_profile import LayerProfile, ModelShape
 from ...data.files.disk import InputError, read_json_object
+from ...data.files.record import plain
 from ...data.lengths.pair import LengthPair
 from ...data.plan import Maker, Plan
 from ...data.problem import Problem
@@ -33,7 +34,7 @@ from ..inputs import (
     add_problem,
     named_files,
     positive,
-    prompt_source,
+    provenance_of,
     read_inputs,
     refuse_outputs,
     seconds,
@@ -252,7 +253,7 @@ def _with_cost_of(inputs: Inputs, profile: LayerProfile) -> Inputs:
     source: dict[str, object] = {"name": f"fitted to the layer profile of {profile.device}"}
     if profile.operation("loop") is not None:
         # Measured on an engine of ours: a run can tell whether it is on the same machine.
-        source |= fitted.to_json()
+        source |= plain(fitted)
     return replace(inputs, problem=replace(inputs.problem, cost=fitted.cost), cost_source=source)
 
 
@@ -348,15 +349,12 @@ def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Na
         f" N_D={configuration.decode_rounds}"
     )
     maker = Maker(name, __version__, "feasible", "search", time.perf_counter() - begun, 0)
-    return Plan(
-        problem=problem,
-        schedule=schedule,
-        makespan=schedule.makespan(problem),
-        bound=proven_bound(problem),
-        maker=maker,
-        lengths=inputs.job.lengths.to_json(),
-        cost_source=inputs.cost_source,
-        prompts=prompt_source(inputs, args.output),
+    return Plan.of(
+        problem,
+        schedule,
+        proven_bound(problem),
+        maker,
+        provenance=provenance_of(inputs, args.output),
         configuration=configuration,
     )
 

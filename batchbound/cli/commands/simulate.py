@@ -89,7 +89,7 @@ def _followed(args: argparse.Namespace) -> tuple[Trace, Report]:
     args.slots, args.max_position = plan.problem.slots, None
     if args.longest_answer is None:
         # A run of the plan stops there.
-        args.longest_answer = longest_planned(plan.lengths, file=args.plan)
+        args.longest_answer = longest_planned(plan.provenance.lengths, file=args.plan)
     answered = read_inputs(args, keep_arrivals=False).problem.workload
     ids = plan.problem.workload.ids.tolist()
     row_of = {name: row for row, name in enumerate(answered.ids.tolist())}
@@ -99,4 +99,4 @@ def _followed(args: argparse.Namespace) -> tuple[Trace, Report]:
         raise InputError(f"has {what}", file=args.workload, hint="Give the requests that were planned.")
     truth = answered.output_tokens[[row_of[name] for name in ids]]
     trace = simulate(plan.problem, following(plan.expected, plan.schedule, plan.problem), truth)
-    return trace, report_of(plan, trace)
+    return trace, report_of(plan, [trace])

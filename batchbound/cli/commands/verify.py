@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from ...data.fleet_plan import FleetPlan, is_fleet_plan
 from ...data.plan import Plan
-from ...models.certificates.checker import verify_bound
 from ...models.certificates.fleet import verify_fleet_bound
 from ..output import fail
 
@@ -20,14 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the plan, which has the referee check its schedule, and re-derive its bound."""
-    plan = FleetPlan.load(args.plan) if is_fleet_plan(args.plan) else Plan.load(args.plan)
+    plan = Plan.load(args.plan)
     bound = plan.bound
     if bound is None:
         return fail(f"{args.plan}: the schedule breaks no rule; there is no bound to verify")
-    if isinstance(plan, FleetPlan):
-        violation = verify_fleet_bound(plan.fleet, bound)
-    else:
-        violation = verify_bound(plan.problem, bound)
+    violation = verify_fleet_bound(plan.fleet, bound)
     if violation is not None:
         return fail(f"{args.plan}: the bound does not hold: {violation}")
     if args.json:

@@ -1,37 +1,30 @@
-"""The options of ``plan`` that leave something open: predicted lengths, and the number of slots."""
+"""The options of ``plan`` beside the problem's: several replicas, predicted lengths, the number of slots."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError
 from ..data.lengths.prediction_error import parse_prediction_error
-from ..data.plan import Plan, PromptSource
+from ..data.plan import Plan, Provenance
+from ..data.predictor import prompt_text
 from ..data.problem import Problem
 from ..data.workload import LONGEST
+from ..planning.fleet import fleet_of, make_fleet_plan
 from ..planning.plan import make_plan
 from ..planning.uncertain import make_robust_plan
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
+from ..solvers.solve import DEFAULT_SOLVER
 from .inputs import Inputs
 from .output import note
 
 COMPARED_SLOTS = 3
 """Numbers of slots that are compared when the lengths are uncertain as well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What a plan records of where its numbers come from; see :class:`~batchbound.data.plan.Plan`."""
-
-    lengths: Mapping[str, object]
-    cost_source: Mapping[str, object]
-    prompts: PromptSource | None
 
 
 def add_uncertainty(parser: argparse.ArgumentParser) -> None:
@@ -46,17 +39,60 @@ def add_uncertainty(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, record: Record) -> Plan:
+def add_fleet(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a plan for several replicas."""
+    group = parser.add_argument_group("replicas")
+    group.add_argument(
+        "--replicas",
+        metavar="N|FILE",
+        help="plan for several engines together: their number, or a JSON file that says how they differ:"
+        ' {"replicas": [{"count": 2}, {"speed": 0.5, "slots": 16, "kv_capacity": 9000, "busy": 3}]}'
+        " (--slots and the other limits are each replica's)",
+    )
+    group.add_argument(
+        "--groups",
+        choices=("any", "together", "spread"),
+        help="completions of one prompt go to any replica, to one, or to as many as there are (default any)",
+    )
+
+
+def refuse_unused(args: argparse.Namespace) -> None:
     """
-    Return the plan for what the options say: known or predicted lengths, a number of slots or ours.
+    Raise InputError if an option of ``plan`` has no effect beside the others.
+
+    Parameters
+    ----------
+    args
+        The options of ``plan``.
+    """
+    if args.replicas is None:
+        if args.groups is not None:
+            raise InputError("--groups has no effect without --replicas", hint="Give --replicas N.")
+        return
+    single = {
+        "--length-error": args.length_error is not None,
+        "--slots auto": not args.slots,
+        f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
+    }
+    for option in (name for name, given in single.items() if given):
+        raise InputError(f"{option} plans for one replica", hint="Leave it out, or --replicas.")
+
+
+def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance: Provenance) -> Plan:
+    """
+    Return the plan for what the options say: replicas, known or predicted lengths, a number of slots or ours.
 
     Raises
     ------
     InputError
-        If the options do not go together, or the prediction error cannot be read.
+        If the options do not go together, or the replicas or the prediction error cannot be read.
     PlanningError
         If no plan came out.
     """
+    if args.replicas is not None:
+        prompts = [prompt_text(entry) for entry in inputs.job.records or ()]
+        fleet = fleet_of(inputs.problem, args.replicas, prompts)
+        return make_fleet_plan(fleet, groups=args.groups or "any", limits=limits, provenance=provenance)
     error = None if args.length_error is None else parse_prediction_error(args.length_error)
     problem, others, start = inputs.problem, [], None
     if not args.slots:
@@ -64,15 +100,7 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, record: Re
         problem, start = replace(problem, slots=trials[0].slots), trials[0].schedule
         others = [trial.slots for trial in trials[1:COMPARED_SLOTS]]
     if error is None:
-        return make_plan(
-            problem,
-            solver=args.solver,
-            limits=limits,
-            start=start,
-            lengths=record.lengths,
-            cost_source=record.cost_source,
-            prompts=record.prompts,
-        )
+        return make_plan(problem, solver=args.solver, limits=limits, start=start, provenance=provenance)
     return make_robust_plan(
         problem,
         error,
@@ -80,9 +108,7 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, record: Re
         slots=others,
         solver=args.solver,
         limits=limits,
-        lengths=record.lengths,
-        cost_source=record.cost_source,
-        prompts=record.prompts,
+        provenance=provenance,
     )
 
 

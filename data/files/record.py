@@ -1,0 +1,266 @@
+"""One codec for all files of ours: a dataclass as plain JSON values, and back with any wrong field named."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from .disk import InputError
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""An integer of at least zero, in a record."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+"""An integer of at least one, in a record."""
+
+_Kind = TypeVar("_Kind")
+
+_KINDS = {
+    "int": "is not a whole number",
+    "float": "is not a number",
+    "str": "is not a text",
+    "bool": "is neither true nor false",
+    "array": "is not a list",
+    "object": "is not an object",
+}
+"""What is said of a value where one of these was expected."""
+
+_SHOWN = 60
+"""Most characters of a wrong value that an error shows."""
+
+
+def plain(value: object) -> Any:
+    """
+    Return a record as plain JSON values.
+
+    Parameters
+    ----------
+    value
+        A dataclass; arrays become lists, an infinite entry ``null``. Its class may have ``JSON_HEADER``, the
+        file's first field and the version in it, ``JSON_NAMES``, from a field's name to its name in the file,
+        and ``JSON_HINT``, what to do about a file that is wrong.
+    """
+    found = msgspec.to_builtins(value, enc_hook=_to_plain, str_keys=True)
+    header: tuple[str, int] | None = getattr(type(value), "JSON_HEADER", None)
+    names: Mapping[str, str] = getattr(type(value), "JSON_NAMES", {})
+    if names:
+        found = {names.get(name, name): entry for name, entry in found.items()}
+    return found if header is None else {header[0]: header[1], **found}
+
+
+def record(
+    kind: type[_Kind],
+    value: object,
+    *,
+    file: str | os.PathLike[str] | None = None,
+    within: str = "",
+    line: int = 0,
+    hint: str = "",
+) -> _Kind:
+    """
+    Return the record that :func:`plain` made plain JSON values of; fields it does not know are left out.
+
+    Parameters
+    ----------
+    kind
+        The dataclass.
+    value
+        Its fields by name.
+    file, within, line
+        Where the record stands, for the errors: the file, the field it is in, the line counted from one.
+    hint
+        What to do about a wrong field; the class's own by default.
+
+    Raises
+    ------
+    InputError
+        If the file is of another kind or version, a field is missing or of another kind, or the class
+        refuses the values.
+    """
+    hint = hint or getattr(kind, "JSON_HINT", "Write it again.")
+    _check_header(kind, value, file, hint)
+    names: Mapping[str, str] = getattr(kind, "JSON_NAMES", {})
+    given = value
+    if names and isinstance(value, dict):
+        ours = {theirs: name for name, theirs in names.items()}
+        given = {ours.get(name, name): entry for name, entry in value.items()}
+    try:
+        return msgspec.convert(given, kind, dec_hook=_from_plain, str_keys=True)
+    except msgspec.ValidationError as error:
+        said, _, path = str(error).partition(" - at `$")
+        steps, what = _explained(kind, given, said, re.findall(r"\w+|\[\.\.\.\]", path.rstrip("`")))
+    except RecursionError:
+        steps, what = [], "is nested too deep"
+    if steps:
+        steps[0] = names.get(steps[0], steps[0])
+    places = [f"line {line}"] if line else []
+    if field := ".".join(([within] if within else []) + steps):
+        places.append(f"field '{field}'")
+    raise InputError(what, file=file, where=", ".join(places), hint=hint)
+
+
+def refuse_unknown(
+    kind: type, value: object, *, file: str | os.PathLike[str] | None, within: str = "", hint: str
+) -> None:
+    """Raise InputError if an object has a field that a dataclass has not."""
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    for name in sorted(value.keys() - known) if isinstance(value, dict) else ():
+        field = f"{within}.{name}" if within else name
+        raise InputError("the field is unknown", file=file, where=f"field '{field}'", hint=hint)
+
+
+def schema(kind: type) -> dict[str, Any]:
+    """
+    Return the JSON schema of a kind of file.
+
+    Parameters
+    ----------
+    kind
+        A dataclass with a ``JSON_HEADER``.
+    """
+    header, version = kind.JSON_HEADER  # type: ignore[attr-defined]
+    (found,), parts = msgspec.json.schema_components([kind], schema_hook=_array_schema)
+    body = parts.pop(found["$ref"].rpartition("/")[2])
+    names: Mapping[str, str] = getattr(kind, "JSON_NAMES", {})
+    properties = {names.get(name, name): entry for name, entry in body["properties"].items()}
+    required = [names.get(name, name) for name in body.get("required", ())]
+    text = (kind.__doc__ or "").strip().partition("\n")[0]
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": kind.__name__,
+        "description": text,
+        "type": "object",
+        "properties": {header: {"const": version}, **properties},
+        "required": [header, *required],
+        "$defs": parts,
+    }
+    described: dict[str, Any] = _one_line(whole)
+    return described
+
+
+def _check_header(kind: type, value: object, file: str | os.PathLike[str] | None, hint: str) -> None:
+    header: tuple[str, int] | None = getattr(kind, "JSON_HEADER", None)
+    if header is None or not isinstance(value, dict):
+        return
+    name, version = header
+    what, where = name.replace("_", " "), f"field '{name}'"
+    if name not in value:
+        raise InputError(f"not a {what}", file=file, where=where, hint=hint)
+    if type(value[name]) is not int or value[name] != version:
+        message = f"a {what} of version {value[name]!r}, not {version}"
+        raise InputError(message, file=file, where=where, hint=hint)
+
+
+def _to_plain(value: Any) -> object:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim == 1:
+        return [None if entry == np.inf else entry for entry in value.tolist()]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _from_plain(kind: Any, value: Any) -> object:
+    if get_origin(kind) is not np.ndarray:
+        return value
+    entry = get_args(get_args(kind)[1])[0]
+    if not isinstance(value, list):
+        raise ValueError("is not a list")
+    allowed, said = _ENTRIES[entry]
+    if not (_types(value) if entry is np.float64 else set(map(type, value))) <= allowed:
+        raise ValueError(f"is not a list of {said}")
+    try:
+        return np.array([np.inf if each is None else each for each in value], dtype=entry)
+    except (OverflowError, ValueError):
+        raise ValueError(f"is not a list of {said}") from None
+
+
+def _types(value: list[Any]) -> set[type]:
+    """Return the types of a list's entries, those of lists in it included."""
+    found = set(map(type, value))
+    if list in found:
+        found = (found - {list}).union(*(_types(each) for each in value if isinstance(each, list)))
+    return found
+
+
+_ENTRIES: dict[Any, tuple[set[type], str]] = {
+    np.int64: ({int}, "whole numbers"),
+    np.float64: ({int, float, type(None)}, "numbers"),
+    np.str_: ({str}, "texts"),
+}
+
+
+def _array_schema(kind: Any) -> dict[str, Any]:
+    return {"type": "array"} if kind is np.ndarray else {"description": "any JSON value"}
+
+
+def _one_line(value: Any) -> Any:
+    """Return a schema whose descriptions are the first lines of docstrings."""
+    if isinstance(value, dict):
+        return {
+            name: entry.strip().partition("\n")[0]
+            if name == "description" and isinstance(entry, str)
+            else _one_line(entry)
+            for name, entry in value.items()
+        }
+    return [_one_line(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _explained(kind: Any, value: Any, said: str, path: list[str]) -> tuple[list[str], str]:
+    """Return the place of what is wrong and what is, by msgspec's words for it."""
+    steps: list[str] = []
+    missing = re.fullmatch(r"Object missing required field `(.*)`", said)
+    got = re.fullmatch(r"Expected `(.*)`, got `(.*)`", said)
+    for step in path:
+        if step == "[...]" and isinstance(value, dict) and got is not None:
+            # msgspec does not tell which entry of an object it was.
+            step = next((name for name, each in value.items() if _name_of(each) == got[2]), step)
+        steps.append(step)
+        kind = _inside(kind, step)
+        if isinstance(value, list) and step.isdecimal():
+            value = value[int(step)]
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    shown = repr(value) if len(repr(value)) <= _SHOWN else repr(value)[:_SHOWN] + "..."
+    if missing is not None:
+        return [*steps, missing[1]], "the field is missing"
+    if got is not None:
+        expected = next((_KINDS[name] for name in got[1].split(" | ") if name in _KINDS), f"is not {got[1]}")
+        plain_value = got[2] not in ("array", "object")
+        return steps, f"{shown} {expected}" if plain_value else expected
+    least = re.fullmatch(r"Expected `\w+` >= (.*)", said)
+    if least is not None:
+        return steps, f"{shown} is not at least {least[1]}"
+    if said.startswith("Invalid enum value"):
+        return steps, f"{shown} is none of {', '.join(map(str, get_args(_bare(kind))))}"
+    if said == "Number out of range":
+        return steps, f"{shown} is not a number that can be held"
+    return steps, said
+
+
+def _inside(kind: Any, step: str) -> Any:
+    """Return the kind of a field or entry, as far as it is known."""
+    kind = _bare(kind)
+    if dataclasses.is_dataclass(kind):
+        return get_type_hints(kind, include_extras=True).get(step)
+    inner = [each for each in get_args(kind) if each is not Ellipsis]
+    return inner[-1] if inner else None
+
+
+def _bare(kind: Any) -> Any:
+    while get_origin(kind) in (Annotated, Union, types.UnionType):
+        kind = get_args(kind)[0]
+    return kind
+
+
+def _name_of(value: object) -> str:
+    names = {int: "int", float: "float", str: "str", bool: "bool", list: "array", dict: "object"}
+    return names.get(type(value), "null")

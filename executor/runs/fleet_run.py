@@ -1,0 +1,113 @@
+"""A plan for several replicas carried out on Ray actors: each follows its own share of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.fleet import Fleet, FleetSchedule
+from ...data.plan import Plan
+from ...data.schedule import Schedule
+from ...data.trace import Stage
+from ...heuristics.simulate import remaining_schedule
+from .job import Job, Outcome
+from .journal import Journal
+
+if TYPE_CHECKING:
+    from ..processes.engine_spec import EngineSpec
+
+
+def run_on_replicas(
+    job: Job,
+    journal: Journal,
+    *,
+    spec: EngineSpec,
+    address: str | None = None,
+    on_stage: Callable[[Stage, int], None] | None = None,
+) -> Outcome:
+    """
+    Serve every request of a job whose completion is not in the journal yet, on as many replicas as planned.
+
+    Parameters
+    ----------
+    job
+        The requests; its model is looked at, not run.
+    journal
+        Takes each completion as it finishes.
+    spec
+        What each replica loads.
+    address
+        Of a running Ray cluster; None for a Ray of this machine that ends with the run.
+    on_stage
+        Called after each stage of any replica with its record and the number of requests finished so far.
+
+    Returns
+    -------
+    Outcome
+        What each replica did.
+
+    Raises
+    ------
+    RunStoppedError
+        If every replica died; the journal holds what is finished.
+    ImportError
+        If Ray is not installed.
+    """
+    from ..processes.ray_fleet import RayFleet
+
+    plan, left = job.plan, job.left(journal)
+    resumed = len(plan.workload) - len(left)
+    if not left.size:
+        return Outcome((), resumed)
+    names = plan.workload.ids.tolist()
+
+    def keep(request: int, tokens: list[int]) -> None:
+        index = int(left[request])
+        journal.append(names[index], job.answer(index, tokens))
+
+    def staged(_: int, stage: Stage) -> None:
+        if on_stage is not None:
+            on_stage(stage, len(journal.finished) - resumed)
+
+    fleet, schedule = remaining_shares(plan, left)
+    replicas = RayFleet(spec, len(plan.fleet.replicas), address)
+    try:
+        outcome = replicas.serve(
+            fleet,
+            schedule,
+            [job.prompts.tokens[i] for i in left],
+            job.most_tokens[left],
+            keep,
+            backoff=plan.groups == "any",
+            on_stage=staged,
+        )
+    finally:
+        replicas.close()
+    return Outcome(outcome.traces, resumed)
+
+
+def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
+    """
+    Return the fleet and the schedule of some of a plan's requests, each where it was planned.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    left
+        The requests that are left, ascending.
+    """
+    schedules: list[Schedule | None] = []
+    for k, schedule in enumerate(plan.shares.schedules):
+        members = plan.shares.members(k)
+        kept = np.flatnonzero(np.isin(members, left))
+        if schedule is None or not kept.size:
+            schedules.append(None)
+        else:
+            schedules.append(remaining_schedule(plan.fleet.problem_of(k, members), schedule, kept)[1])
+    fleet = replace(plan.fleet, workload=plan.workload.select(left))
+    return fleet, FleetSchedule(plan.shares.replica_of[left], tuple(schedules))

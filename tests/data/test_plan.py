@@ -1,0 +1,99 @@
+"""Plans on disk: one machine and a fleet in one kind of file, and the files of version 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from batchbound.data.files.disk import InputError
+from batchbound.data.plan import Plan
+
+VERSION_1 = Path(__file__).parent / "version_1"
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "makespan"),
+    [("one", 1, 45.19274), ("predicted", 1, 47.30594), ("fleet", 2, 30.08845)],
+)
+def test_a_plan_of_version_1_loads_and_is_written_as_version_2(
+    name: str, replicas: int, makespan: float, tmp_path: Path
+) -> None:
+    plan = Plan.load(VERSION_1 / f"{name}.json")
+    assert len(plan.fleet.replicas) == replicas
+    assert plan.makespan == pytest.approx(makespan)
+    assert plan.provenance.cost_source == {"name": "paper"}
+    assert (plan.expected is not None) == (name == "predicted")
+    plan.save(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["batchbound_plan"] == 2
+    assert Plan.load(tmp_path / "plan.json").digest() == plan.digest()
+
+
+@pytest.mark.parametrize("field", ["requests", "limits"])
+def test_a_damaged_plan_of_version_1_names_the_field(field: str, tmp_path: Path) -> None:
+    value = json.loads((VERSION_1 / "one.json").read_text()) | {field: [3]}
+    (tmp_path / "plan.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match=rf"plan.json, field '{field}': is not an object"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_fleet_of_one_is_a_problem_and_a_schedule() -> None:
+    plan = Plan.load(VERSION_1 / "one.json")
+    assert plan.schedule.check(plan.problem) is None
+    assert plan.problem.slots == plan.fleet.replicas[0].slots == 2
+
+
+def test_a_fleet_of_several_has_no_one_schedule() -> None:
+    plan = Plan.load(VERSION_1 / "fleet.json")
+    with pytest.raises(ValueError, match="for 2 replicas, not for one"):
+        _ = plan.schedule
+    with pytest.raises(ValueError, match="for 2 replicas, not for one"):
+        _ = plan.problem
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("fleet.replicas.0.slots", "x", "'x' is not a whole number"),
+        ("fleet.replicas.0.slots", 0, "0 is not at least 1"),
+        ("fleet.replicas.0.cost.decode_base", True, "True is not a number"),
+        ("fleet.replicas.0.cost.decode_bass", 1.0, "the field is unknown"),
+        ("bound.terms.prefill stages", "x", "'x' is not a number"),
+        ("schedule.replica_of", [0, 0.5], "is not a list of whole numbers"),
+        ("groups", "apart", "'apart' is none of any, together, spread"),
+        ("maker", [], "is not an object"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_path_and_its_value(
+    place: str, value: object, said: str, tmp_path: Path
+) -> None:
+    whole = json.loads(json.dumps(Plan.load(VERSION_1 / "one.json").to_json()))
+    *steps, last = place.split(".")
+    inside = whole
+    for step in steps:
+        inside = inside[int(step) if isinstance(inside, list) else step]
+    inside[last] = value
+    (tmp_path / "plan.json").write_text(json.dumps(whole))
+    with pytest.raises(InputError) as caught:
+        Plan.load(tmp_path / "plan.json")
+    assert str(caught.value) == f"{tmp_path / 'plan.json'}, field '{place}': {said}. Plan again."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"batchbound_plan": 2, "makespan_s": NaN}', "a number that is not finite"),
+        ('{"batchbound_plan": 2, "makespan_s": 1e999}', "a number that is not finite"),
+        ('{"batchbound_plan": 2, "makespan_s": 1' + 40 * "0" + "}", "has more than 64 bits"),
+        ('{"a":' * 100_000, "not JSON that can be parsed"),
+        ('{"batchbound_plan": 3}', "a batchbound plan of version 3, not 2"),
+        ("{}", "not a batchbound plan"),
+        ("{", r"line 1: not valid JSON"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        Plan.load(tmp_path / "plan.json")
+    assert "\n" not in str(caught.value)
