@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "simulate a serving policy on requests that arrive, with keys and values in blocks",
     "bound": "print the lower bounds of a workload with their terms",
     "compare": "run solvers and policies side by side on the same instances",
+    "audit": "say what a finished run of a server lost, by cause, against a proven bound",
     "verify": "check a plan's schedule and its bound's certificate again, without the solver",
     "profile": "measure a model on this machine and fit the cost model",
     "search": "find the execution configuration of most throughput under a latency bound",

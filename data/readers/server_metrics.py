@@ -34,7 +34,7 @@ class ServerMetrics:
     cached_tokens
         Prompt tokens it took from its prefix cache since it started.
     kv_tokens, block_tokens
-        Tokens of keys and values it has room for, and of one block of them.
+        Tokens of keys and values its requests have room for, and of one block of them.
     prefix_caching
         Whether prompts may share keys and values.
     """
@@ -76,6 +76,8 @@ def parse_metrics(text: str) -> ServerMetrics:
     blocks = _whole(cache.get("num_gpu_blocks"))
     if kv is None and block is not None and blocks is not None:
         kv = block * blocks
+    if kv is not None and block is not None:
+        kv = max(block, kv - block)  # vLLM hands one block to nobody
     caching = cache.get("enable_prefix_caching")
     return ServerMetrics(
         engine=engine,

@@ -112,18 +112,49 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
         bound=iteration_bound(sequences, proven),
         limits=proven,
         sequences=sequences,
-        simulated=_simulated(sequences, run, replace(limits, sequences=proven.sequences)),
+        simulated=_simulated(sequences, replace(limits, sequences=proven.sequences), _orders(sequences, run)),
     )
 
 
-def _simulated(sequences: Sequences, run: ServerRun, limits: EngineLimits) -> dict[str, Predicted]:
+def order_audit(sequences: Sequences, limits: EngineLimits, *, budget_known: bool) -> IterationAudit:
+    """
+    Return what orders of some sequences come to, where nobody counted the iterations of one.
+
+    Parameters
+    ----------
+    sequences, limits
+        What is computed, in the order it was sent, and on which engine.
+    budget_known
+        As of :func:`audit_iterations`.
+    """
+    proven = limits if budget_known else replace(limits, batched_tokens=_NO_LIMIT)
+    orders = {
+        "as sent": np.arange(len(sequences)),
+        "longest first": np.argsort(-sequences.output, kind="stable"),
+        "shortest first": np.argsort(sequences.output, kind="stable"),
+    }
+    return IterationAudit(
+        counted=None,
+        bound=iteration_bound(sequences, proven),
+        limits=proven,
+        sequences=sequences,
+        simulated=_simulated(sequences, limits, orders),
+    )
+
+
+def _orders(sequences: Sequences, run: ServerRun) -> dict[str, IntArray]:
     done = np.flatnonzero(run.failed == 0)
     position = np.repeat(run.position[done], run.choices[done])
-    orders: dict[str, IntArray] = {
+    return {
         "as sent": np.arange(len(sequences)),
         "file order": np.argsort(position, kind="stable"),
         "longest first": np.argsort(-sequences.output, kind="stable"),
     }
+
+
+def _simulated(
+    sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
+) -> dict[str, Predicted]:
     found = {name: predict(sequences, limits, order) for name, order in orders.items()}
     known = {name: one for name, one in found.items() if one is not None}
     return known if len(known) == len(found) else {}

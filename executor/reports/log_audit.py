@@ -1,0 +1,80 @@
+"""Where the slots of an engine stood empty, by its own log of iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.readers.iteration_log import IterationLog
+
+WORK = "full iterations of the same work"
+BEFORE = "empty slots while prompts were still to come"
+TAIL = "empty slots after the last prompt"
+DECODE = "decode iterations"
+MIXED = "iterations with prompts"
+AFTER = "iterations after the last prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class LogAudit:
+    """
+    The iterations of a log, by what its slots did.
+
+    Parameters
+    ----------
+    counted
+        Iterations.
+    sequences
+        Slots of the engine.
+    parts
+        Iterations by cause, an empty slot of one counted as its share; they add up to ``counted``.
+    seconds
+        Of the iterations by kind; they add up to the engine's busy seconds.
+    """
+
+    counted: int
+    sequences: int
+    parts: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+def audit_log(log: IterationLog, sequences: int) -> LogAudit:
+    """
+    Return where the slots of an engine stood empty.
+
+    Parameters
+    ----------
+    log
+        Its iterations.
+    sequences
+        Its slots.
+
+    Raises
+    ------
+    ValueError
+        If more requests were under way in an iteration than there are slots.
+    """
+    rows = log.chunks + log.decodes
+    if int(rows.max()) > sequences:
+        raise ValueError(f"{int(rows.max())} requests were under way in an iteration, more than {sequences}")
+    with_prompts = np.flatnonzero(log.chunks)
+    last = int(with_prompts[-1]) if with_prompts.size else -1
+    after = np.arange(len(log)) > last
+    empty = (sequences - rows) / sequences
+    mixed = ~after & (log.chunks > 0)
+    return LogAudit(
+        counted=len(log),
+        sequences=sequences,
+        parts={
+            WORK: float(rows.sum()) / sequences,
+            BEFORE: float(empty[~after].sum()),
+            TAIL: float(empty[after].sum()),
+        },
+        seconds={
+            MIXED: float(log.seconds[mixed].sum()),
+            DECODE: float(log.seconds[~after & ~mixed].sum()),
+            AFTER: float(log.seconds[after].sum()),
+        },
+    )

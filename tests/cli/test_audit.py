@@ -1,0 +1,185 @@
+"""``audit``: what finished runs lost, of every kind that can be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.readers.server_metrics import parse_metrics
+from batchbound.data.readers.server_run import ServerCount, ServerRun
+from batchbound.executor.reports.iteration_audit import OPEN, ORDER, OTHER, sequences_of
+
+LINE = (
+    "(APIServer pid=1) INFO 11-23 06:47:57 [loggers.py:199] Engine 000: Iteration({}): {} context requests,"
+    " {} context tokens, {} generation requests, {} generation tokens, iteration elapsed time: {} ms, CPU KV"
+    " cache usage: 2.6%\n"
+)
+
+
+def audited(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["audit", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def server_run(tokens: list[int], *, iterations: int | None, slots: int = 2, **count: Any) -> ServerRun:
+    number = len(tokens)
+    ones, times = np.ones(number, dtype=np.int64), np.arange(number, dtype=np.float64)
+    known: dict[str, Any] = {"prefix_caching": False, "cached_tokens": 0} | count
+    return ServerRun(
+        ids=tuple(f"r{k}" for k in range(number)),
+        choices=ones,
+        prompt_tokens=ones * 3,
+        completion_tokens=np.array(tokens),
+        position=np.arange(number),
+        sent=times,
+        finished=times + 1,
+        server_of=ones * 0,
+        failed=ones * 0,
+        slots=slots,
+        in_flight=slots + 4,
+        order="file order",
+        retries=0,
+        servers=(ServerCount("http://x", "vllm", iterations=iterations, **known),),
+    )
+
+
+def test_the_losses_of_a_run_add_up_to_what_is_above_the_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two slots, 2 2 4 in file order: 6 iterations; 4 first: 4 iterations, the bound; 7 were counted.
+    server_run([2, 2, 4], iterations=7).save(tmp_path / "trace.jsonl")
+    found = audited(capsys, str(tmp_path / "trace.jsonl"))
+    assert found["iterations"] == {
+        "counted by the server": 7,
+        "proven least, by slots": 4,
+        f"lost: {OTHER}": 1,
+        f"lost: {ORDER}": 2,
+        f"lost: {OPEN}": 0,
+    }
+    assert found["by the order of the requests (simulated)"]["longest first"] == 4
+
+
+def test_a_run_nobody_counted_is_audited_by_its_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server_run([2, 2, 4], iterations=None).save(tmp_path / "trace.jsonl")
+    found = audited(capsys, str(tmp_path / "trace.jsonl"))["iterations"]
+    assert found["counted by the server"] is None
+    assert found[f"lost: {ORDER}"] == 2
+
+
+def test_prompts_that_may_have_been_cached_are_not_counted_as_work() -> None:
+    run = server_run([2], iterations=1, prefix_caching=True, cached_tokens=None)
+    assert sequences_of(run).cached.tolist() == [2]
+    run = server_run([2], iterations=1, prefix_caching=True, cached_tokens=0)
+    assert sequences_of(run).cached.tolist() == [0]
+
+
+def test_a_server_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    run = server_run([2, 5], iterations=9, preemptions=1, kv_tokens=64, block_tokens=16)
+    run.save(tmp_path / "trace.jsonl")
+    again = ServerRun.load(tmp_path / "trace.jsonl")
+    assert again.servers == run.servers
+    assert (again.ids, again.slots, again.order) == (run.ids, run.slots, run.order)
+    assert again.completion_tokens.tolist() == [2, 5]
+    assert again.makespan == run.makespan == 2.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"slots": 2', '"slots": 0', "line 1, field 'slots': 0 is not at least 1"),
+        ('"requests": 3', '"requests": 4', "the file ends before the run does"),
+        ('"batchbound_server_run": 1', '"batchbound_server_run": 2', "not a server's run of version 1"),
+        ('"completion_tokens": 4', '"completion_tokens": "4"', "line 4, field 'completion_tokens'"),
+        ('"url"', '"uri"', "field 'servers'"),
+    ],
+)
+def test_a_damaged_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    server_run([2, 2, 4], iterations=7).save(path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert main(["audit", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_empty_slots_of_a_log_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "vllm.log"
+    rows = [(2, 20, 0, 0, 4.0), (0, 0, 2, 2, 2.0), (1, 9, 1, 1, 3.0), (0, 0, 1, 1, 1.0), (0, 0, 0, 0, 9.0)]
+    lines = [LINE.format(number, *row) for number, row in enumerate(rows)]
+    log.write_text("INFO non-default args: {'max_num_seqs': 4}\n" + "".join(lines))
+    found = audited(capsys, str(log))
+    parts = found["iterations (4 slots)"]
+    assert parts.pop("counted") == 4
+    assert parts == {
+        "full iterations of the same work": 7 / 4,
+        "empty slots while prompts were still to come": 3 * 2 / 4,
+        "empty slots after the last prompt": 3 / 4,
+    }
+    assert list(found["seconds of the engine"].values()) == pytest.approx([0.007, 0.002, 0.001])
+    assert audited(capsys, str(log), "--iterations", "2:3")["iterations (4 slots)"]["counted"] == 2
+    assert main(["audit", str(log), "--slots", "1"]) == 2
+    assert "2 requests were under way in an iteration, more than 1" in capsys.readouterr().err
+
+
+def test_lengths_alone_tell_what_an_order_would_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "lengths.csv"
+    table.write_text("input_tokens,output_tokens\n3,2\n3,2\n3,4\n")
+    found = audited(capsys, str(table), "--slots", "2")["iterations, all requests there at the start"]
+    assert found == {
+        "proven least, by slots": 4,
+        "simulated, as sent": 6,
+        "simulated, longest first": 4,
+        "simulated, shortest first": 6,
+    }
+    assert main(["audit", str(table)]) == 2
+    assert "does not say the slots" in capsys.readouterr().err
+
+
+def test_the_public_runs_are_above_their_bounds(
+    public_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    least = {"RTX4090": 5723, "RTXPRO6000": 1617}
+    for device, at_least in least.items():
+        run = public_data / "vllm_runs" / f"{device}-Llama-3.1-8B"
+        found = audited(capsys, str(run))["iterations, all requests there at the start"]
+        bound = next(value for name, value in found.items() if name.startswith("proven"))
+        assert at_least <= bound <= min(found.values())
+
+
+@pytest.mark.parametrize("words", [["--iterations", "1:2"], ["--slots", "4", "--iterations", "0:1"]])
+def test_options_without_an_effect_are_refused(tmp_path: Path, words: list[str]) -> None:
+    server_run([2], iterations=2).save(tmp_path / "trace.jsonl")
+    assert main(["audit", str(tmp_path / "trace.jsonl"), *words]) == 2
+
+
+def test_metrics_pages_are_read_whoever_wrote_them() -> None:
+    vllm = parse_metrics(
+        "# HELP x\n"
+        'vllm:num_requests_running{engine="0"} 3.0\n'
+        'vllm:num_requests_running{engine="1"} 4.0\n'
+        'vllm:iteration_tokens_total_count{engine="0"} 7.0\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="11",enable_prefix_caching="True"} 1.0\n'
+        "broken line\n"
+        "vllm:num_preemptions_total nan\n"
+    )
+    assert (vllm.engine, vllm.running, vllm.iterations) == ("vllm", 7, 7)
+    # One of the eleven blocks belongs to nobody.
+    assert (vllm.kv_tokens, vllm.block_tokens, vllm.prefix_caching) == (160, 16, True)
+    assert vllm.waiting is None
+    sglang = parse_metrics("sglang:num_running_reqs 2\nsglang:max_total_num_tokens 512\n")
+    assert (sglang.engine, sglang.running, sglang.kv_tokens) == ("sglang", 2, 512)
+    assert parse_metrics("<html>").engine == "unknown"
