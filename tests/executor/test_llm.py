@@ -19,7 +19,7 @@ from batchbound.executor.llm import LLM, Completion
 from batchbound.executor.rollout import rollout_function
 
 PROMPTS = ["a", "bb bb", "some longer prompt", "dd", "and one more"]
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "rlhf_rollout.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_loop.py"
 
 
 @pytest.fixture(scope="module")

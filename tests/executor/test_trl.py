@@ -12,6 +12,8 @@ trl = pytest.importorskip("trl", reason="the trl extra is not installed")
 datasets = pytest.importorskip("datasets", reason="the trl extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+import runpy
+
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
 from batchbound.executor.rollout import Rollout, rollout_function
@@ -19,6 +21,7 @@ from batchbound.executor.rollout import Rollout, rollout_function
 # What TRL and its peers say of their own futures is not ours to mend.
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "trl_grpo.py"
 PROMPTS = ["a b c", "one two", "x", "some longer prompt of words", "end here", "y z"]
 
 
@@ -133,3 +136,11 @@ def test_the_trainer_runs_with_all_its_defaults(model: Any, tokenizer: Any, tmp_
     for answer, own in seen:
         for ours, theirs in zip(answer["logprobs"], own, strict=True):
             assert ours == pytest.approx(theirs, abs=0.1)
+
+
+def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    rewards = runpy.run_path(str(EXAMPLE))["train"](1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert len(rewards) == len(lines) == 30
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 0.5
+    assert all("above the bound for these lengths" in line for line in lines)

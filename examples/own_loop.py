@@ -1,7 +1,7 @@
 """
-A reinforcement learning loop that trains nothing but runs: ``python docs/rlhf_rollout.py``.
+Rollouts in a loop of one's own, which trains nothing but runs: ``python examples/own_loop.py``.
 
-With TRL, the same function goes into ``GRPOTrainer(..., rollout_func=rollout)``.
+With TRL, the same function goes into ``GRPOTrainer(..., rollout_func=rollout)``: ``examples/trl_grpo.py``.
 """
 
 from __future__ import annotations
