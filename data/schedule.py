@@ -178,6 +178,16 @@ class Schedule:
         decode = problem.cost.decode_seconds(self.active(problem), self.kv_tokens(problem))
         return prefill, decode
 
+    def finishes(self, problem: Problem) -> FloatArray:
+        """Return the seconds at which each request is done, arrivals left aside, shape (requests,)."""
+        prefill, decode = self.stage_seconds(problem)
+        _, last = self._round_spans(problem)
+        # A stage whose round is a request's last runs after it; its own stage always runs before.
+        stages = np.maximum(np.searchsorted(self.starts[:-1], last), self.bin_of + 1)
+        decoded, prefilled = (np.append(0.0, np.cumsum(seconds)) for seconds in (decode, prefill))
+        done: FloatArray = decoded[last] + prefilled[stages]
+        return done
+
     def makespan(self, problem: Problem) -> float:
         """
         Return the seconds from the job's start to its last token, by the problem's cost model.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from ..data.files.disk import InputError
 from ..data.problem import ProblemError
 from ..data.workload import WorkloadError
+from .output import be_quiet
 
 COMMANDS = {
     "demo": "plan and run a bundled workload on a small local model, and print the report",
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser(words[0] if words else "")
     args = parser.parse_args(words)
+    _set_voice(args)
     try:
         status: int = args.run(args)
     except (InputError, WorkloadError, ProblemError) as error:
@@ -83,7 +86,21 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
             module = importlib.import_module(f".commands.{name}", __package__)
             module.configure(command)
             command.set_defaults(run=module.run)
+            said = command.add_mutually_exclusive_group()
+            said.add_argument("--quiet", action="store_true", help="no progress and no remarks on stderr")
+            said.add_argument(
+                "-v", "--verbose", action="store_true", help="say on stderr what is chosen and why"
+            )
     return parser
+
+
+def _set_voice(args: argparse.Namespace) -> None:
+    """Say as much on stderr as was asked for."""
+    if args.quiet:
+        be_quiet()
+    if args.verbose:
+        logging.basicConfig(format="batchbound: %(message)s", stream=sys.stderr)
+        logging.getLogger("batchbound").setLevel(logging.INFO)
 
 
 def _failed(message: str, status: int) -> int:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from .inputs import positive, random_seed
+from .output import is_quiet
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
@@ -50,6 +51,10 @@ def load(args: argparse.Namespace) -> Any:
         import torch
 
         torch.set_num_threads(args.threads)
+    if is_quiet():
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return load_model(
         args.model,
         load_format=args.load_format,

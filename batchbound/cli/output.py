@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 from ..data.plan import Plan
 from ..executor.reports.tables import clock_text
@@ -36,14 +37,33 @@ _LABELS = {
 }
 
 
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+def be_quiet() -> None:
+    """Leave remarks and progress out from now on; what stops the work is said all the same."""
+    _QUIET.set(True)
+
+
+def is_quiet() -> bool:
+    """Tell whether remarks and progress are left out."""
+    return _QUIET.get()
+
+
 def note(message: str) -> None:
-    """Say something beside the result, on stderr."""
+    """Say something beside the result, on stderr, unless it was asked to be quiet."""
+    if not is_quiet():
+        warn(message)
+
+
+def warn(message: str) -> None:
+    """Say on stderr what nobody may miss."""
     print(f"batchbound: {message}", file=sys.stderr)
 
 
 def fail(message: str) -> int:
     """Say on stderr that the work failed, and return the exit status for it."""
-    note(message)
+    warn(message)
     return 1
 
 

@@ -1,10 +1,18 @@
-"""A progress bar on stderr, for work that takes more than a second."""
+"""Progress on stderr, for work that takes more than a second."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ..executor.reports.tables import clock_text
+from .output import is_quiet
+
+if TYPE_CHECKING:
+    from ..executor.runs.plan_clock import Standing
 
 
 @contextlib.contextmanager
@@ -21,9 +29,49 @@ def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """
     from tqdm import tqdm
 
-    with tqdm(total=total, unit=f" {unit}", delay=1.0, file=sys.stderr, mininterval=0.2) as bar:
+    with tqdm(
+        total=total, unit=f" {unit}", delay=1.0, file=sys.stderr, mininterval=0.2, disable=is_quiet()
+    ) as bar:
 
         def advance(done: int) -> None:
             bar.update(done - bar.n)
 
         yield advance
+
+
+@contextlib.contextmanager
+def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
+    """
+    Yield a function that is told where a run stands in its plan.
+
+    Parameters
+    ----------
+    begin
+        Where it stands at first: the bar of a job that resumes goes on from there.
+    """
+    from tqdm import tqdm
+
+    with tqdm(
+        total=begin.planned,
+        initial=begin.done,
+        delay=1.0,
+        file=sys.stderr,
+        mininterval=0.2,
+        bar_format="{l_bar}{bar:20}| {postfix}",
+        disable=is_quiet(),
+    ) as bar:
+
+        def advance(standing: Standing) -> None:
+            bar.set_postfix_str(standing_text(standing, datetime.datetime.now()), refresh=False)
+            bar.update(standing.done - bar.n)
+
+        yield advance
+
+
+def standing_text(standing: Standing, now: datetime.datetime) -> str:
+    """Return where a run stands in its plan, in a line."""
+    text = f"{standing.done:,.1f} of {standing.planned:,.1f} planned s at {standing.slowdown:.2f} x"
+    end = now + datetime.timedelta(seconds=standing.left)
+    day = "" if end.date() == now.date() else f"{end:%a} "
+    text += f", {clock_text(standing.left)} left, done {day}{end:%H:%M:%S}"
+    return text if standing.gap is None else f"{text}, gap {standing.gap:.1%}"

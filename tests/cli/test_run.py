@@ -335,3 +335,18 @@ def test_a_plan_that_counts_the_first_token_as_a_round_is_refused(
     out = ["-o", str(tmp_path / "a"), "--trace", str(tmp_path / "t")]
     assert main(["run", plan, "--model", "tiny:llama", *out]) == 2
     assert "--first-token prefill" in capsys.readouterr().err
+
+
+def test_a_quiet_command_says_nothing_on_stderr_but_what_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from contextvars import copy_context
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"custom_id": "a", "body": {"prompt": "x", "max_tokens": 3}}\n')
+    assert main(["plan", "p.jsonl", "--work", "1"]) == 0
+    assert "no --model" in capsys.readouterr().err
+    assert copy_context().run(main, ["plan", "p.jsonl", "--work", "1", "--overwrite", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    assert copy_context().run(main, ["plan", "p.jsonl", "--work", "1", "--quiet"]) == 2
+    assert "exists already" in capsys.readouterr().err

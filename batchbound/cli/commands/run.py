@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from .. import INTERRUPTED
 from ..inputs import named_files, positive, refuse_outputs
 from ..interrupts import terminating
 from ..model import add_model, engine_spec, load, shape_of, tier_of
-from ..output import note
-from ..progress import progress
+from ..output import note, warn
+from ..progress import plan_progress, progress
 from ..reporting import (
     print_report,
     report_of,
@@ -126,12 +127,12 @@ def run(args: argparse.Namespace) -> int:
             journal,
             terminating(),
             Watchdog(args.stall_seconds, lambda: _abandon(journal, args.stall_seconds)) as watchdog,
-            progress(len(plan.workload) - resumed, "requests") as advance,
+            _progress(plan, journal) as on_progress,
         ):
 
-            def on_stage(_: Stage, done: int) -> None:
+            def on_stage(stage: Stage, done: int) -> None:
                 watchdog.alive()
-                advance(done)
+                on_progress(stage, done)
 
             outcome = _serving(plan, job, args)(journal, on_stage=on_stage)
     except (RunStoppedError, TerminatedError) as error:
@@ -247,13 +248,30 @@ def _show(plan: Plan, traces: Sequence[Trace], files: _Files, args: argparse.Nam
         print(f"{files.shared}: the plan shared out")
 
 
+@contextmanager
+def _progress(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
+    """Yield what is told each stage and the requests finished: by the plan, or by requests for a fleet."""
+    from ...executor.runs.plan_clock import PlanClock
+
+    names = plan.workload.ids.tolist()
+    left = [i for i, name in enumerate(names) if name not in journal.finished]
+    if len(plan.fleet.replicas) > 1 or not left:
+        with progress(len(left), "requests") as count:
+            yield lambda _, done: count(done)
+        return
+    bound = None if plan.bound is None else plan.bound.seconds
+    clock = PlanClock(plan.problem, plan.schedule, left, bound)
+    with plan_progress(clock.begin) as advance:
+        yield lambda stage, done: advance(clock.after(stage, done))
+
+
 def say_stopped(reason: str, journal: Journal) -> None:
     """Say on stderr why a run ended early, and what is left of it."""
-    note(f"stopped: {reason}")
+    warn(f"stopped: {reason}")
     if journal.finished:
-        note(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
+        warn(f"{len(journal.finished)} finished answers are in {journal.path}; the same command goes on")
     else:
-        note("no answer was finished")
+        warn("no answer was finished")
 
 
 def _abandon(journal: Journal, seconds: int) -> None:

@@ -1,0 +1,122 @@
+"""Progress by the plan: where a run stands, and when it will be done at the pace measured so far."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from batchbound.cli.progress import standing_text
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
+from batchbound.data.trace import Stage
+from batchbound.data.workload import Workload
+from batchbound.executor.runs.plan_clock import PlanClock, Standing
+from batchbound.heuristics.loop import execute
+from batchbound.heuristics.replay import Replay
+from batchbound.heuristics.simulate import remaining_schedule
+from batchbound.heuristics.simulator import Simulator
+from batchbound.models.bounds.makespan import best_bound
+from batchbound.solvers.search.constructive import ski_rental_schedule
+
+COST = CostModel(0.02, 1e-4, 0.01, 5e-4, decode_per_kv_token=1e-6, decode_per_change=0.002)
+
+
+def random_plan(seed: int, count: int = 60) -> tuple[Problem, Schedule]:
+    rng = np.random.default_rng(seed)
+    answers = np.minimum(200, 2 + np.exp(rng.normal(3, 1, count))).astype(int)
+    workload = Workload.from_lengths(rng.integers(5, 80, count).tolist(), answers.tolist())
+    problem = Problem(workload, COST, slots=8, prefill_emits_first_token=True)
+    return problem, ski_rental_schedule(problem)
+
+
+def run(
+    problem: Problem,
+    schedule: Schedule,
+    clock: PlanClock,
+    slowdown: float,
+    tokens: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None,
+) -> list[tuple[float, Standing]]:
+    """Return when each stage ended on a machine that is slower than the model, and what the clock said."""
+    said, time = [], 0.0
+
+    def on_stage(stage: Stage, done: int) -> None:
+        nonlocal time
+        begin, time = time, time + slowdown * stage.model_seconds(problem.cost)
+        said.append((time, clock.after(replace(stage, start=begin, end=time), done)))
+
+    execute(problem, Replay(schedule, problem), Simulator(problem, tokens), on_stage=on_stage)
+    return said
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_ends_planned_are_those_of_the_simulation(seed: int) -> None:
+    problem, schedule = random_plan(seed)
+    trace = execute(problem, Replay(schedule, problem), Simulator(problem))
+    assert schedule.finishes(problem) == pytest.approx(trace.finished)
+
+
+@pytest.mark.parametrize("slowdown", [0.25, 1.0, 7.0])
+def test_the_end_foretold_is_within_a_tenth_of_what_remained(slowdown: float) -> None:
+    errors = []
+    for seed in range(20):
+        problem, schedule = random_plan(seed)
+        said = run(problem, schedule, PlanClock(problem, schedule, range(len(problem))), slowdown)
+        end = said[-1][0]
+        for share in (0.25, 0.5, 0.75):
+            time, standing = next(each for each in said if each[0] >= share * end)
+            errors.append(abs(standing.left - (end - time)) / (end - time))
+        assert said[-1][1].left == pytest.approx(0, abs=1e-9)
+    assert np.median(errors) < 0.1
+
+
+def test_a_run_whose_answers_end_early_is_moved_on_with_those_it_finished() -> None:
+    errors = []
+    for seed in range(20):
+        problem, schedule = random_plan(seed)
+        tokens = np.maximum(1, problem.workload.output_tokens // 2)
+        said = run(problem, schedule, PlanClock(problem, schedule, range(len(problem))), 1.0, tokens)
+        assert [standing.done for _, standing in said] == sorted(standing.done for _, standing in said)
+        end = said[-1][0]
+        time, standing = next(each for each in said if each[0] >= end / 2)
+        errors.append(abs(standing.left - (end - time)) / (end - time))
+    # Not as good as with lengths as planned, but far from the whole plan's seconds.
+    assert np.median(errors) < 0.35
+
+
+def test_a_job_that_resumes_goes_on_from_where_it_stood() -> None:
+    problem, schedule = random_plan(3)
+    left = np.arange(20, 60)
+    rest, thinned = remaining_schedule(problem, schedule, left)
+    clock = PlanClock(problem, schedule, left, 1.0)
+    planned = schedule.makespan(problem)
+    assert clock.begin.done == pytest.approx(planned - thinned.makespan(rest))
+    assert clock.begin.planned == planned
+    _, last = run(rest, thinned, clock, 2.0)[-1]
+    assert last.done == pytest.approx(planned)
+    assert last.left == pytest.approx(0)
+    assert last.gap is None
+
+
+def test_the_gap_so_far_is_that_of_the_run_once_it_is_done_and_none_off_the_plan() -> None:
+    problem, schedule = random_plan(4)
+    bound = best_bound(problem).seconds
+    clock = PlanClock(problem, schedule, range(len(problem)), bound)
+    said = run(problem, schedule, clock, 1.0)
+    charged = schedule.makespan(problem) + COST.decode_per_change * schedule.changes(problem)
+    assert said[-1][1].gap == pytest.approx(charged / bound - 1)
+    assert all(standing.gap is not None and standing.gap >= 0 for _, standing in said)
+    early = np.maximum(1, problem.workload.output_tokens // 2)
+    clock = PlanClock(problem, schedule, range(len(problem)), bound)
+    assert run(problem, schedule, clock, 1.0, early)[-1][1].gap is None
+
+
+def test_a_standing_reads_as_planned_seconds_pace_and_the_time_of_the_end() -> None:
+    now = datetime.datetime(2026, 1, 31, 23, 0, 0)
+    assert standing_text(Standing(58.0, 130.0, 4.1, 600.0, 0.021), now) == (
+        "58.0 of 130.0 planned s at 4.10 x, 0:10:00 left, done 23:10:00, gap 2.1%"
+    )
+    assert "done Sun 01:00:00" in standing_text(Standing(1.0, 2.0, 1.0, 7200.0, None), now)
