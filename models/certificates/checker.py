@@ -324,9 +324,9 @@ def _checked_refutation(
     if dearest[capacity] > limit:
         raise RefutedError("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
     # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.
-    least: list[float] = [0.0] + [math.inf] * len(have)
+    least: list[float] = [0] + [math.inf] * len(have)
     for _ in range(used + 1):
-        least = [0.0] + [
+        least = [0] + [
             min(least[i], *_rounded_up(have[:i], price[have[i - 1][0]], least))
             for i in range(1, len(have) + 1)
         ]

@@ -1,0 +1,386 @@
+"""The referee finds every broken rule and no other, and a schedule's figures are those of a walk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from builders import UNIT, problem_of, schedule_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import MOST_ROUNDS, Problem
+from batchbound.data.schedule import Schedule, Violation
+
+LEGAL = schedule_of([0, 0, 1], [0, 1, 0], [2, 1])
+"""Of three requests on two slots: the first ends after two rounds, the third takes its slot."""
+
+
+def three(**limits: int) -> Problem:
+    return problem_of([2, 3, 4], [2, 3, 1], 2, **limits)
+
+
+def one_token(count: int) -> Problem:
+    """Requests that are done once they are prefilled."""
+    return problem_of([2] * count, [1] * count, 2, prefill_emits_first_token=True)
+
+
+RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
+    "a bin for each request": (
+        three(),
+        schedule_of([0, 0], [0, 1, 0], [2, 1]),
+        three(),
+        LEGAL,
+        "every request is scheduled: bin_of has shape (2,) for 3 requests",
+    ),
+    "a slot for each request": (
+        three(),
+        schedule_of([0, 0, 1], [0, 1, 0, 1], [2, 1]),
+        three(),
+        LEGAL,
+        "every request is scheduled: slot_of has shape (4,) for 3 requests",
+    ),
+    "rounds are one row": (
+        three(),
+        Schedule(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([[2, 1]])),
+        three(),
+        LEGAL,
+        "every request is scheduled: rounds has shape (1, 2) for 3 requests",
+    ),
+    "no bin has negative rounds": (
+        three(),
+        schedule_of([0, 0, 2], [0, 1, 0], [2, -1, 2]),
+        three(),
+        schedule_of([0, 0, 2], [0, 1, 0], [2, 0, 1]),
+        "decode rounds are counted: -1 decode rounds (bin 1)",
+    ),
+    "no more rounds than all requests have": (
+        three(),
+        schedule_of([0, 0, 1], [0, 1, 0], [2, 5]),
+        three(),
+        schedule_of([0, 0, 1], [0, 1, 0], [2, 4]),
+        "decode rounds are of use: 7 decode rounds for requests of 6 in all, 100,000,000 at most",
+    ),
+    "no more rounds than memory holds": (
+        problem_of([1], [MOST_ROUNDS + 1], 1),
+        schedule_of([0], [0], [MOST_ROUNDS + 1]),
+        problem_of([1], [MOST_ROUNDS], 1),
+        schedule_of([0], [0], [MOST_ROUNDS]),
+        "decode rounds are of use: 100,000,001 decode rounds for requests of 100,000,001 in all,"
+        " 100,000,000 at most",
+    ),
+    "no bin before the first": (
+        three(),
+        schedule_of([0, -1, 1], [0, 1, 0], [2, 1]),
+        three(),
+        LEGAL,
+        "every request is scheduled: prefilled in bin -1 of 2 (request 1)",
+    ),
+    "no bin after the last": (
+        three(),
+        schedule_of([0, 0, 2], [0, 1, 0], [2, 1]),
+        three(),
+        LEGAL,
+        "every request is scheduled: prefilled in bin 2 of 2 (request 2)",
+    ),
+    "no slot before the first": (
+        three(),
+        schedule_of([0, 0, 1], [-1, 1, 0], [2, 1]),
+        three(),
+        LEGAL,
+        "every request is scheduled: prefilled in slot -1 of 2 (request 0)",
+    ),
+    "no slot after the last": (
+        three(),
+        schedule_of([0, 0, 1], [0, 2, 0], [2, 1]),
+        three(),
+        LEGAL,
+        "every request is scheduled: prefilled in slot 2 of 2 (request 1)",
+    ),
+    "every request finishes": (
+        three(),
+        schedule_of([0, 0, 1], [0, 1, 0], [2, 0]),
+        three(),
+        LEGAL,
+        "every request finishes: needs 3 rounds, 2 are left (request 1, slot 1, bin 0)",
+    ),
+    "a slot is free again only when its request is done": (
+        three(),
+        schedule_of([0, 0, 1], [0, 1, 0], [1, 2]),
+        three(),
+        LEGAL,
+        "one request per slot: request 0 still holds the slot (request 2, slot 0, bin 1)",
+    ),
+    "a slot takes one request a stage, even those of no rounds": (
+        one_token(2),
+        schedule_of([0, 0], [1, 1], [0]),
+        one_token(2),
+        schedule_of([0, 0], [1, 0], [0]),
+        "one request per slot: request 0 still holds the slot (request 1, slot 1, bin 0)",
+    ),
+    "the token cap of a stage": (
+        three(prefill_token_cap=4),
+        LEGAL,
+        three(prefill_token_cap=5),
+        LEGAL,
+        "token cap of a prefill stage: 5 prompt tokens in one prefill stage, 4 allowed (request 1, bin 0)",
+    ),
+    "the KV capacity in a prefill stage of all prompts": (
+        problem_of([5, 5], [1, 1], 2, kv_capacity=9),
+        schedule_of([0, 0], [0, 1], [1]),
+        problem_of([5, 5], [1, 1], 2, kv_capacity=10),
+        schedule_of([0, 0], [0, 1], [1]),
+        "KV capacity: a prefill stage holds 10 of 9 tokens (bin 0)",
+    ),
+    "the KV capacity in a prefill stage beside a running request": (
+        problem_of([5, 5], [3, 1], 2, kv_capacity=10),
+        schedule_of([0, 1], [0, 1], [1, 2]),
+        problem_of([5, 5], [3, 1], 2, kv_capacity=11),
+        schedule_of([0, 1], [0, 1], [1, 2]),
+        "KV capacity: a prefill stage holds 11 of 10 tokens (bin 1)",
+    ),
+    "the KV capacity in the last of several rounds": (
+        problem_of([2, 2], [3, 3], 2, kv_capacity=7),
+        schedule_of([0, 0], [0, 1], [3]),
+        problem_of([2, 2], [3, 3], 2, kv_capacity=8),
+        schedule_of([0, 0], [0, 1], [3]),
+        "KV capacity: a decode round holds 8 of 7 tokens (bin 0)",
+    ),
+    "the KV capacity with the token that prefill gives": (
+        problem_of([2, 2], [2, 2], 2, kv_capacity=5, prefill_emits_first_token=True),
+        schedule_of([0, 0], [0, 1], [1]),
+        problem_of([2, 2], [2, 2], 2, kv_capacity=6, prefill_emits_first_token=True),
+        schedule_of([0, 0], [0, 1], [1]),
+        "KV capacity: a decode round holds 6 of 5 tokens (bin 0)",
+    ),
+    "the KV capacity in a later bin": (
+        problem_of([1, 1], [5, 2], 2, kv_capacity=6),
+        schedule_of([0, 1], [0, 1], [3, 2]),
+        problem_of([1, 1], [5, 2], 2, kv_capacity=7),
+        schedule_of([0, 1], [0, 1], [3, 2]),
+        "KV capacity: a decode round holds 7 of 6 tokens (bin 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_schedule_that_breaks_one_rule_is_refused_by_name_and_its_neighbour_passes(rule: str) -> None:
+    problem, broken, near, legal, message = RULES[rule]
+    assert str(broken.check(problem)) == message
+    assert legal.check(near) is None
+
+
+def test_a_capacity_counts_no_request_that_is_done() -> None:
+    # The first is done after a round, so the second never holds its tokens beside it.
+    problem = problem_of([4, 1], [1, 6], 2, kv_capacity=6)
+    assert schedule_of([0, 1], [0, 1], [1, 6]).check(problem) is None
+    assert schedule_of([0, 0], [0, 1], [6]).check(problem) is None
+    assert str(
+        schedule_of([0, 0], [0, 1], [6]).check(problem_of([4, 1], [2, 6], 2, kv_capacity=6))
+    ).startswith("KV capacity: a decode round holds 7 of 6 tokens")
+
+
+def test_a_violation_says_where_as_far_as_there_is_a_place() -> None:
+    assert str(Violation("a rule", "is broken")) == "a rule: is broken"
+    assert str(Violation("a rule", "is broken", 0, 1, 2)) == "a rule: is broken (request 0, slot 1, bin 2)"
+
+
+@pytest.mark.parametrize("column", [[0.5], [0.0], ["0"], [True]])
+def test_what_is_no_whole_number_is_refused(column: list[object]) -> None:
+    for at, name in enumerate(("bin_of", "slot_of", "rounds")):
+        arrays = [[0], [0], [1]]
+        arrays[at] = column  # type: ignore[call-overload]
+        with pytest.raises(ValueError, match=f"{name} is of .*; it must be of whole numbers"):
+            Schedule(*arrays)  # type: ignore[arg-type]
+
+
+def test_a_schedule_shares_no_memory_and_cannot_be_changed() -> None:
+    bins = np.array([0])
+    schedule = Schedule(bins, np.array([0]), np.array([1]))
+    bins[0] = 5
+    assert schedule.bin_of.tolist() == [0]
+    for name in ("bin_of", "slot_of", "rounds"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(schedule, name)[0] = 1
+
+
+def test_slots_are_found_and_handed_on_when_they_have_been_free_longest() -> None:
+    schedule = Schedule.from_bins(three(), [0, 0, 1], [2, 1])
+    assert schedule.slot_of.tolist() == [0, 1, 0]
+    four = problem_of([1] * 4, [1, 2, 1, 1], 2)
+    assert Schedule.from_bins(four, [0, 0, 2, 2], [1, 1, 1]).slot_of.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("bins", "rounds", "at"), [([0, 0, 0], [3], 0), ([0, 0, 1], [1, 2], 1)])
+def test_more_requests_than_slots_have_no_colouring(bins: list[int], rounds: list[int], at: int) -> None:
+    with pytest.raises(ValueError, match=f"more than 2 requests overlap in bin {at}"):
+        Schedule.from_bins(three(), bins, rounds)
+
+
+def test_a_slot_of_a_request_of_no_rounds_is_free_in_the_next_bin_only() -> None:
+    with pytest.raises(ValueError, match="overlap in bin 0"):
+        Schedule.from_bins(one_token(3), [0, 0, 0], [0])
+    assert Schedule.from_bins(one_token(3), [0, 0, 1], [0, 0]).slot_of.tolist() == [0, 1, 0]
+
+
+@dataclass
+class Walk:
+    """What a walk through a schedule meets, token by token."""
+
+    broken: set[str] = field(default_factory=set)
+    active: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    stages: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def walk(problem: Problem, schedule: Schedule) -> Walk:
+    """Return what plain counting finds; it shares nothing with the referee."""
+    found, first = Walk(), int(problem.prefill_emits_first_token)
+    outputs, arrival = problem.workload.output_tokens.tolist(), problem.workload.arrival.tolist()
+    prompts = problem.workload.input_tokens.tolist()
+    capacity = problem.kv_capacity or 10**9
+    running: dict[int, tuple[int, int]] = {}  # by slot: request and tokens generated
+    for k, rounds in enumerate(schedule.rounds.tolist()):
+        new = [i for i, at in enumerate(schedule.bin_of.tolist()) if at == k]
+        tokens = sum(prompts[i] for i in new)
+        found.stages.append(tokens)
+        if tokens > (problem.prefill_token_cap or 10**9):
+            found.broken.add("token cap of a prefill stage")
+        if sum(prompts[i] + done for i, done in running.values()) + tokens > capacity:
+            found.broken.add("KV capacity")
+        if new:
+            ready = max([found.seconds, *(arrival[i] for i in new)])
+            found.seconds = ready + problem.cost.prefill_seconds(tokens)
+        slots = [int(schedule.slot_of[i]) for i in new]
+        if len(set(slots)) < len(slots) or set(slots) & set(running):
+            found.broken.add("one request per slot")
+            return found
+        running |= {slot: (i, first) for slot, i in zip(slots, new, strict=True) if outputs[i] > first}
+        for _ in range(rounds):
+            held = sum(prompts[i] + done for i, done in running.values())
+            if held > capacity:
+                found.broken.add("KV capacity")
+            found.active.append(len(running))
+            found.held.append(held)
+            found.seconds += problem.cost.decode_seconds(len(running), held)
+            running = {s: (i, done + 1) for s, (i, done) in running.items() if done + 1 < outputs[i]}
+    if running:
+        found.broken.add("every request finishes")
+    return found
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Problem, Schedule]:
+    count = draw(st.integers(1, 5))
+
+    def many(low: int, high: int) -> list[int]:
+        return draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
+
+    prompts, outputs = many(1, 4), many(1, 4)
+    tight = max(p + o for p, o in zip(prompts, outputs, strict=True))
+    problem = problem_of(
+        prompts,
+        outputs,
+        draw(st.integers(1, 3)),
+        CostModel(0.5, 0.25, 1.0, 0.125, prefill_floor=1.0, decode_per_kv_token=0.0625),
+        arrival=draw(st.sampled_from([None, [0.75 * i for i in range(count)]])),
+        prefill_emits_first_token=draw(st.booleans()),
+        kv_capacity=draw(st.sampled_from([None, tight, tight + 3])),
+        prefill_token_cap=draw(st.sampled_from([None, max(prompts), max(prompts) + 2])),
+    )
+    bins = draw(st.integers(1, 4))
+    bin_of = draw(st.lists(st.integers(0, bins - 1), min_size=count, max_size=count))
+    slot_of = draw(st.lists(st.integers(0, problem.slots - 1), min_size=count, max_size=count))
+    most = max(1, int(problem.rounds.sum()))
+    rounds = draw(st.lists(st.integers(0, 6), min_size=bins, max_size=bins).filter(lambda r: sum(r) <= most))
+    return problem, schedule_of(bin_of, slot_of, rounds)
+
+
+@settings(max_examples=600, deadline=None)
+@given(cases())
+def test_the_referee_finds_what_a_walk_token_by_token_finds(case: tuple[Problem, Schedule]) -> None:
+    problem, schedule = case
+    if schedule.rounds.sum() > problem.rounds.sum():
+        return
+    found, violation = walk(problem, schedule), schedule.check(problem)
+    assert (violation is None) == (not found.broken)
+    assert violation is None or violation.rule in found.broken or "one request per slot" in found.broken
+
+
+@st.composite
+def legal_cases(draw: st.DrawFn) -> tuple[Problem, Schedule]:
+    """A problem and a schedule that has room for idle rounds and empty bins."""
+    problem, schedule = draw(cases())
+    bins, ends, rounds = [0] * len(problem), [0] * problem.slots, [0] * len(problem)
+    for i in range(len(problem)):
+        # One bin a request: it starts once its slot is free.
+        slot = int(schedule.slot_of[i])
+        start = max(ends[slot], sum(rounds[:i]))
+        bins[i], rounds[max(0, i - 1)] = i, rounds[max(0, i - 1)] + start - sum(rounds[:i])
+        ends[slot] = start + int(problem.rounds[i])
+    rounds[-1] += max(ends) - sum(rounds)
+    unlimited = problem_of(
+        problem.prompt_tokens.tolist(),
+        problem.workload.output_tokens.tolist(),
+        problem.slots,
+        problem.cost,
+        arrival=problem.workload.arrival.tolist(),
+        prefill_emits_first_token=problem.prefill_emits_first_token,
+    )
+    return unlimited, schedule_of(bins, schedule.slot_of.tolist(), rounds)
+
+
+@settings(max_examples=200, deadline=None)
+@given(legal_cases())
+def test_the_figures_of_a_schedule_are_those_of_a_walk(case: tuple[Problem, Schedule]) -> None:
+    problem, schedule = case
+    assert schedule.check(problem) is None
+    found = walk(problem, schedule)
+    assert schedule.active(problem).tolist() == found.active
+    assert schedule.kv_tokens(problem).tolist() == found.held
+    assert schedule.stage_tokens(problem).tolist() == found.stages
+    assert schedule.prefill_stages() == sum(tokens > 0 for tokens in found.stages)
+    assert schedule.starts.tolist() == np.concatenate(([0], np.cumsum(schedule.rounds))).tolist()
+    assert schedule.makespan(problem) == pytest.approx(found.seconds)
+    prefill, decode = schedule.stage_seconds(problem)
+    assert (prefill > 0).tolist() == [tokens > 0 for tokens in found.stages]
+    assert len(decode) == len(found.active)
+
+
+def test_rounds_in_which_nothing_decodes_are_left_out() -> None:
+    problem = problem_of([1, 1], [2, 3], 1, UNIT)
+    idle = schedule_of([0, 2], [0, 0], [3, 0, 4])
+    assert idle.without_idle_rounds(problem).rounds.tolist() == [2, 0, 3]
+    assert idle.without_idle_rounds(problem).check(problem) is None
+    # Idle rounds at the end of the problem's longest schedule count as well.
+    short = schedule_of([0, 1], [0, 0], [2, 3])
+    assert short.without_idle_rounds(problem).rounds.tolist() == [2, 3]
+
+
+def test_a_stage_waits_for_the_last_of_its_requests_to_arrive() -> None:
+    problem = problem_of([1, 1], [2, 1], 2, UNIT, arrival=[0.0, 7.5])
+    # A second of prefill, one round, then the wait until 7.5, a second of prefill and a round.
+    assert schedule_of([0, 1], [0, 1], [1, 1]).makespan(problem) == pytest.approx(9.5)
+    assert schedule_of([0, 0], [0, 1], [2]).makespan(problem) == pytest.approx(10.5)
+
+
+def test_utilization_is_full_rounds_of_the_work_over_the_makespan() -> None:
+    # Eight slot-rounds on two slots are four full rounds, of four seconds in a makespan of one and six.
+    problem = problem_of([1, 1], [2, 6], 2, UNIT)
+    schedule = schedule_of([0, 0], [0, 1], [6])
+    assert schedule.makespan(problem) == 7.0
+    assert schedule.utilization(problem) == pytest.approx(4 / 7)
+    # With a price of keys and values, a full round reads as many as there are in all, spread evenly.
+    dear = problem_of([1, 1], [2, 6], 2, CostModel(1.0, 0.0, 1.0, 0.0, decode_per_kv_token=0.5))
+    read = (1 + 2) + (1 + 2 + 3 + 4 + 5 + 6)
+    assert schedule.utilization(dear) == pytest.approx(4 * (1 + 0.5 * 6) / (1 + 6 + 0.5 * read))
+
+
+def test_a_schedule_survives_its_file() -> None:
+    assert LEGAL.to_json() == {"bin_of": [0, 0, 1], "slot_of": [0, 1, 0], "rounds": [2, 1]}
+    again = Schedule.from_json(LEGAL.to_json())
+    assert again.to_json() == LEGAL.to_json()
+    assert again.bins == 2
