@@ -675,8 +675,10 @@ def test_the_checker_derives_what_a_fleets_bound_proves_and_no_more(seed: int) -
     largest = int((prompts + outputs).max())
     kinds = []
     for _ in range(int(rng.integers(1, 4))):
-        cost = CostModel(*rng.choice([0.0, 0.5, 2.0], 2), *rng.choice([0.5, 1.0], 2), rng.choice([0.0, 3.0]))
-        limits = {
+        base, token = rng.choice([0.0, 0.5, 2.0], 2).tolist()
+        decode, slot = rng.choice([0.5, 1.0], 2).tolist()
+        cost = CostModel(base, token, decode, slot, prefill_floor=float(rng.choice([0.0, 3.0])))
+        limits: dict[str, Any] = {
             "kv_capacity": largest + int(rng.integers(0, 9)) if rng.random() < 0.5 else None,
             "prefill_token_cap": int(prompts.max()) + 3 if rng.random() < 0.5 else None,
         }
