@@ -12,9 +12,10 @@ from ...data.costs.cost import CostModel, FloatArray, IntArray
 from ...data.readers.measured_run import MeasuredRun
 from ...data.trace import Trace
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.kv_blocks import BlockPool
+from ...heuristics.serving.device import DeviceBatch
+from ...heuristics.serving.kv_ledger import KvLedger
 from ...models.exegpt.layer_cost import LayerCost
-from ..serving.mixed_iterations import simulate_iterations
+from ..serving.simulation import ServingRun, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ class Validation:
         return {"requests": self.requests, "order_correlation": self.order_correlation, "metrics": metrics}
 
 
-class ComposedIterations:
+class ComposedDevice:
     """
-    Seconds of an engine's iterations, composed from a layer profile alone.
+    A device whose iterations take the seconds composed from a layer profile alone.
 
     Parameters
     ----------
@@ -78,16 +79,18 @@ class ComposedIterations:
     def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
         self._cost, self._graphs = cost, list(graph_tokens)
 
-    def __call__(self, contexts: Sequence[int], chunks: Sequence[tuple[int, int]], drawn: int) -> float:
-        """Return the seconds of one iteration, as :class:`.IterationCost` says."""
+    def run(self, work: DeviceBatch) -> float:
+        """Return the seconds of an iteration."""
+        contexts = work.held[work.decodes]
+        chunks = [(new, int(work.held[request]) - new) for request, new in work.prefill]
         tokens = len(contexts) + sum(new for new, _ in chunks)
         at = bisect_left(self._graphs, tokens)
         padded = self._graphs[at] if at < len(self._graphs) else tokens
-        context = sum(contexts) / len(contexts) if contexts else 0.0
-        return self._cost.iteration(len(contexts), context, chunks, sampled=drawn, padded_tokens=padded)
+        context = float(contexts.mean()) if len(contexts) else 0.0
+        return self._cost.iteration(len(contexts), context, chunks, sampled=work.drawn, padded_tokens=padded)
 
 
-def replay_run(run: MeasuredRun, cost: LayerCost) -> Trace:
+def replay_run(run: MeasuredRun, cost: LayerCost) -> ServingRun:
     """
     Return the simulation of a measured run: same arrivals, same lengths, same limits.
 
@@ -97,12 +100,22 @@ def replay_run(run: MeasuredRun, cost: LayerCost) -> Trace:
         The run; only its requests and settings are used, none of its times.
     cost
         Of its model on its device.
+
+    Raises
+    ------
+    ServingError
+        If a request alone needs more than the device holds.
+    ValueError
+        If the settings are none that vLLM takes.
     """
-    return simulate_iterations(
-        run.workload,
+    workload = run.workload
+    each = workload.input_tokens + workload.output_tokens + run.block_tokens
+    capacity = int(each.sum()) if run.kv_capacity is None else run.kv_capacity
+    return serve(
+        workload,
         ChunkedPrefill(run.batched_tokens, run.sequences),
-        ComposedIterations(cost, run.graph_tokens),
-        BlockPool(run.kv_capacity, run.block_tokens, reuse=run.reuse),
+        ComposedDevice(cost, run.graph_tokens),
+        KvLedger(capacity, len(workload), run.block_tokens, reuse=run.reuse),
         ahead=run.ahead,
     )
 

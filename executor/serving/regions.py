@@ -47,9 +47,9 @@ class PlacedLedger(KvLedger):
             self._at[request] = self._pages(request) if self.paged else self._region(request)
         return True
 
-    def release(self, request: int) -> None:
+    def release(self, request: int, *, tokens: int = 0) -> None:
         """Take everything a request has, as the ledger does."""
-        super().release(request)
+        super().release(request, tokens=tokens)
         for gone in self._at.keys() - self.own.keys():
             del self._at[gone]
 

@@ -12,8 +12,9 @@ from ...data.costs.cost import IntArray
 from ...data.iterations import EngineLimits, Sequences
 from ...data.workload import Workload
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.kv_blocks import BlockPool
-from .mixed_iterations import simulate_iterations
+from ...heuristics.serving.device import DeviceBatch
+from ...heuristics.serving.kv_ledger import KvLedger
+from .simulation import serve
 
 MOST_SIMULATED = 3_000_000
 """Tokens of completions of a job up to which its iterations are simulated, seconds of work; none beyond."""
@@ -75,10 +76,12 @@ def predict(sequences: Sequences, limits: EngineLimits, order: Sequence[int] | I
     if int(sequences.output.sum()) > MOST_SIMULATED:
         return None if sequences.may_run_short(limits) else Predicted(_slots_only(sequences, limits, order))
     work = Workload.from_lengths(sequences.prompt[order], sequences.output[order])
-    pool = BlockPool(limits.kv_tokens, limits.block_tokens, reuse=False)
-    policy = ChunkedPrefill(limits.batched_tokens, limits.sequences)
-    trace = simulate_iterations(work, policy, _one_second, pool)
-    return Predicted(len(trace.stages), trace.evictions)
+    each = work.input_tokens + work.output_tokens + limits.block_tokens
+    capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
+    ledger = KvLedger(capacity, len(work), limits.block_tokens)
+    policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
+    run = serve(work, policy, _OneSecond(), ledger)
+    return Predicted(len(run.start), policy.preemptions)
 
 
 def choose_release(
@@ -108,8 +111,12 @@ def choose_release(
     return best
 
 
-def _one_second(contexts: Sequence[int], chunks: Sequence[tuple[int, int]], drawn: int) -> float:
-    return 1.0
+class _OneSecond:
+    """A device whose every iteration takes a second."""
+
+    def run(self, work: DeviceBatch) -> float:
+        """Return the second."""
+        return 1.0
 
 
 def _slots_only(sequences: Sequences, limits: EngineLimits, order: IntArray) -> int:

@@ -122,7 +122,8 @@ def simulate_serving(
         If a request holds keys and values nobody gave it.
     """
     ledger = KvLedger(kv_capacity, len(workload), block_tokens)
-    return _Job(workload, policy, SimulatedDevice(cost), ledger, predicted, prefilled, until).run()
+    device = SimulatedDevice(cost)
+    return _Job(workload, policy, device, ledger, predicted, prefilled=prefilled, until=until).run()
 
 
 def serve(
@@ -132,6 +133,7 @@ def serve(
     ledger: KvLedger,
     *,
     predicted: IntArray | None = None,
+    ahead: bool = False,
 ) -> ServingRun:
     """
     Return what a device did whose every iteration a policy put together; a referee checks each beforehand.
@@ -146,13 +148,16 @@ def serve(
         Carries the iterations out.
     ledger
         Its keys and values, all free.
+    ahead
+        Whether an iteration is decided while the one before it still runs (vLLM's asynchronous scheduling):
+        blocks of what finishes in that one are not free yet, and what arrives in it is not seen.
 
     Raises
     ------
     ServingError, KvLedgerError
         As :func:`simulate_serving` says.
     """
-    return _Job(workload, policy, device, ledger, predicted, prefilled=False, until=math.inf).run()
+    return _Job(workload, policy, device, ledger, predicted, ahead=ahead).run()
 
 
 class _Job:
@@ -163,12 +168,14 @@ class _Job:
         device: ServingDevice,
         ledger: KvLedger,
         predicted: IntArray | None,
-        prefilled: bool,
-        until: float,
+        *,
+        prefilled: bool = False,
+        until: float = math.inf,
+        ahead: bool = False,
     ) -> None:
         count = len(workload)
         self.workload, self.policy, self.device, self.ledger = workload, policy, device, ledger
-        self.output, self.until = workload.output_tokens, until
+        self.output, self.until, self.ahead = workload.output_tokens, until, ahead
         needed = workload.input_tokens + workload.output_tokens - 1
         room = ledger.blocks * ledger.block_tokens
         if (needed > room).any():
@@ -192,6 +199,8 @@ class _Job:
         self.order = np.argsort(workload.arrival, kind="stable").tolist()
         self.arrivals = workload.arrival[self.order].tolist()
         self.arrived = self.done = 0
+        # Finished in the iteration that still runs when the next one is decided.
+        self.ending: list[int] = []
         self.running: dict[int, None] = {}
         self.stale = False
         # What is on the host: tokens of each request that was swapped out.
@@ -212,23 +221,27 @@ class _Job:
         self.first_token[:] = workload.arrival
 
     def run(self) -> ServingRun:
-        count, state, clock = len(self.workload), self.state, 0.0
+        count, state = len(self.workload), self.state
+        clock = started = 0.0
         while self.done < count and clock < self.until:
-            while self.arrived < count and self.arrivals[self.arrived] <= clock:
+            # Decided ahead, an iteration is put together when the one before it starts.
+            state.time = started if self.ahead else clock
+            while self.arrived < count and self.arrivals[self.arrived] <= state.time:
                 state.arrived.append(self.order[self.arrived])
                 self.arrived += 1
-            state.time = clock
             self._refresh()
             begun = time.process_time()
             step = self.policy(state)
             decided = time.process_time() - begun
             state.arrived, state.prefilled, state.finished = [], [], []
             swapped = self._apply(step, clock)
+            waited = self._retire()
             if not self.running and not step.prefill and not swapped:
-                if self.arrived == count:
+                if self.arrived == count and not waited:
                     raise ServingError(f"nothing runs while {count - self.done} requests are unserved")
-                clock = max(clock, self.arrivals[self.arrived])
+                started = clock = clock if waited else max(clock, self.arrivals[self.arrived])
                 continue
+            started = clock
             clock = self._iterate(step, clock, swapped, decided)
         return self._result()
 
@@ -250,12 +263,16 @@ class _Job:
         for request in step.drop:
             self._gone(request)
             state.held[request] = 0
-        for request in step.swap_in:
-            tokens = self.away.pop(request, None)
-            if tokens is None or tokens > ledger.room[request]:
-                raise ServingError(f"request {request} cannot come back from the host")
+        for request, tokens in step.resume:
+            if tokens > ledger.room[request]:
+                raise ServingError(f"request {request} takes up {tokens} tokens that it has no room for")
             state.held[request] = tokens
-            swapped += tokens
+        for request in step.swap_in:
+            back = self.away.pop(request, None)
+            if back is None or back > ledger.room[request]:
+                raise ServingError(f"request {request} cannot come back from the host")
+            state.held[request] = back
+            swapped += back
         for request in step.start:
             if state.lacks(request) != 1 or request in self.running or state.generated[request] == 0:
                 raise ServingError(f"request {request} cannot generate yet")
@@ -295,7 +312,15 @@ class _Job:
         state.held[running] += 1
         self._judge(state.running, [request for request, _ in step.prefill])
         seconds = self.device.run(
-            DeviceBatch(running, step.prefill, state.held, step.swap_out, step.swap_in, swapped)
+            DeviceBatch(
+                decodes=running,
+                prefill=step.prefill,
+                held=state.held,
+                swap_out=step.swap_out,
+                swap_in=step.swap_in,
+                swapped=swapped,
+                drawn=len(running) + len(drawing),
+            )
         )
         end = now + seconds
         prompt_tokens = sum(new for _, new in step.prefill)
@@ -331,12 +356,23 @@ class _Job:
             self.stale = True
         self._turn(request, EXECUTING, end)
         self.finished[request] = end
-        self.ledger.release(request)
+        self.ending.append(request)
+        if not self.ahead:
+            self._retire()
         self.state.held[request] = 0
         self.state.finished.append(request)
         self.done += 1
 
+    def _retire(self) -> bool:
+        """Free the blocks of requests that are done, and return whether there were any."""
+        for request in self.ending:
+            self.ledger.release(request)
+        some = bool(self.ending)
+        self.ending.clear()
+        return some
+
     def _result(self) -> ServingRun:
+        self._retire()
         ledger = self.ledger
         columns = list(zip(*self.records, strict=True))
         start, seconds, decided = (np.array(columns[at]) for at in (0, 1, 7))

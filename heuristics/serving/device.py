@@ -28,6 +28,8 @@ class DeviceBatch:
         Requests that go to the host's memory, or come back, before it begins.
     swapped
         Tokens of both.
+    drawn
+        Requests whose next token is drawn at the end.
     """
 
     decodes: IntArray
@@ -36,6 +38,7 @@ class DeviceBatch:
     swap_out: Sequence[int] = ()
     swap_in: Sequence[int] = ()
     swapped: int = 0
+    drawn: int = 0
 
 
 class ServingDevice(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...data.costs.cost import IntArray
+from .freed_blocks import FreedBlocks
 
 
 class KvLedgerError(RuntimeError):
@@ -51,6 +52,9 @@ class KvLedger:
         Number of requests.
     block_tokens
         Tokens of a block.
+    reuse
+        Whether a request that gave its blocks up can take up again those that nobody was given since (vLLM's
+        prefix cache). Then nothing can be lent.
 
     Raises
     ------
@@ -58,7 +62,7 @@ class KvLedger:
         If there is not a single block.
     """
 
-    def __init__(self, capacity: int, requests: int, block_tokens: int = 32) -> None:
+    def __init__(self, capacity: int, requests: int, block_tokens: int = 32, *, reuse: bool = False) -> None:
         if block_tokens < 1 or capacity < block_tokens:
             raise ValueError(f"{capacity} tokens make no block of {block_tokens}")
         self.block_tokens = block_tokens
@@ -71,6 +75,7 @@ class KvLedger:
         self.loans: dict[int, list[Loan]] = {}
         self.guests: dict[int, dict[int, list[Loan]]] = {}
         self._gone: set[int] = set()
+        self._freed = FreedBlocks(self.blocks) if reuse else None
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold ``tokens``."""
@@ -97,10 +102,39 @@ class KvLedger:
         if lacking > self.free:
             self.failures += 1
             return False
+        if self._freed is not None:
+            self._freed.take(lacking)
         self.free -= lacking
         self.own[request] = self.own.get(request, 0) + lacking
         self._measure(request)
         return True
+
+    def cached_tokens(self, request: int, tokens: int) -> int:
+        """
+        Return how many of a resuming request's tokens need not be computed again.
+
+        Parameters
+        ----------
+        request
+            Any request; there is nothing to take up for one that has blocks.
+        tokens
+            It has in all. At least one is always computed: its output is needed.
+        """
+        if self._freed is None or request in self.own:
+            return 0
+        return min(self._freed.standing(request), (tokens - 1) // self.block_tokens) * self.block_tokens
+
+    def resume(self, request: int, tokens: int) -> int:
+        """Give a request back what :meth:`cached_tokens` says, and return those tokens."""
+        cached = self.cached_tokens(request, tokens)
+        blocks = cached // self.block_tokens
+        if self._freed is not None and request not in self.own:
+            self._freed.claim(request, blocks)
+        if blocks:
+            self.free -= blocks
+            self.own[request] = blocks
+            self._measure(request)
+        return cached
 
     def lend(self, host: int, guest: int, start: int, tokens: int) -> None:
         """
@@ -125,7 +159,8 @@ class KvLedger:
         overlaps = any(
             start < loan.start + loan.tokens and loan.start < start + tokens for loan in self.lent(host)
         )
-        if self.guests.get(guest) or start + tokens > full or overlaps or tokens < 1:
+        barred = overlaps or self._freed is not None
+        if self.guests.get(guest) or start + tokens > full or barred or tokens < 1:
             raise KvLedgerError(
                 f"tokens {start} to {start + tokens} of request {host} cannot be lent to {guest}"
             )
@@ -136,12 +171,19 @@ class KvLedger:
         self._measure(host)
         self._measure(guest)
 
-    def release(self, request: int) -> None:
+    def release(self, request: int, *, tokens: int = 0) -> None:
         """
         Take everything a request has.
 
         Blocks that its guests still write to are freed when they leave; guests in what it borrowed are from
         now on those of whom it borrowed it from.
+
+        Parameters
+        ----------
+        request
+            Any request.
+        tokens
+            Whose KV cache stands in its blocks, if it may resume; 0 if it is done.
         """
         self.room[request] = 0
         if request in self.loans:
@@ -152,7 +194,10 @@ class KvLedger:
             return
         self._gone.discard(request)
         self.guests.pop(request, None)
-        self.free += self.own.pop(request, 0)
+        blocks = self.own.pop(request, 0)
+        self.free += blocks
+        if self._freed is not None:
+            self._freed.put(request, blocks, min(blocks, tokens // self.block_tokens))
 
     def _hand_on(self, request: int) -> None:
         """Let what a request lent of what it borrowed be lent by whom it borrowed it from."""

@@ -84,6 +84,9 @@ class ServingStep:
         far are computed anew.
     decode
         Whether running requests generate in this iteration; if not, they sit it out.
+    resume
+        Requests that take up blocks they had given up, each with the tokens whose KV cache stands in them
+        (:meth:`~.kv_ledger.KvLedger.resume` has given them back already).
     """
 
     prefill: Sequence[tuple[int, int]] = ()
@@ -93,6 +96,7 @@ class ServingStep:
     swap_in: Sequence[int] = ()
     drop: Sequence[int] = ()
     decode: bool = True
+    resume: Sequence[tuple[int, int]] = ()
 
 
 class ServingPolicy(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from .baselines import MultiRes, Sarathi, SyncCoupled, Vllm
+from .chunked_prefill import ChunkedPrefill
 from .econoserve.paper import EconoServe
 from .econoserve.sizes import EconoServeSizes
 from .max_allocation import FastServe, Orca, ShortestRemaining
@@ -51,6 +52,7 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
     "srtf": lambda options: ShortestRemaining(options.longest),
     "fastserve": lambda options: FastServe(options.longest),
     "vllm": lambda options: Vllm(),
+    "vllm-v1": lambda options: ChunkedPrefill(options.forward_size, min(256, options.forward_size)),
     "sarathi": lambda options: Sarathi(options.forward_size),
     "multires": lambda options: MultiRes(options.forward_size),
     "sync-coupled": lambda options: SyncCoupled(options.forward_size),
@@ -62,7 +64,7 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
 }
 """Fresh policies by name."""
 
-BLOCK_ALLOCATION = frozenset({"vllm", "sarathi", "pipelined"})
+BLOCK_ALLOCATION = frozenset({"vllm", "vllm-v1", "sarathi", "pipelined"})
 """Policies that take a block at a time, wherever it lies."""
 
 

@@ -1,9 +1,9 @@
-"""Simulating mixed iterations, and judging the simulation against measured runs."""
+"""vLLM's iterations, simulated, and the simulation judged against measured runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,84 +20,112 @@ from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.data.workload import Workload
 from batchbound.executor.profiling.validate import validate_run, validate_trace
-from batchbound.executor.serving.mixed_iterations import MixedPolicyError, simulate_iterations
+from batchbound.executor.serving.simulation import ServingError, ServingRun, serve
 from batchbound.heuristics.registry import policy_named
-from batchbound.heuristics.serving.chunked_prefill import ChunkedPrefill, Iteration, MixedState
-from batchbound.heuristics.serving.kv_blocks import BlockPool
+from batchbound.heuristics.serving.chunked_prefill import ChunkedPrefill
+from batchbound.heuristics.serving.device import DeviceBatch
+from batchbound.heuristics.serving.kv_ledger import KvLedger, KvLedgerError
+from batchbound.heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.exegpt.layer_cost import LayerCost
 
 
-def _one_second(contexts: Sequence[int], chunks: Sequence[tuple[int, int]], drawn: int) -> float:
-    assert drawn <= len(contexts) + len(chunks)
-    return 1.0
+class OneSecond:
+    """A device whose every iteration takes a second."""
+
+    def run(self, work: DeviceBatch) -> float:
+        """Return the second."""
+        assert len(work.decodes) <= work.drawn <= len(work.decodes) + len(work.prefill)
+        return 1.0
+
+
+def replayed(
+    requests: Workload,
+    policy: ServingPolicy,
+    capacity: int = 10_000,
+    *,
+    block_tokens: int = 16,
+    reuse: bool = True,
+    ahead: bool = False,
+) -> ServingRun:
+    ledger = KvLedger(capacity, len(requests), block_tokens, reuse=reuse)
+    return serve(requests, policy, OneSecond(), ledger, ahead=ahead)
 
 
 def test_a_prompt_longer_than_the_budget_is_encoded_in_chunks() -> None:
-    workload = Workload.from_lengths([250], [3])
-    trace = simulate_iterations(workload, ChunkedPrefill(100, 4), _one_second, BlockPool(None))
-    assert [stage.kind for stage in trace.stages] == ["prefill"] * 3 + ["decode"] * 2
-    assert [stage.tokens for stage in trace.stages] == [100, 100, 50, 1, 1]
-    assert trace.first_token.tolist() == [3.0]
-    assert trace.finished.tolist() == [5.0]
+    run = replayed(Workload.from_lengths([250], [3]), ChunkedPrefill(100, 4))
+    assert run.prompt_tokens.tolist() == [100, 100, 50, 0, 0]
+    assert run.decodes.tolist() == [0, 0, 0, 1, 1]
+    assert run.first_token.tolist() == [3.0]
+    assert run.finished.tolist() == [5.0]
 
 
 def test_running_requests_come_before_waiting_ones() -> None:
-    workload = Workload.from_lengths([10, 95], [4, 1])
-    trace = simulate_iterations(workload, ChunkedPrefill(100, 4), _one_second, BlockPool(None))
+    run = replayed(Workload.from_lengths([10, 95], [4, 1]), ChunkedPrefill(100, 4))
     # 10 and 90 of 95; then one decode and the 5 left.
-    assert [stage.tokens for stage in trace.stages] == [100, 6, 1, 1]
-    assert trace.finished.tolist() == [4.0, 2.0]
+    assert (run.prompt_tokens + run.decodes).tolist() == [100, 6, 1, 1]
+    assert run.finished.tolist() == [4.0, 2.0]
 
 
 def test_no_more_requests_run_than_sequences_allow() -> None:
-    workload = Workload.from_lengths([10, 10, 10], [2, 2, 2])
-    trace = simulate_iterations(workload, ChunkedPrefill(100, 2), _one_second, BlockPool(None))
-    assert trace.finished.tolist() == [2.0, 2.0, 4.0]
+    run = replayed(Workload.from_lengths([10, 10, 10], [2, 2, 2]), ChunkedPrefill(100, 2))
+    assert run.finished.tolist() == [2.0, 2.0, 4.0]
+
+
+def test_fewer_tokens_than_sequences_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 tokens an iteration are fewer than 4 sequences"):
+        ChunkedPrefill(3, 4)
 
 
 def test_an_iteration_decided_ahead_sees_a_finished_request_one_iteration_late() -> None:
-    workload = Workload.from_lengths([10, 10], [1, 1])
-    at_once = simulate_iterations(workload, ChunkedPrefill(100, 1), _one_second, BlockPool(16, 16))
+    at_once = replayed(Workload.from_lengths([10, 10], [1, 1]), ChunkedPrefill(100, 1), 16)
     assert at_once.finished.tolist() == [1.0, 2.0]
-    ahead = simulate_iterations(
-        Workload.from_lengths([10, 10, 10], [1, 2, 1]),
-        ChunkedPrefill(100, 3),
-        _one_second,
-        BlockPool(32),
-        ahead=True,
-    )
+    requests = Workload.from_lengths([10, 10, 10], [1, 2, 1])
     # The third needs the block of the first, which is free only when the second iteration has started.
-    assert ahead.finished.tolist() == [1.0, 2.0, 3.0]
+    assert replayed(requests, ChunkedPrefill(100, 3), 32, ahead=True).finished.tolist() == [1.0, 2.0, 3.0]
+    assert replayed(requests, ChunkedPrefill(100, 3), 32).finished.tolist() == [1.0, 2.0, 2.0]
+
+
+def test_an_iteration_decided_ahead_does_not_see_who_came_meanwhile() -> None:
+    requests = replace(Workload.from_lengths([4, 4], [9, 1]), arrival=np.array([0.0, 0.5]))
+    assert replayed(requests, ChunkedPrefill(100, 2)).finished.tolist() == [9.0, 2.0]
+    assert replayed(requests, ChunkedPrefill(100, 2), ahead=True).finished.tolist() == [9.0, 3.0]
 
 
 def test_the_request_admitted_last_is_put_back_when_blocks_run_out() -> None:
-    workload = Workload.from_lengths([16, 16], [20, 20])
-    pool = BlockPool(48, 16, reuse=False)
-    trace = simulate_iterations(workload, ChunkedPrefill(100, 4), _one_second, pool)
-    assert trace.evictions == 1
-    assert trace.finished[0] == 20.0
-    assert trace.finished[1] > 20.0
-    assert trace.tokens.tolist() == [20, 20]
+    requests = Workload.from_lengths([16, 16], [20, 20])
+    run = replayed(requests, ChunkedPrefill(100, 4), 48, reuse=False)
+    assert run.preempted.tolist() == [0, 1]
+    assert run.finished[0] == 20.0
+    assert run.finished[1] > 20.0
+    # The second and its 17th token are computed anew.
+    assert run.prompt_tokens.sum() == 16 + 16 + 17
 
 
 def test_a_request_put_back_takes_its_own_blocks_up_again() -> None:
-    pool = BlockPool(64, 16)
-    assert pool.grow(0, 40)
-    pool.release(0, tokens=40)
-    assert pool.grow(1, 20)  # the untouched block, and the one only partly filled
-    assert pool.cached_tokens(0, 41) == 32
-    assert pool.grow(1, 40)
-    assert pool.cached_tokens(0, 41) == 16
-    assert pool.resume(0, 41) == 16
-    assert pool.free == 0
+    ledger = KvLedger(64, 2, 16, reuse=True)
+    assert ledger.grow(0, 40)
+    ledger.release(0, tokens=40)
+    assert ledger.grow(1, 20)  # the untouched block, and the one only partly filled
+    assert ledger.cached_tokens(0, 41) == 32
+    assert ledger.grow(1, 40)
+    assert ledger.cached_tokens(0, 41) == 16
+    assert ledger.resume(0, 41) == 16
+    assert (ledger.free, ledger.room.tolist()) == (0, [16, 48])
 
 
 def test_one_token_is_computed_even_if_all_blocks_are_still_there() -> None:
-    pool = BlockPool(64, 16)
-    pool.grow(0, 32)
-    pool.release(0, tokens=32)
-    assert pool.cached_tokens(0, 32) == 16
+    ledger = KvLedger(64, 1, 16, reuse=True)
+    ledger.grow(0, 32)
+    ledger.release(0, tokens=32)
+    assert ledger.cached_tokens(0, 32) == 16
+
+
+def test_a_ledger_that_hands_blocks_out_by_their_content_lends_none() -> None:
+    ledger = KvLedger(64, 2, 16, reuse=True)
+    ledger.grow(0, 32)
+    with pytest.raises(KvLedgerError, match="cannot be lent"):
+        ledger.lend(0, 1, start=16, tokens=16)
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,18 +136,19 @@ def test_one_token_is_computed_even_if_all_blocks_are_still_there() -> None:
     )
 )
 def test_no_block_is_lost_or_made(actions: list[tuple[int, int, str]]) -> None:
-    pool = BlockPool(10 * 8, 8)
+    ledger = KvLedger(10 * 8, 5, 8, reuse=True)
     tokens = dict.fromkeys(range(5), 0)
     for request, amount, action in actions:
         if action == "grow":
-            if pool.held(request) == 0:
-                tokens[request] = pool.resume(request, tokens[request] + amount + 1)
-            if pool.grow(request, tokens[request] + amount):
+            if request not in ledger.own:
+                tokens[request] = ledger.resume(request, tokens[request] + amount + 1)
+            if ledger.grow(request, tokens[request] + amount):
                 tokens[request] += amount
         else:
-            pool.release(request, tokens=tokens[request] if action == "back" else 0)
-        assert pool.free + sum(pool.held(each) for each in range(5)) == pool.blocks
-        assert sum(count for _, count in pool._freed) == pool.free
+            ledger.release(request, tokens=tokens[request] if action == "back" else 0)
+        ledger.check(np.arange(5), ledger.room)
+        assert ledger._freed is not None
+        assert ledger._freed.count == ledger.free
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,28 +162,20 @@ def test_no_block_is_lost_or_made(actions: list[tuple[int, int, str]]) -> None:
 def test_every_request_gets_all_its_tokens(
     lengths: list[tuple[int, int]], budget: int, sequences: int, ahead: bool, reuse: bool
 ) -> None:
-    workload = Workload.from_lengths(*zip(*lengths, strict=True))
-    pool = BlockPool(96, 8, reuse=reuse)
-    trace = simulate_iterations(workload, ChunkedPrefill(budget, sequences), _one_second, pool, ahead=ahead)
-    assert (trace.tokens == workload.output_tokens).all()
-    assert (trace.finished >= trace.first_token).all()
-    assert (trace.finished <= trace.makespan).all()
+    requests = Workload.from_lengths(*zip(*lengths, strict=True))
+    policy = ChunkedPrefill(budget, sequences)
+    run = replayed(requests, policy, 96, block_tokens=8, reuse=reuse, ahead=ahead)
+    assert (run.tokens == requests.output_tokens).all()
+    assert (run.finished >= run.first_token).all()
+    assert (run.prompt_tokens + run.decodes).max() <= budget
 
 
-def test_a_policy_that_does_nothing_is_refused() -> None:
-    def idle(state: MixedState) -> Iteration:
-        return Iteration()
+def test_a_policy_that_takes_up_what_nobody_gave_back_is_refused() -> None:
+    def greedy(state: ServingState) -> ServingStep:
+        return ServingStep(prefill=[(0, 1)], resume=[(0, 16)])
 
-    with pytest.raises(MixedPolicyError, match="nothing is run while 1 requests are unserved"):
-        simulate_iterations(Workload.from_lengths([1], [1]), idle, _one_second, BlockPool(None))
-
-
-def test_a_policy_that_takes_blocks_there_are_not_is_refused() -> None:
-    def greedy(state: MixedState) -> Iteration:
-        return Iteration([(state.waiting[0], 100)])
-
-    with pytest.raises(MixedPolicyError, match="no blocks"):
-        simulate_iterations(Workload.from_lengths([100], [1]), greedy, _one_second, BlockPool(32))
+    with pytest.raises(ServingError, match="takes up 16 tokens that it has no room for"):
+        replayed(Workload.from_lengths([17], [1]), greedy)
 
 
 def test_a_trace_at_its_own_costs_has_no_error() -> None:
