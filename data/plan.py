@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from .bound import PROVEN_WITHIN, Bound, gap_above
@@ -34,12 +34,26 @@ class PromptSource:
     sha256
         Of the file's bytes when it was planned.
     tokenizer
-        What counted the prompts' tokens.
+        What counted the prompts' tokens: a name, or a folder relative to the plan's, which begins with a dot.
     """
 
     path: str
     sha256: str
     tokenizer: str
+
+    def seen_from(self, folder: str | os.PathLike[str], planned_in: str | os.PathLike[str]) -> PromptSource:
+        """Return the same for a plan in another folder than the one it was planned in."""
+        path = relative_path(os.path.join(planned_in, self.path), folder)
+        tokenizer = self.tokenizer
+        if tokenizer.startswith("."):
+            tokenizer = relative_path(os.path.join(planned_in, tokenizer), folder)
+        return replace(self, path=path.removeprefix("./"), tokenizer=tokenizer)
+
+
+def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
+    """Return a path as seen from a folder, with a dot in front."""
+    seen = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+    return seen if seen.startswith(".") else os.path.join(".", seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
 from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
-from ..data.plan import PromptSource, Provenance
+from ..data.plan import PromptSource, Provenance, relative_path
 from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
@@ -177,7 +177,10 @@ def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptS
         return None
     folder = Path(plan_path).resolve().parent
     path = os.path.relpath(Path(inputs.job.source).resolve(), folder)
-    return PromptSource(path=path, sha256=inputs.job.digest, tokenizer=inputs.tokenizer)
+    tokenizer = inputs.tokenizer
+    if Path(tokenizer).is_dir():
+        tokenizer = relative_path(tokenizer, folder)
+    return PromptSource(path=path, sha256=inputs.job.digest, tokenizer=tokenizer)
 
 
 def positive(text: str) -> int:

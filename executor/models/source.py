@@ -239,6 +239,24 @@ def _check_directory(spec: str, needed: str) -> None:
     path = Path(spec)
     if path.is_dir() and not (path / needed).is_file():
         raise ModelLoadError(spec, f"the directory has no {needed}", "name one written by save_pretrained")
+    refuse_missing(spec)
+
+
+def refuse_missing(spec: str) -> None:
+    """
+    Refuse what can only be the path of a directory that is not there: no hub is asked for it.
+
+    Parameters
+    ----------
+    spec
+        A path or a hub name.
+
+    Raises
+    ------
+    ModelLoadError
+        If it is such a path.
+    """
+    path = Path(spec)
     if not path.exists() and (path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1):
         raise ModelLoadError(spec, "there is no such directory", "check the path")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from .source import ModelLoadError, require_engine
+from .source import ModelLoadError, refuse_missing, require_engine
 from .wrapped import unwrapped
 
 _BYTES = 256
@@ -238,6 +238,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if spec == "bytes" or spec.startswith("tiny:"):
         return ByteTokenizer()
     require_engine()
+    refuse_missing(spec)
     path = Path(spec)
     hint = "name a directory with tokenizer.json, or with vocab.json and merges.txt, or use 'bytes'"
     try:

@@ -199,7 +199,13 @@ def test_a_job_of_lengths_runs_on_random_prompts(tmp_path: Path) -> None:
     ]
 
 
-def test_a_model_saved_to_a_directory_runs_with_its_own_tokenizer(tmp_path: Path) -> None:
+def no_hub(*_: Any, **__: Any) -> None:
+    raise AssertionError("a folder's name is asked of a hub")
+
+
+def test_a_model_saved_to_a_directory_runs_with_its_own_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -219,6 +225,20 @@ def test_a_model_saved_to_a_directory_runs_with_its_own_tokenizer(tmp_path: Path
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}) + "\n")
     [answer] = plan_and_run(tmp_path, str(folder))
     assert answer["response"]["body"]["usage"]["prompt_tokens"] == 4
+
+    # A plan that named the folder as seen from here runs from elsewhere, and where the folder has moved.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("huggingface_hub.file_download.hf_hub_download", no_hub)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "prompts.jsonl", "--model", "model", "--work", "1", "-o", "here.json"]) == 0
+    source = Plan.load("here.json").provenance.prompts
+    assert source is not None
+    assert (source.path, source.tokenizer) == ("prompts.jsonl", "./model")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["run", "../here.json", "--model", "../model"]) == 0
+    folder.rename(tmp_path / "moved")
+    assert main(["run", "../here.json", "--model", "../moved", "-o", "again.jsonl", "--overwrite"]) == 0
+    assert main(["run", "../here.json", "--model", "tiny:llama", "-o", "never.jsonl", "--overwrite"]) == 2
 
 
 def test_the_report_of_a_run_names_gap_and_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,8 +182,8 @@ class _Files:
         if self.shared is not None:
             source = plan.provenance.prompts
             if source is not None:
-                seen = os.path.relpath((planned_in / source.path).resolve(), self.shared.parent.resolve())
-                moved = dataclasses.replace(plan.provenance, prompts=dataclasses.replace(source, path=seen))
+                prompts = source.seen_from(self.shared.parent, planned_in)
+                moved = dataclasses.replace(plan.provenance, prompts=prompts)
                 plan = dataclasses.replace(plan, provenance=moved)
             plan.save(self.shared)
 
@@ -308,7 +308,7 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
     records = None if source is None else _planned_records(plan, args)
     sampler = _sampler(records or (), args, None if source is None else _prompts_path(plan, args))
     model = load(args) if shape is None else shape
-    planned = args.model if source is None else _tokenizer_of(source.tokenizer, args.model)
+    planned = args.model if source is None else _tokenizer_of(source.tokenizer, args)
     tokenizer = load_tokenizer(args.tokenizer or planned)
     if records is None:
         vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
@@ -380,9 +380,20 @@ def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord
     return records
 
 
-def _tokenizer_of(planned: str, model: str) -> str:
+def _tokenizer_of(planned: str, args: argparse.Namespace) -> str:
     """Return the tokenizer that counted the plan's prompts; tiny models all count bytes."""
-    return model if planned.startswith("tiny:") and model.startswith("tiny:") else planned
+    if args.tokenizer or (planned.startswith("tiny:") and args.model.startswith("tiny:")):
+        return str(args.tokenizer or args.model)
+    if not planned.startswith("."):
+        return planned
+    folder = Path(args.plan).parent / planned
+    if folder.is_dir():
+        return os.path.normpath(folder)
+    if Path(args.model).is_dir():
+        # It has moved with the model: the prompts it counts are compared with the plan's.
+        return str(args.model)
+    what = "the folder whose tokenizer counted the plan's prompts is not there"
+    raise InputError(what, file=folder, hint="Give it with --tokenizer, or plan again.")
 
 
 def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace, path: Path | None) -> TokenRule:
