@@ -187,6 +187,8 @@ class Trace:
         header = rows[0] if rows else {}
         if not isinstance(header, dict) or header.get("batchbound_trace") != TRACE_VERSION:
             hint = "Give the trace.jsonl that `batchbound run` wrote."
+            if isinstance(header, dict) and "batchbound_server_run" in header:
+                hint = "It is of a server: `batchbound audit` reads it."
             raise InputError(f"not a batchbound trace of version {TRACE_VERSION}", file=path, hint=hint)
         try:
             read = JsonFields(header, path, hint="Run again.", line=1)

@@ -98,7 +98,7 @@ def run_server(args: argparse.Namespace) -> int:
     slots = _slots(args, batch, facts)
     _say_facts(facts, args.model, batch)
     limits = _limits(args, slots, facts)
-    release = _release(args.order or "auto", batch, limits)
+    release = _release(args.order or "auto", batch, limits, args.seed or 0)
     job = replace(
         job,
         order=release.order.tolist(),
@@ -263,9 +263,9 @@ def _limits(args: argparse.Namespace, slots: int, facts: Sequence[ServerFacts]) 
     )
 
 
-def _release(asked: str, batch: _Batch, limits: EngineLimits) -> Release:
+def _release(asked: str, batch: _Batch, limits: EngineLimits, seed: int) -> Release:
     """Return the order asked for, or the one of fewest simulated iterations."""
-    from ..executor.serving.release import choose_release
+    from ..executor.serving.release import choose_release, shuffled_orders
 
     output = batch.output
     choices = np.array([request.choices for request in batch.requests])
@@ -281,10 +281,16 @@ def _release(asked: str, batch: _Batch, limits: EngineLimits) -> Release:
     if asked != "auto":
         orders = {named[asked]: orders[named[asked]]}
     sequences = batch.sequences()
+    if asked == "auto" and sequences.may_run_short(limits):
+        rng = np.random.default_rng(seed)
+        orders |= shuffled_orders(prompt + output * choices, int(sequences.output.sum()), rng)
     as_rows = {name: batch.expanded(order) for name, order in orders.items()}
     found = choose_release(sequences, limits, as_rows, next(iter(orders)))
     if found.predicted is None:
-        note(f"order: {found.name}; the job is too large to predict its iterations where KV runs out")
+        note(
+            f"order: {found.name}; iterations cannot be predicted: the job is too large, or one of its"
+            " requests for the KV cache"
+        )
     else:
         put_back = f", {found.predicted.preemptions} put back" if found.predicted.preemptions else ""
         note(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}")
