@@ -21,6 +21,7 @@ def answer_line(
     finish_reason: str,
     model: str,
     created: int = 0,
+    logprobs: dict[str, object] | None = None,
 ) -> dict[str, object]:
     """
     Return the output line of a finished request; the same answer always gives the same line.
@@ -39,6 +40,8 @@ def answer_line(
         The model's name.
     created
         Seconds since 1970; zero, not the present, by default, so that a resumed run repeats its lines.
+    logprobs
+        Log-probabilities of its tokens, as the endpoint gives them.
     """
     name = _name(record.custom_id)
     chat = record.url == CHAT
@@ -48,7 +51,7 @@ def answer_line(
         "object": "chat.completion" if chat else "text_completion",
         "created": created,
         "model": model,
-        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}],
+        "choices": [{"index": 0, **said, "logprobs": logprobs, "finish_reason": finish_reason}],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,

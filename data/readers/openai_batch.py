@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..files.disk import InputError
 from ..files.jsonl import json_lines
 from ..workload import LONGEST
+from .request_fields import FieldError, asked_of
+from .sampling import Sampling
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -56,10 +58,12 @@ class PromptRecord:
         Which of the two states it.
     output_tokens
         The answer's length where the line pins it by ``output_tokens`` beside ``body``, or None.
-    model, temperature, top_p, top_k, seed
+    model
         As in the request's body, or None.
-    stop
-        Texts that end the answer.
+    asked
+        What the body asks of its completion, by the names of :class:`~.sampling.Sampling`.
+    template
+        What a chat's template is told besides (``chat_template_kwargs``).
     """
 
     custom_id: str
@@ -71,16 +75,17 @@ class PromptRecord:
     max_tokens_field: str = _OLD_CAP
     output_tokens: int | None = None
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
+    asked: dict[str, Any] = field(default_factory=dict)
+    template: dict[str, Any] = field(default_factory=dict)
 
     @property
     def chat_messages(self) -> list[dict[str, str]]:
         """The conversation as a tokenizer's chat template takes it."""
         return [{"role": message.role, "content": message.content} for message in self.messages]
+
+    def sampling(self, **given: Any) -> Sampling:
+        """Return what the request asks; what is given here takes precedence."""
+        return Sampling(**{**self.asked, **given})
 
 
 def read_batch(path: str | os.PathLike[str]) -> tuple[PromptRecord, ...]:
@@ -111,24 +116,6 @@ def read_batch(path: str | os.PathLike[str]) -> tuple[PromptRecord, ...]:
     return tuple(records)
 
 
-# What would change the answer in a way the engine does not offer, with the values that ask for nothing.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "stream": (False,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "response_format": ({"type": "text"},),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class _Line:
     path: str | os.PathLike[str]
@@ -155,12 +142,11 @@ class _Line:
         method = entry.get("method", "POST")
         if method != "POST":
             raise self.error("method", f"{_shown(method)} is not POST", "Write POST, or leave it out.")
-        for name, neutral in _NEUTRAL.items():
-            value = body.get(name)
-            if value is not None and not any(value == one for one in neutral):
-                hint = f"Remove {name}: it is not supported."
-                raise self.error(f"body.{name}", f"{_shown(value)} cannot be served", hint)
         url = self.url(body)
+        try:
+            asked, template = asked_of(body, chat=url == CHAT)
+        except FieldError as error:
+            raise self.error(f"body.{error.field}", error.reason, error.hint) from None
         return PromptRecord(
             custom_id=custom_id,
             url=url,
@@ -171,11 +157,8 @@ class _Line:
             max_tokens_field=_NEW_CAP if body.get(_NEW_CAP) is not None else _OLD_CAP,
             output_tokens=self.tokens(entry, "output_tokens", ""),
             model=self.text(body, "model"),
-            temperature=self.number_of(body, "temperature", "from 0 to 2", lambda value: 0 <= value <= 2),
-            top_p=self.number_of(body, "top_p", "above 0 and up to 1", lambda value: 0 < value <= 1),
-            top_k=self.whole(body, "top_k"),
-            seed=self.whole(body, "seed"),
-            stop=self.stop(body),
+            asked=asked,
+            template=template,
         )
 
     def error(self, field: str, message: str, hint: str) -> InputError:
@@ -262,31 +245,6 @@ class _Line:
         if value is None or isinstance(value, str):
             return value
         raise self.error(f"body.{name}", f"{_shown(value)} is not text", f"Give {name} in quotes.")
-
-    def whole(self, body: dict[str, object], name: str) -> int | None:
-        value = body.get(name)
-        if value is None or (type(value) is int and abs(value) < 2**63):
-            return value
-        what = "beyond 64 bits" if type(value) is int else "not a whole number"
-        raise self.error(f"body.{name}", f"{_shown(value)} is {what}", "Give a whole number of 64 bits.")
-
-    def number_of(
-        self, body: dict[str, object], name: str, what: str, holds: Callable[[float], bool]
-    ) -> float | None:
-        value = body.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-            message = f"{_shown(value)} is not a number {what}"
-            raise self.error(f"body.{name}", message, f"Give a number {what}.")
-        return float(value)
-
-    def stop(self, body: dict[str, object]) -> tuple[str, ...]:
-        given = body.get("stop")
-        texts = [] if given is None else given if isinstance(given, list) else [given]
-        if not all(isinstance(text, str) and text for text in texts):
-            raise self.error("body.stop", f"{_shown(given)} is not text", "Give a text or a list of texts.")
-        return tuple(texts)
 
 
 def _shown(value: object) -> str:

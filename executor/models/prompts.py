@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...data.costs.cost import IntArray
+from ...data.files.disk import InputError
 from ...data.readers.openai_batch import CHAT, COMPLETIONS, PromptRecord
 from ...data.workload import Workload
 from .tokenizers import Tokenizer
@@ -71,7 +72,11 @@ def encoded(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> Iterator[t
     """Yield the token ids of each record's prompt."""
     for record in records:
         if record.url == CHAT:
-            yield tuple(tokenizer.encode_chat(record.chat_messages))
+            try:
+                yield tuple(tokenizer.encode_chat(record.chat_messages, **record.template))
+            except ValueError as error:
+                where = f"line {record.line}, field 'body.chat_template_kwargs'"
+                raise InputError(str(error), where=where, hint="Remove it.") from None
         elif isinstance(record.prompt, str):
             yield tuple(tokenizer.encode(record.prompt))
         else:

@@ -17,7 +17,7 @@ from ...heuristics.exegpt.configured import dynamic_batch, rra_policy
 from ...heuristics.exegpt.round_robin import RoundRobinAllocation
 from ...heuristics.exegpt.workload_aware import WorkloadAwareAllocation
 from ...heuristics.loop import execute
-from ..engines.huggingface import NO_EOS, HuggingFaceEngine
+from ..engines.huggingface import HuggingFaceEngine
 from ..models.faults import device_failures
 from ..processes.encode_worker import EncodeWorker
 from ..processes.tensor_parallel import share_layers
@@ -89,7 +89,7 @@ def run_configuration(
     prompts = [job.prompts.tokens[i] for i in left]
     options: dict[str, Any] = {
         "most_tokens": job.most_tokens[left],
-        "eos_ids": NO_EOS if job.pinned else frozenset(job.tokenizer.eos_ids),
+        "eos_ids": job.end_tokens,
         "sampler": job.sampler,
         "tier": job.tier,
         "kv_tokens": job.kv_tokens,

@@ -15,7 +15,7 @@ from ...data.files.disk import InputError, atomic_write
 from ...data.plan import Plan
 from ...data.readers.completions import answer_line, dump_line
 from ...data.readers.length_source import LengthSource, longest_planned
-from ...data.readers.openai_batch import PromptRecord
+from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
 from ...heuristics.follow import following
 from ...heuristics.loop import execute
@@ -23,10 +23,13 @@ from ...heuristics.registry import policy_named
 from ...heuristics.simulate import remaining_schedule
 from ..engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
+from ..models.endings import Ending
 from ..models.faults import device_failures
+from ..models.mixed_sampling import MixedSampler
 from ..models.prompts import Prompts
+from ..models.recording import TokenLogprob
 from ..models.source import position_limit
-from ..models.tokenizers import Tokenizer
+from ..models.tokenizers import Tokenizer, end_tokens
 from .journal import Journal
 
 if TYPE_CHECKING:
@@ -126,6 +129,11 @@ class Job:
         most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
         return np.array(most, dtype=np.int64)
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return NO_EOS if self.pinned else end_tokens(self.model, self.tokenizer)
+
     def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
         """
         Serve every request whose answer is not in the journal yet.
@@ -161,7 +169,7 @@ class Job:
             self.model,
             [self.prompts.tokens[i] for i in left],
             self.most_tokens[left],
-            eos_ids=NO_EOS if self.pinned else frozenset(self.tokenizer.eos_ids),
+            eos_ids=self.end_tokens,
             sampler=self.sampler,
             tier=self.tier,
             kv_tokens=self.kv_tokens,
@@ -199,7 +207,12 @@ class Job:
             Its answer, an end-of-sequence token included if that ended it.
         """
         record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
-        return answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, pinned=self.pinned)
+        rule, told = self.sampler, None
+        if isinstance(rule, MixedSampler) and rule.recorder is not None and "logprobs" in record.asked:
+            told = rule.recorder.read(rule.stream(record.custom_id), len(tokens))
+        return answer_of(
+            record, prompt_tokens, tokens, self.model, self.tokenizer, pinned=self.pinned, told=told
+        )
 
     def _positions(self) -> int:
         limit = position_limit(self.model.config)
@@ -238,6 +251,7 @@ def answer_of(
     tokenizer: Tokenizer,
     *,
     pinned: bool,
+    told: Sequence[TokenLogprob] | None = None,
 ) -> dict[str, object]:
     """
     Return the output line of a finished request.
@@ -252,16 +266,48 @@ def answer_of(
         What answered it.
     pinned
         Whether its length was given.
+    told
+        Log-probabilities of its tokens, if it asks for them.
     """
-    ended = not pinned and tokens[-1] in tokenizer.eos_ids
+    ending = Ending() if pinned else Ending.of(record.sampling(), end_tokens(model, tokenizer))
+    text, reason = ending.text(tokens, tokenizer.decode)
     return answer_line(
         record,
-        tokenizer.decode(tokens[:-1] if ended else tokens),
+        text,
         prompt_tokens=prompt_tokens,
         completion_tokens=len(tokens),
-        finish_reason="stop" if ended else "length",
+        finish_reason=reason,
         model=str(model.config.name_or_path or model.config.model_type),
+        logprobs=None if told is None else _logprobs(record, tokens, told, tokenizer),
     )
+
+
+def _logprobs(
+    record: PromptRecord, tokens: Sequence[int], told: Sequence[TokenLogprob], tokenizer: Tokenizer
+) -> dict[str, object]:
+    """Return log-probabilities as the request's endpoint gives them."""
+    most = record.sampling().logprobs or 0
+    texts = [tokenizer.decode([token]) for token in tokens]
+    likeliest = [
+        [(tokenizer.decode([token]), value) for token, value in one.likeliest[:most]] for one in told
+    ]
+
+    def entry(text: str, value: float) -> dict[str, object]:
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    if record.url == CHAT:
+        content = [
+            {**entry(text, one.value), "top_logprobs": [entry(*other) for other in others]}
+            for text, one, others in zip(texts, told, likeliest, strict=True)
+        ]
+        return {"content": content}
+    offsets = np.cumsum([0, *(len(text) for text in texts[:-1])]).tolist()
+    return {
+        "tokens": texts,
+        "token_logprobs": [one.value for one in told],
+        "top_logprobs": [dict(others) for others in likeliest] if most else None,
+        "text_offset": offsets,
+    }
 
 
 def journal_path(output: str | os.PathLike[str]) -> Path:

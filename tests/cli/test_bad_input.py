@@ -414,10 +414,22 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         planned(run=("--tokenizer", "./absent")),
         r"absent",
     ),
-    "stop sequences": (planned(body(stop=["END"])), r"line 1, field 'body.stop'"),
+    "an unknown field": (
+        batch(line(custom_id="b"), body(temprature=1)),
+        r"prompts.jsonl, line 2, field 'body.temprature': .* Did you mean temperature",
+    ),
+    "structured output": (batch(body(guided_json={})), r"line 1, field 'body.guided_json'.*cannot be served"),
     "a number of likeliest tokens below zero": (
-        planned(body(top_k=-1), line(custom_id="b")),
-        r"prompts.jsonl, line 1, field 'body': top_k must be 0 \(off\) or more, got -1",
+        batch(body(top_k=-2)),
+        r"prompts.jsonl, line 1, field 'body.top_k': top_k must be 0 \(off\) or more, got -2",
+    ),
+    "a bias for a token that is not there": (
+        planned(body(logit_bias={"9999": 1})),
+        r"prompts.jsonl, line 1, field 'body.logit_bias': logit_bias names token 9999, the model knows 288",
+    ),
+    "what no chat template takes": (
+        batch(body(chat_template_kwargs={"enable_thinking": False}), options=("--tokenizer", "bytes")),
+        r"line 1, field 'body.chat_template_kwargs': the tokenizer 'bytes' has no chat template",
     ),
     "a device that is none": (planned(run=("--device", "gpu9")), r"'gpu9' is no device"),
     "a random model's seed beyond 64 bits": (

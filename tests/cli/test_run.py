@@ -173,6 +173,43 @@ def test_each_line_of_a_batch_file_is_sampled_as_it_asks(tmp_path: Path) -> None
     assert greedy == alone[0]
 
 
+def test_what_a_line_asks_of_its_end_and_its_log_probabilities_is_in_its_answer(tmp_path: Path) -> None:
+    from batchbound.executor.llm import LLM
+
+    engine = LLM.from_pretrained("tiny:llama:0", dtype="float64", device="cpu", slots=3)
+    fields: list[dict[str, Any]] = [
+        {"logprobs": 2, "repetition_penalty": 1.4},
+        {"stop": ["e", "t", "a", "o"], "logit_bias": {"101": 6.0}, "include_stop_str_in_output": True},
+        {"stop_token_ids": list(range(64)), "min_tokens": 3, "bad_words": ["ab"]},
+        {"ignore_eos": True, "frequency_penalty": 1.5, "presence_penalty": -0.5},
+    ]
+    asked: list[dict[str, Any]] = [{} for _ in fields]
+    for own, given in zip(asked, fields, strict=True):
+        for name, value in given.items():
+            plain = (
+                {int(token): bias for token, bias in value.items()}.items() if name == "logit_bias" else value
+            )
+            own[name] = tuple(plain) if isinstance(value, list | dict) else value
+    prompts = [f"prompt {number}" for number in range(8)]
+    with (tmp_path / "prompts.jsonl").open("w") as stream:
+        for number, prompt in enumerate(prompts):
+            body = {"prompt": prompt, "max_tokens": 20, **fields[number % 4]}
+            stream.write(json.dumps({"custom_id": f"r{number}", "body": body}) + "\n")
+    lines = plan_and_run(tmp_path, "tiny:llama:0", slots=3)
+    for number, line in enumerate(lines):
+        (expected,) = engine.generate([prompts[number]], max_tokens=20, **asked[number % 4])
+        (choice,) = line["response"]["body"]["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (expected.text, expected.finish_reason)
+        assert line["response"]["body"]["usage"]["completion_tokens"] == len(expected.completion_ids)
+        if number % 4:
+            assert choice["logprobs"] is None
+            continue
+        assert expected.log_probabilities is not None
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(list(expected.log_probabilities))
+        assert all(1 <= len(others) <= 2 for others in choice["logprobs"]["top_logprobs"])
+    assert {line["response"]["body"]["choices"][0]["finish_reason"] for line in lines[1::4]} == {"stop"}
+
+
 def test_a_job_of_lengths_runs_on_random_prompts(tmp_path: Path) -> None:
     (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n5,7\n3,1\n9,4\n")
     plan, answers = str(tmp_path / "plan.json"), tmp_path / "answers.jsonl"

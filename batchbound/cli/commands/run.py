@@ -16,6 +16,7 @@ from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
+from ...data.readers.sampling import Sampling
 from ...heuristics.registry import POLICIES
 from ...planning.fleet import shared_out
 from .. import INTERRUPTED
@@ -37,7 +38,6 @@ from ..server_options import add_server, refuse_without_server
 
 if TYPE_CHECKING:
     from ...data.trace import Stage, Trace
-    from ...executor.models.sampling import TokenRule
     from ...executor.runs.job import Job, Outcome
     from ...executor.runs.journal import Journal
 
@@ -298,6 +298,7 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
     """
     from ...executor.engines.huggingface import vocabulary_of
     from ...executor.models.prompts import Prompts
+    from ...executor.models.sampling import Sampler
     from ...executor.models.tokenizers import load_tokenizer
     from ...executor.runs.job import Job
 
@@ -306,7 +307,8 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
         hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
         raise InputError("the plan is of lengths only, and --prompts says nothing", file=args.plan, hint=hint)
     records = None if source is None else _planned_records(plan, args)
-    sampler = _sampler(records or (), args, None if source is None else _prompts_path(plan, args))
+    path = None if source is None else _prompts_path(plan, args)
+    asked = _asked(records or (), plan, args, path)
     model = load(args) if shape is None else shape
     planned = args.model if source is None else _tokenizer_of(source.tokenizer, args)
     tokenizer = load_tokenizer(args.tokenizer or planned)
@@ -315,17 +317,18 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
         prompts = Prompts.random(plan.workload, vocabulary, args.seed or 0)
     else:
         prompts = Prompts.encode(records, tokenizer)
-    return Job(
+    job = Job(
         plan,
         prompts,
         model,
         tokenizer,
-        sampler,
+        Sampler(),
         pinned=args.pinned,
         tier=tier_of(model, args) if shape is None else None,
         kv_tokens=args.kv_tokens,
         policy=args.policy,
     )
+    return _with_rules(job, asked, path)
 
 
 def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:
@@ -368,16 +371,7 @@ def _planned_records(plan: Plan, args: argparse.Namespace) -> tuple[PromptRecord
         raise InputError("the plan's prompts are not there", file=path, hint=hint)
     if file_digest(path) != plan.provenance.prompts.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
-    records = read_batch(path)
-    stopped = next((record for record in records if record.stop), None)
-    if stopped is not None:
-        raise InputError(
-            "stop sequences are not supported",
-            file=path,
-            where=f"line {stopped.line}, field 'body.stop'",
-            hint="Remove the field and cut the answers afterwards.",
-        )
-    return records
+    return read_batch(path)
 
 
 def _tokenizer_of(planned: str, args: argparse.Namespace) -> str:
@@ -396,25 +390,54 @@ def _tokenizer_of(planned: str, args: argparse.Namespace) -> str:
     raise InputError(what, file=folder, hint="Give it with --tokenizer, or plan again.")
 
 
-def _sampler(records: Sequence[PromptRecord], args: argparse.Namespace, path: Path | None) -> TokenRule:
-    """Return how tokens are chosen: as the command line says, else as each line of the batch file says."""
-    from ...executor.models.mixed_sampling import MixedSampler
-    from ...executor.models.sampling import Sampler
-
+def _asked(
+    records: Sequence[PromptRecord], plan: Plan, args: argparse.Namespace, path: Path | None
+) -> list[Sampling]:
+    """Return what each request asks: as the command line says, else as its line of the batch file does."""
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     try:
-        plain = Sampler(**given)
+        plain = Sampling(**given)
     except ValueError as error:
         raise InputError(str(error), hint="Correct the option.") from None
-    samplers: dict[str, Sampler] = {}
-    known: dict[Sampler, Sampler] = {}
-    for record in records:
-        asked = {name: getattr(record, name) for name in SAMPLING if getattr(record, name) is not None}
+    asked = [record.sampling(**given) for record in records]
+    for record, one in zip(records, asked, strict=True):
+        field = _not_carried(one, plan)
+        if field is not None:
+            raise InputError(
+                "cannot be served by workers of several processes",
+                file=path,
+                where=f"line {record.line}, field 'body.{field}'",
+                hint="Remove it, or plan for one replica and one process.",
+            )
+    return asked or [plain] * len(plan.workload)
+
+
+def _not_carried(asked: Sampling, plan: Plan) -> str | None:
+    """Return a field that depends on what one process saw of a completion, where several make it."""
+    several = len(plan.fleet.replicas) > 1
+    parted = plan.configuration is not None and plan.configuration.handed_over
+    if (several or parted) and asked.logprobs is not None:
+        return "logprobs"
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
+    return next(
+        (name for name in names if parted and getattr(asked, name) != getattr(Sampling(), name)), None
+    )
+
+
+def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
+    """Return the job with what its requests ask."""
+    from ...executor.engines.huggingface import vocabulary_of
+    from ...executor.models.request_rules import check_tokens, rules_of
+
+    vocabulary = vocabulary_of(job.model)
+    for record, one in zip(job.prompts.records, asked, strict=True):
         try:
-            asked_for = Sampler(**{**asked, **given})
+            check_tokens(one, vocabulary)
         except ValueError as error:
-            where = f"line {record.line}, field 'body'"
-            raise InputError(str(error), file=path, where=where, hint="Correct it there.") from None
-        sampler = Sampler() if asked_for.greedy else asked_for
-        samplers[record.custom_id] = known.setdefault(sampler, sampler)
-    return MixedSampler(samplers) if len(known) > 1 else next(iter(known), plain)
+            where = f"line {record.line}, field 'body.{str(error).split(' ', 1)[0]}'"
+            raise InputError(str(error), file=path, where=where, hint="Use the model's tokens.") from None
+    by_name = {record.custom_id: one for record, one in zip(job.prompts.records, asked, strict=True)}
+    most = job.most_tokens.tolist()
+    eos = job.end_tokens
+    rule = rules_of(by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned)
+    return dataclasses.replace(job, sampler=rule)

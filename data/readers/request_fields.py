@@ -1,0 +1,257 @@
+"""What a body asks of its completion: every field is served, refused by name, or asks for nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..workload import LONGEST
+from .sampling import MOST_LOGPROBS, Sampling
+
+
+class FieldError(ValueError):
+    """
+    A field that cannot be served as it stands.
+
+    Parameters
+    ----------
+    field
+        Its name.
+    reason
+        What about it is wrong.
+    hint
+        What to do about it.
+    """
+
+    def __init__(self, field: str, reason: str, hint: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason, self.hint = field, reason, hint
+
+
+_READ_ELSEWHERE = ("messages", "prompt", "model", "max_tokens", "max_completion_tokens")
+
+_WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Fields that are about a provider's accounting."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "stream_options": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (False, True),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "allowed_token_ids": (),
+    "detokenize": (True,),
+    "logits_processors": ([],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (),
+    "chat_template": (),
+    "documents": (),
+    "mm_processor_kwargs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "priority": (0,),
+    "request_id": (),
+    "lora_request": (),
+    "lora_path": (),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1,),
+    "do_sample": (),
+    "num_beams": (1,),
+}
+"""Known fields that are not served, each with the values that ask for nothing; null always does."""
+
+
+def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Return what a body asks, by the names of :class:`~.sampling.Sampling`, and what its chat template is told.
+
+    Parameters
+    ----------
+    body
+        A request of OpenAI's chat completions or completions, or of vLLM's.
+    chat
+        Whether it is a chat: ``logprobs`` means something else there.
+
+    Raises
+    ------
+    FieldError
+        If a field is not known, cannot be served, or is out of its range.
+    """
+    asked: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in _SERVED:
+            if value is not None:
+                asked[name] = _SERVED[name](name, value)
+        elif name in _NEUTRAL:
+            if value is not None and not any(
+                value == one and type(value) is type(one) for one in _NEUTRAL[name]
+            ):
+                hint = "Repeat the line under a custom_id for each." if name == "n" else f"Remove {name}."
+                raise FieldError(name, f"{shown(value)} cannot be served", hint)
+        elif name not in _READ_ELSEWHERE + _WITHOUT_EFFECT and not (chat and name == "chat_template_kwargs"):
+            raise FieldError(name, "is not a field that can be served", _did_you_mean(name))
+    template = _template(body.get("chat_template_kwargs")) if chat else {}
+    _told_logprobs(asked, chat)
+    try:
+        Sampling(**asked)
+    except ValueError as error:
+        name = str(error).split(" ", 1)[0]
+        name = "top_logprobs" if chat and name == "logprobs" else name
+        raise FieldError(name, str(error), "Correct it.") from None
+    return asked, template
+
+
+def _told_logprobs(asked: dict[str, Any], chat: bool) -> None:
+    """Make one number of what the two endpoints ask with two fields."""
+    wanted, most = asked.pop("logprobs", None), asked.pop("top_logprobs", None)
+    if not chat:
+        if isinstance(wanted, bool) and wanted:
+            raise FieldError("logprobs", "True is not a number", "Give how many tokens to tell of, from 0.")
+        if most:
+            raise FieldError("top_logprobs", f"{most} is for chats", "Give logprobs the number.")
+        wanted = None if wanted is False else wanted
+        if wanted is not None:
+            asked["logprobs"] = wanted
+        return
+    if wanted is not None and not isinstance(wanted, bool):
+        raise FieldError("logprobs", f"{shown(wanted)} is not true or false", "Give top_logprobs a number.")
+    if most and not wanted:
+        raise FieldError("top_logprobs", f"{most} has no effect without logprobs", "Set logprobs to true.")
+    if wanted:
+        asked["logprobs"] = int(most or 0)
+
+
+def _template(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    name, hint = "chat_template_kwargs", 'Give an object such as {"enable_thinking": false}.'
+    if not isinstance(given, dict):
+        raise FieldError(name, f"{shown(given)} is not an object", hint)
+    taken = next((key for key in ("tokenize", "return_dict", "conversation", "tools") if key in given), None)
+    if taken is not None:
+        raise FieldError(f"{name}.{taken}", "cannot be served", "Remove it.")
+    return dict(given)
+
+
+def _did_you_mean(name: str) -> str:
+    known = [*_SERVED, *_READ_ELSEWHERE, "chat_template_kwargs", *_NEUTRAL]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]}?" if near else "Remove it: it is not known."
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+        raise FieldError(name, f"{shown(value)} is not a number", "Give a number.")
+    return float(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is not int or abs(value) >= 2**63:
+        what = "beyond 64 bits" if type(value) is int else "not a whole number"
+        raise FieldError(name, f"{shown(value)} is {what}", "Give a whole number of 64 bits.")
+    return value
+
+
+def _length(name: str, value: Any) -> int:
+    if not 0 <= _whole(name, value) <= LONGEST:
+        raise FieldError(name, f"{value} is not a number of tokens", f"Give 0 to {LONGEST}.")
+    return int(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise FieldError(name, f"{shown(value)} is not true or false", "Give true or false.")
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    given = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) and text for text in given):
+        raise FieldError(name, f"{shown(value)} is not text", "Give a text or a list of texts.")
+    return tuple(given)
+
+
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(
+        type(token) is int and 0 <= token <= LONGEST for token in value
+    ):
+        raise FieldError(name, f"{shown(value)} is not a list of token ids", "Give a list such as [2, 13].")
+    return tuple(value)
+
+
+def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    hint = 'Give an object of token ids and numbers from -100 to 100, such as {"50256": -100}.'
+    if not isinstance(value, dict):
+        raise FieldError(name, f"{shown(value)} is not an object", hint)
+    biases = []
+    for token, bias in value.items():
+        if not token.isdecimal():
+            raise FieldError(f"{name}.{token}", "is not a token id", hint)
+        biases.append((int(token), _number(f"{name}.{token}", bias)))
+    return tuple(biases)
+
+
+def _told(name: str, value: Any) -> int | bool:
+    if isinstance(value, bool):
+        return value
+    if not 0 <= _whole(name, value) <= MOST_LOGPROBS:
+        raise FieldError(name, f"{value} is beyond what is told", f"Give 0 to {MOST_LOGPROBS}.")
+    return int(value)
+
+
+_SERVED: Mapping[str, Callable[[str, Any], Any]] = {
+    "temperature": _number,
+    "top_p": _number,
+    "top_k": _whole,
+    "min_p": _number,
+    "repetition_penalty": _number,
+    "presence_penalty": _number,
+    "frequency_penalty": _number,
+    "logit_bias": _bias,
+    "bad_words": _texts,
+    "seed": _whole,
+    "stop": _texts,
+    "include_stop_str_in_output": _flag,
+    "stop_token_ids": _tokens,
+    "min_tokens": _length,
+    "ignore_eos": _flag,
+    "logprobs": _told,
+    "top_logprobs": _told,
+}
+"""Fields that are served, and how each is read."""
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
