@@ -70,6 +70,7 @@ def plan_fleet(
     limits: Limits | None = None,
     groups: Sequence[IntArray] | None = None,
     keep: Literal["together", "spread"] = "together",
+    shares: IntArray | None = None,
 ) -> FleetResult:
     """
     Return a schedule for all replicas and the bound that is proven for the fleet.
@@ -89,10 +90,12 @@ def plan_fleet(
         Requests that belong together (answers to one prompt), each request in one of them; None for none.
     keep
         Whether a group stays on one replica, or goes to as many as there are.
+    shares
+        The replica of each request, shape (requests,), to keep to it; None to share them out here.
     """
     limits = Limits(seconds=10.0) if limits is None else limits
     search = _FleetSearch(fleet, limits, groups, keep)
-    search.share_out()
+    search.share_out(shares)
     stopped_by = search.improve()
     schedule = search.schedule()
     makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
@@ -148,9 +151,12 @@ class _FleetSearch:
             replica_of[share.requests] = k
         return FleetSchedule(replica_of, tuple(share.schedule for share in self._shares))
 
-    def share_out(self) -> None:
+    def share_out(self, fixed: IntArray | None = None) -> None:
         """Share the requests out, each time with what the replicas lost before taken into account."""
         lost = np.zeros(len(self._busy))
+        if fixed is not None:
+            self._shares = [self._scheduled(k, np.flatnonzero(fixed == k)) for k in range(len(lost))]
+            return
         best = np.inf
         for _ in range(FEEDBACKS):
             begun = time.perf_counter()

@@ -9,12 +9,14 @@ import numpy as np
 
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError
+from ..data.fleet import Groups
 from ..data.lengths.prediction_error import parse_prediction_error
 from ..data.plan import Plan, Provenance
 from ..data.predictor import prompt_text
 from ..data.problem import Problem
 from ..data.workload import LONGEST
-from ..planning.fleet import fleet_of, make_fleet_plan
+from ..heuristics.dispatch import RULES
+from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from ..planning.plan import make_plan
 from ..planning.uncertain import make_robust_plan
 from ..solvers.result import Limits
@@ -50,6 +52,12 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         " (--slots and the other limits are each replica's)",
     )
     group.add_argument(
+        "--dispatch",
+        choices=sorted(RULES),
+        help="share the requests out by this rule: MICO's, Karmarkar and Karp's, Graham's (lpt), in turn or"
+        " by hash (default: by what each costs, and what the replicas' schedules lose)",
+    )
+    group.add_argument(
         "--groups",
         choices=("any", "together", "spread"),
         help="completions of one prompt go to any replica, to one, or to as many as there are (default any)",
@@ -66,11 +74,11 @@ def refuse_unused(args: argparse.Namespace) -> None:
         The options of ``plan``.
     """
     if args.replicas is None:
-        if args.groups is not None:
-            raise InputError("--groups has no effect without --replicas", hint="Give --replicas N.")
+        for option in ("groups", "dispatch"):
+            if getattr(args, option) is not None:
+                raise InputError(f"--{option} has no effect without --replicas", hint="Give --replicas N.")
         return
     single = {
-        "--length-error": args.length_error is not None,
         "--slots auto": not args.slots,
         f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
     }
@@ -89,11 +97,24 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
     PlanningError
         If no plan came out.
     """
+    error = None if args.length_error is None else parse_prediction_error(args.length_error)
     if args.replicas is not None:
         prompts = [prompt_text(entry) for entry in inputs.job.records or ()]
         fleet = fleet_of(inputs.problem, args.replicas, prompts)
-        return make_fleet_plan(fleet, groups=args.groups or "any", limits=limits, provenance=provenance)
-    error = None if args.length_error is None else parse_prediction_error(args.length_error)
+        groups: Groups = args.groups or "any"
+        if error is None:
+            return make_fleet_plan(
+                fleet, groups=groups, rule=args.dispatch, limits=limits, provenance=provenance
+            )
+        return make_robust_fleet_plan(
+            fleet,
+            error,
+            groups=groups,
+            rule=args.dispatch,
+            longest=_longest(inputs),
+            limits=limits,
+            provenance=provenance,
+        )
     problem, others, start = inputs.problem, [], None
     if not args.slots:
         trials = _choose(problem, limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,15 +12,28 @@ import numpy as np
 
 from .. import __version__
 from ..data.costs.cost import CostModel, IntArray
+from ..data.expectation import Expectation
 from ..data.files.disk import InputError, read_json_object
-from ..data.fleet import Fleet, Groups, Replica
+from ..data.fleet import Fleet, FleetSchedule, Groups, Replica
+from ..data.lengths.prediction_error import LogNormalError, PredictionError
 from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
-from ..heuristics.dispatch import unit_of_group
+from ..data.schedule import Schedule
+from ..heuristics.dispatch import dispatch, unit_of_group
+from ..heuristics.fleet.policy import choose_fleet_policy, serve_with_backoff
+from ..models.bounds.fleet import fleet_bound
 from ..solvers.fleet import plan_fleet
 from ..solvers.result import Limits
+from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SECONDS
 from .plan import PlanningError, make_plan
+from .uncertain import COVERAGE
+
+COMPARED, COMPARED_OF_MANY = 5, 2
+"""Sampled sets of lengths on which a fleet's policies are compared, and for 5,000 requests or more."""
+
+SAMPLES = 19
+"""Sampled sets of lengths for the interval: the first and the last are its limits."""
 
 MOST_REPLICAS = 100_000
 """Most replicas of a fleet; more is a mistake, or takes all memory."""
@@ -31,6 +45,7 @@ def make_fleet_plan(
     fleet: Fleet,
     *,
     groups: Groups = "any",
+    rule: str | None = None,
     limits: Limits | None = None,
     provenance: Provenance | None = None,
 ) -> Plan:
@@ -45,6 +60,9 @@ def make_fleet_plan(
         Requests, with their groups, and replicas.
     groups
         Whether the requests of a group go anywhere, to one replica, or to as many as there are.
+    rule
+        Of :data:`~batchbound.heuristics.dispatch.RULES`, that shares the requests out; by default they are
+        shared out by what each costs and what the replicas' schedules lose, again and again.
     limits
         When to stop; after ``DEFAULT_SECONDS`` by default.
     provenance
@@ -64,7 +82,11 @@ def make_fleet_plan(
         by_unit = np.argsort(unit_of, kind="stable")
         members = np.split(by_unit, np.flatnonzero(np.diff(unit_of[by_unit])) + 1)
     result = plan_fleet(
-        fleet, limits=limits, groups=members, keep="spread" if groups == "spread" else "together"
+        fleet,
+        limits=limits,
+        groups=members,
+        keep="spread" if groups == "spread" else "together",
+        shares=None if rule is None else _dispatched(fleet, rule, groups),
     )
     violation = result.schedule.check(fleet)
     if violation is not None:
@@ -73,6 +95,101 @@ def make_fleet_plan(
     return Plan(
         fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance or Provenance()
     )
+
+
+def make_robust_fleet_plan(
+    fleet: Fleet,
+    error: PredictionError,
+    *,
+    groups: Groups = "any",
+    rule: str | None = None,
+    longest: IntArray | None = None,
+    limits: Limits | None = None,
+    provenance: Provenance | None = None,
+) -> Plan:
+    """
+    Return a fleet's plan made from predicted lengths with a stated error.
+
+    Each replica follows a queue: its order, its patience, and whether requests with little left give way
+    near the end to those that may have much, are chosen over sampled lengths, with backoff. The schedules
+    are what the queues do at the expected lengths.
+
+    Parameters
+    ----------
+    fleet
+        Requests, with the lengths as predicted and their groups, and replicas.
+    error
+        What is known about the predictions' error.
+    groups, rule, provenance
+        As of :func:`make_fleet_plan`.
+    longest
+        Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
+    limits
+        For the seed, which draws the samples.
+
+    Raises
+    ------
+    PlanningError
+        If the referee rejects the schedule.
+    """
+    limits, begun = Limits() if limits is None else limits, time.perf_counter()
+    predicted = fleet.workload.output_tokens
+    if isinstance(error, LogNormalError):
+        error = error.for_predictions(predicted, longest)
+    planned = fleet.with_output_tokens(error.expected(predicted, longest))
+    policy, replica_of = choose_fleet_policy(
+        fleet,
+        error,
+        samples=COMPARED if len(fleet) < 5000 else COMPARED_OF_MANY,
+        seed=limits.seed,
+        rule=rule or "lpt",
+        groups=groups,
+        longest=longest,
+    )
+    schedules: list[Schedule | None] = []
+    for k in range(len(fleet.replicas)):
+        mine = np.flatnonzero(replica_of == k)
+        problem = planned.problem_of(k, mine) if mine.size else None
+        schedules.append(
+            None
+            if problem is None
+            else ski_rental_schedule(
+                problem, order=policy.queue(problem), patience=policy.patience
+            ).without_idle_rounds(problem)
+        )
+    shares = FleetSchedule(replica_of, tuple(schedules))
+    violation = shares.check(planned, groups)
+    if violation is not None:
+        raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
+    drawn = error.sample(predicted, np.random.default_rng((limits.seed, 1)), SAMPLES, longest)
+    backoff = groups == "any"
+    ends = [serve_with_backoff(planned, replica_of, policy, row, backoff=backoff).makespan for row in drawn]
+    makespan, bound = shares.makespan(planned), fleet_bound(planned)
+    took, status = time.perf_counter() - begun, "optimal" if bound.proves(makespan) else "feasible"
+    maker = Maker(f"{policy.order} queues", __version__, status, "gave up", took, limits.seed)
+    low, high = np.quantile(ends, ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2), method="weibull").tolist()
+    expected = Expectation(
+        mean=float(np.mean(ends)),
+        low=low,
+        high=high,
+        coverage=COVERAGE,
+        samples=len(ends),
+        follow=policy.order,
+        patience=policy.patience,
+        tail=policy.tail,
+        error=error.to_json(),
+        compared=policy.compared,
+    )
+    return Plan(planned, shares, makespan, bound, maker, groups, provenance or Provenance(), expected)
+
+
+def _dispatched(fleet: Fleet, rule: str, groups: Groups) -> IntArray:
+    try:
+        return dispatch(fleet, rule, groups)
+    except ValueError as error:
+        raise InputError(
+            str(error), where="--dispatch", hint="Choose another rule, or leave it out."
+        ) from None
 
 
 def shared_out(plan: Plan, replicas: int) -> Plan:

@@ -63,6 +63,10 @@ class RemainingLengths:
             row[:] = _mean_remaining(drawn[:, kind == k].ravel(), len(row))
         return cls(kind, mean)
 
+    def select(self, requests: IntArray) -> RemainingLengths:
+        """Return what remains of some of the requests, in that order."""
+        return RemainingLengths(self.kind[requests], self.mean)
+
     def tokens(self, requests: IntArray, decoded: IntArray) -> FloatArray:
         """
         Return the mean number of tokens that answers still get, shape (requests,).

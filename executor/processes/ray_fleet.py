@@ -13,6 +13,7 @@ from ...data.costs.cost import IntArray
 from ...data.fleet import Fleet, FleetSchedule
 from ...data.schedule import Schedule
 from ...data.trace import Stage, Trace
+from ...heuristics.fleet.policy import FleetPolicy
 from ..models.faults import RunStoppedError
 from .engine_spec import EngineSpec
 from .ray_replica import ReplicaActor
@@ -54,6 +55,8 @@ class _Log:
 
     stages: list[Stage] = field(default_factory=list)
     stage_of: dict[int, int] = field(default_factory=dict)
+    first_stage: dict[int, int] = field(default_factory=dict)
+    evictions: int = 0
     slot_of: dict[int, int] = field(default_factory=dict)
     finished: dict[int, tuple[float, int]] = field(default_factory=dict)
     engine: Mapping[str, object] = field(default_factory=dict)
@@ -62,8 +65,9 @@ class _Log:
         """Return the trace of what finished."""
         rows = sorted(self.finished)
         stage_of = np.array([self.stage_of[row] for row in rows], dtype=np.int64)
-        begun = np.array([self.stages[stage].start for stage in stage_of.tolist()])
-        first = np.array([self.stages[stage].end for stage in stage_of.tolist()])
+        firsts = [self.stages[self.first_stage[row]] for row in rows]
+        begun = np.array([stage.start for stage in firsts])
+        first = np.array([stage.end for stage in firsts])
         return Trace(
             ids=tuple(fleet.workload.ids[rows].tolist()),
             slots=fleet.replicas[replica].slots,
@@ -75,6 +79,7 @@ class _Log:
             first_token=first,
             finished=np.array([self.finished[row][0] for row in rows]),
             tokens=np.array([self.finished[row][1] for row in rows], dtype=np.int64),
+            evictions=self.evictions,
             engine=self.engine,
         )
 
@@ -135,12 +140,14 @@ class RayFleet:
         on_answer: Callable[[int, list[int]], None],
         *,
         backoff: bool = True,
+        policy: FleetPolicy | None = None,
         on_stage: Callable[[int, Stage], None] | None = None,
     ) -> FleetOutcome:
         """
         Serve every request of a fleet as its schedule says, and return what each replica did.
 
-        Each replica replays its own schedule, and repairs it where lengths turn out different. One that runs
+        Each replica follows the policy, or else replays its own schedule and repairs it where lengths turn
+        out different. One that runs
         dry takes over what a dead one left, then half of what waits at the one with most left; that is
         served longest first.
 
@@ -156,6 +163,8 @@ class RayFleet:
             Called once with each request and its tokens, as it finishes.
         backoff
             Whether a replica that runs dry takes from others that live, too.
+        policy
+            What each replica follows, of all the requests; None to replay the schedules.
         on_stage
             Called with the replica and the record of each stage.
 
@@ -168,8 +177,20 @@ class RayFleet:
         """
         if len(schedule.schedules) != len(self.actors):
             raise ValueError(f"{len(schedule.schedules)} schedules for {len(self.actors)} replicas")
-        serving = _Serving(self.actors, fleet, schedule, prompts, most_tokens, on_answer, on_stage, backoff)
-        return serving.run()
+        way = _Way(schedule, policy, backoff)
+        return _Serving(self.actors, fleet, way, prompts, most_tokens, on_answer, on_stage).run()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """How a job is served: by which schedules or policy, and whether an idle replica takes from others."""
+
+    schedule: FleetSchedule
+    policy: FleetPolicy | None
+    backoff: bool
+
+    def policy_for(self, share: IntArray) -> FleetPolicy | None:
+        return None if self.policy is None else self.policy.select(share)
 
 
 class _Serving:
@@ -179,16 +200,16 @@ class _Serving:
         self,
         actors: Sequence[Any],
         fleet: Fleet,
-        schedule: FleetSchedule,
+        way: _Way,
         prompts: Sequence[Sequence[int]],
         most_tokens: IntArray,
         on_answer: Callable[[int, list[int]], None],
         on_stage: Callable[[int, Stage], None] | None,
-        backoff: bool,
     ) -> None:
+        schedule = way.schedule
         self._actors, self._fleet, self._prompts = actors, fleet, prompts
         self._most, self._on_answer, self._on_stage = most_tokens, on_answer, on_stage
-        self._rounds, self._backoff = fleet.rounds, backoff
+        self._rounds, self._way = fleet.rounds, way
         self._dispatched = schedule.replica_of
         self._planned: list[Schedule | None] = list(schedule.schedules)
         self._held = [set(np.flatnonzero(self._dispatched == k).tolist()) for k in range(len(actors))]
@@ -256,6 +277,8 @@ class _Serving:
         if event[0] == "stage":
             _, stage, requests, slots = event
             for request, slot in zip(requests, slots, strict=True):
+                log.evictions += request in log.stage_of
+                log.first_stage.setdefault(request, len(log.stages))
                 log.stage_of[request], log.slot_of[request] = len(log.stages), slot
             log.stages.append(stage)
             if self._on_stage is not None:
@@ -296,7 +319,7 @@ class _Serving:
                 longest = sorted(self._orphans, key=lambda i: -int(self._rounds[i]))
                 self._held[k] = set(longest[:: max(1, alive)])
                 self._orphans -= self._held[k]
-            elif self._backoff:
+            elif self._way.backoff:
                 self._held[k] = self._take_over(k)
         requests = sorted(self._held[k])
         if not requests:
@@ -311,6 +334,7 @@ class _Serving:
                 requests,
                 [list(self._prompts[i]) for i in requests],
                 self._most[share],
+                self._way.policy_for(share),
             )
         )
         self._streams[stream] = k

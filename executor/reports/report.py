@@ -18,6 +18,7 @@ from ...data.plan import Plan
 from ...data.problem import Problem
 from ...data.report import BETWEEN, BUBBLES, BUSY, TAIL, LengthError, Percentiles, Report
 from ...data.trace import Trace
+from ...data.workload import Workload
 from ...heuristics.loop import execute
 from ...heuristics.replay import Replay
 from ...heuristics.simulator import Simulator
@@ -61,7 +62,7 @@ def report(
     ValueError
         If the trace serves a request that the problem does not have.
     """
-    part = _Part.of(problem, _rows(problem.workload.ids, [trace])[0], trace)
+    part = _Part.of(problem.workload, _rows(problem.workload.ids, [trace])[0], trace, problem.cost)
     found = _report([part], len(problem), bound, run_bound)
     return replace(found, planned_makespan=planned_makespan, fit=fit, seconds=seconds)
 
@@ -87,31 +88,62 @@ def plan_report(
         If there are not as many traces as replicas, or one serves a request that the plan has not, or that
         another serves.
     """
-    fleet, bound = plan.fleet, plan.bound
+    found = fleet_report(
+        plan.fleet, traces, plan.bound, run_bound=run_bound, served_by=plan.shares.replica_of
+    )
+    found = replace(found, planned_makespan=plan.makespan, fit=fit, expected=plan.expected)
+    return replace(found, planned_ends=plan.shares.finishes(plan.fleet)) if found.replicas else found
+
+
+def fleet_report(
+    fleet: Fleet,
+    traces: Sequence[Trace],
+    bound: Bound | None,
+    *,
+    run_bound: Bound | None = None,
+    served_by: IntArray | None = None,
+) -> Report:
+    """
+    Return the report of a run of a fleet, which may be of one replica, without a plan.
+
+    Parameters
+    ----------
+    fleet
+        What was to be served, and by what.
+    traces
+        What each replica did.
+    bound, run_bound
+        As of :func:`report`.
+    served_by
+        The replica that was to serve each request, shape (requests,); None to count none as moved.
+
+    Raises
+    ------
+    ValueError
+        As of :func:`plan_report`.
+    """
     if len(traces) != len(fleet.replicas):
         raise ValueError(f"{len(traces)} traces for {len(fleet.replicas)} replicas")
-    rows = _rows(plan.workload.ids, traces)
+    rows = _rows(fleet.workload.ids, traces)
     parts = [
-        _Part.of(
-            fleet.problem_of(k, mine) if mine.size else None,
-            np.arange(len(mine)),
-            trace,
-            fleet.replicas[k].busy,
-        )
-        for k, (mine, trace) in enumerate(zip(rows, traces, strict=True))
+        _Part.of(fleet.workload, mine, trace, replica.cost, replica.busy)
+        for replica, mine, trace in zip(fleet.replicas, rows, traces, strict=True)
     ]
     found = _report(parts, len(fleet), bound, run_bound)
-    found = replace(found, planned_makespan=plan.makespan, fit=fit, expected=plan.expected)
     if len(traces) == 1:
         return found
-    planned_for = plan.shares.replica_of
+    # A request that gave way may have gone on elsewhere: no bound of one replica's requests holds then.
+    parts = [replace(part, shared=found.evictions > 0) for part in parts]
+    moved = 0
+    if served_by is not None:
+        moved = sum(int(np.count_nonzero(served_by[mine] != k)) for k, mine in enumerate(rows))
     return replace(
         found,
-        moved=sum(int(np.count_nonzero(planned_for[mine] != k)) for k, mine in enumerate(rows)),
+        moved=moved,
         lost={k: str(trace.engine["lost"]) for k, trace in enumerate(traces) if "lost" in trace.engine},
-        planned_ends=plan.shares.finishes(fleet),
         replicas=tuple(
-            None if part.problem is None else _of_replica(fleet, k, part) for k, part in enumerate(parts)
+            _of_replica(fleet, k, mine, part) if mine.size else None
+            for k, (mine, part) in enumerate(zip(rows, parts, strict=True))
         ),
     )
 
@@ -154,28 +186,35 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """What one replica served, and what of it: planned and actual tokens of the requests that finished."""
+    """What one replica served; shared if others may have done a part of the requests that finished here."""
 
-    problem: Problem | None
     trace: Trace
+    cost: CostModel
     busy: float
     served: npt.NDArray[np.bool_]
     planned: IntArray
     prompt_tokens: int
     model_seconds: float
     schedule_seconds: float
+    shared: bool = False
 
     @classmethod
-    def of(cls, problem: Problem | None, rows: IntArray, trace: Trace, busy: float = 0.0) -> _Part:
-        if problem is None:
-            nothing = np.array([], dtype=np.int64)
-            return cls(None, trace, busy, nothing.astype(np.bool_), nothing, 0, 0.0, 0.0)
+    def of(
+        cls, workload: Workload, rows: IntArray, trace: Trace, cost: CostModel, busy: float = 0.0
+    ) -> _Part:
+        """Return what a trace did of a workload's rows, in the trace's order."""
         served = np.isfinite(trace.finished)
-        planned = problem.workload.output_tokens[rows][served]
-        prompt_tokens = int(problem.prompt_tokens[rows][served].sum())
         measured = _clock([trace]) == "measured"
-        seconds = [model_seconds(problem.cost, trace, overheads=each) for each in (measured, False)]
-        return cls(problem, trace, busy, served, planned, prompt_tokens, *seconds)
+        return cls(
+            trace,
+            cost,
+            busy,
+            served,
+            planned=workload.output_tokens[rows][served],
+            prompt_tokens=int(workload.input_tokens[rows][served].sum()),
+            model_seconds=model_seconds(cost, trace, overheads=measured),
+            schedule_seconds=model_seconds(cost, trace, overheads=False),
+        )
 
 
 def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_bound: Bound | None) -> Report:
@@ -232,17 +271,14 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     )
 
 
-def _of_replica(fleet: Fleet, replica: int, part: _Part) -> Report:
+def _of_replica(fleet: Fleet, replica: int, rows: IntArray, part: _Part) -> Report:
     """Return the report of one replica of a fleet, its gap taken to the bound of what it served."""
-    problem = part.problem
-    assert problem is not None
+    mine = fleet.workload.select(rows)
     alone = served_part(
-        Fleet(problem.workload, (fleet.replicas[replica],), fleet.prefill_emits_first_token),
-        [part.trace],
+        Fleet(mine, (fleet.replicas[replica],), fleet.prefill_emits_first_token), [part.trace]
     )
-    return _report(
-        [replace(part, busy=0.0)], len(problem), None, None if alone is None else best_bound(alone.problem())
-    )
+    run_bound = None if alone is None or part.shared else best_bound(alone.problem())
+    return _report([replace(part, busy=0.0)], len(rows), None, run_bound)
 
 
 def model_seconds(cost: CostModel, trace: Trace, *, overheads: bool = True) -> float:
@@ -376,12 +412,10 @@ def _full_round_seconds(part: _Part) -> float:
     trace = part.trace
     decodes = [stage for stage in trace.stages if stage.kind == "decode"]
     slot_rounds = sum(stage.rounds * stage.active for stage in decodes)
-    if not slot_rounds or part.problem is None:
+    if not slot_rounds:
         return 0.0
     held = sum(stage.kv_tokens for stage in decodes) / slot_rounds
-    return (
-        slot_rounds / trace.slots * part.problem.cost.decode_seconds(trace.slots, round(held * trace.slots))
-    )
+    return slot_rounds / trace.slots * part.cost.decode_seconds(trace.slots, round(held * trace.slots))
 
 
 def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, float]:
@@ -397,7 +431,7 @@ def _slot_seconds(traces: Sequence[Trace], ends: Sequence[float]) -> dict[str, f
 
 def _paces(parts: Sequence[_Part]) -> tuple[float | None, float | None, float | None]:
     """Return pace and what the models missed, and the seconds between stages on one machine."""
-    pace, missed = pace_of([(part.problem.cost, part.trace) for part in parts if part.problem is not None])
+    pace, missed = pace_of([(part.cost, part.trace) for part in parts])
     trace = parts[0].trace
     between = trace.makespan - sum(stage.seconds for stage in trace.stages) if len(parts) == 1 else None
     return pace, missed, between
@@ -411,15 +445,14 @@ def _padding(parts: Sequence[_Part]) -> tuple[float, float]:
         read = sum(stage.padded_kv_tokens for stage in decodes)
         padded = read - sum(stage.kv_tokens for stage in decodes)
         whole, padding = whole + read, padding + padded
-        seconds += 0.0 if part.problem is None else part.problem.cost.decode_per_kv_token * padded
+        seconds += part.cost.decode_per_kv_token * padded
     return padding / whole if whole else 0.0, seconds
 
 
 def _change_seconds(parts: Sequence[_Part]) -> float:
     return sum(
-        part.problem.cost.decode_per_change * sum(stage.kind == "decode" for stage in part.trace.stages)
+        part.cost.decode_per_change * sum(stage.kind == "decode" for stage in part.trace.stages)
         for part in parts
-        if part.problem is not None
     )
 
 

@@ -270,13 +270,14 @@ def _latency_rows(report: Report) -> list[Row]:
 
 def _replica_rows(report: Report) -> list[Row]:
     rows, group = [], f"{len(report.replicas)} replicas"
-    for k, (each, end) in enumerate(zip(report.replicas, report.planned_ends, strict=True)):
-        note = f"no completion; planned {duration(end)}"
+    for k, each in enumerate(report.replicas):
+        planned = f"; planned {duration(report.planned_ends[k])}" if report.planned_ends else ""
+        note = f"no completion{planned}"
         if each is not None:
             gap = "" if each.run_gap is None else f", gap {percent(each.run_gap, 2)}"
             note = (
                 f"{each.requests:,} completions{gap}, utilization {percent(each.utilization)},"
-                f" {each.prefill_stages:,} stages, {each.decode_rounds:,} rounds; planned {duration(end)}"
+                f" {each.prefill_stages:,} stages, {each.decode_rounds:,} rounds{planned}"
             )
         if k in report.lost:
             note += f"; died ({report.lost[k]}), its unfinished requests ran elsewhere"

@@ -13,6 +13,7 @@ from ...data.fleet import Fleet, FleetSchedule
 from ...data.plan import Plan
 from ...data.schedule import Schedule
 from ...data.trace import Stage
+from ...heuristics.fleet.policy import FleetPolicy
 from ...heuristics.simulate import remaining_schedule
 from .job import Job, Outcome
 from .journal import Journal
@@ -83,6 +84,7 @@ def run_on_replicas(
             job.most_tokens[left],
             keep,
             backoff=plan.groups == "any",
+            policy=None if plan.expected is None else FleetPolicy.of(plan.expected).select(left),
             on_stage=staged,
         )
     finally:

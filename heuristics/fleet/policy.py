@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from ...data.fleet import Fleet
+from ...data.expectation import Expectation, Follow, Tail
+from ...data.fleet import Fleet, Groups
 from ...data.lengths.prediction_error import PredictionError
 from ...data.lengths.remaining import RemainingLengths
 from ...data.problem import Problem
@@ -21,7 +22,7 @@ from ..queues.queue_policy import QueuePolicy
 from ..queues.tail_preemption import TailPreemption
 from .simulation import FleetRun, simulate_fleet
 
-ORDERS = ("longest-first", "as-given", "shortest-first")
+ORDERS: tuple[Follow, ...] = ("longest-first", "as-given", "shortest-first")
 """The orders that are compared. Where short predictions may turn out long, they had better not come last."""
 
 PATIENCE = (1.0, 0.5, 0.0)
@@ -42,49 +43,54 @@ class FleetPolicy:
         One of :data:`ORDERS`, by predicted length.
     patience
         Of the ski-rental rule, and of backoff.
-    end
-        Share and margin of :class:`~batchbound.heuristics.queues.tail_preemption.TailPreemption`; None to
-        park nothing.
-    remaining
-        What is left of each request by what it has decoded; needed to park any.
+    tail
+        How the queue ends; None to preempt nothing.
     compared
         Mean seconds of everything that was compared, by name.
-
-    Raises
-    ------
-    ValueError
-        If requests are to be parked by what is left of them, and nothing says what is.
     """
 
-    order: str = "longest-first"
+    order: Follow = "longest-first"
     patience: float = 0.5
-    end: tuple[float, int] | None = None
-    remaining: RemainingLengths | None = field(default=None, compare=False, repr=False)
+    tail: Tail | None = field(default=None, compare=False, repr=False)
     compared: Mapping[str, float] = field(default_factory=dict, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.end is not None and self.remaining is None:
-            raise ValueError("parking needs to know what remains of the requests")
+    @classmethod
+    def of(cls, expected: Expectation) -> FleetPolicy:
+        """Return the policy that a plan's expectation follows."""
+        return cls(expected.follow, expected.patience, expected.tail, expected.compared)
 
     @property
     def name(self) -> str:
         """What it is called among others."""
-        parked = "" if self.end is None else f", last {self.end[0]:g} a slot by what is left"
+        parked = "" if self.tail is None else f", last {self.tail.share:g} a slot by what is left"
         return f"{self.order}, patience {self.patience:g}{parked}"
+
+    @property
+    def remaining(self) -> RemainingLengths | None:
+        """What is left of each request by what it has decoded, where the policy knows it."""
+        return None if self.tail is None else self.tail.remaining
+
+    def select(self, requests: IntArray) -> FleetPolicy:
+        """Return the policy for some of the requests, in that order."""
+        if self.tail is None:
+            return self
+        return replace(self, tail=replace(self.tail, remaining=self.tail.remaining.select(requests)))
+
+    def queue(self, problem: Problem) -> IntArray:
+        """Return the requests in the order they are taken, shape (requests,)."""
+        if self.order == "as-given":
+            return arrival_order(problem)
+        longest = longest_first(problem)
+        return longest[::-1] if self.order == "shortest-first" else longest
 
     def __call__(self, problem: Problem) -> Policy:
         """Return a fresh policy for one replica."""
-        if self.order == "as-given":
-            order = arrival_order(problem)
-        else:
-            longest = longest_first(problem)
-            order = longest if self.order == "longest-first" else longest[::-1]
-        policy = QueuePolicy(Ordered(order), SkiRental(self.patience), Admission(problem))
-        if self.end is None or self.remaining is None:
+        policy = QueuePolicy(Ordered(self.queue(problem)), SkiRental(self.patience), Admission(problem))
+        if self.tail is None:
             return policy
-        share, margin = self.end
+        share, margin = self.tail.share, self.tail.margin
         return TailPreemption(
-            policy, problem, self.remaining, share=share, margin=margin, patience=self.patience
+            policy, problem, self.tail.remaining, share=share, margin=margin, patience=self.patience
         )
 
 
@@ -94,6 +100,9 @@ def choose_fleet_policy(
     *,
     samples: int = 5,
     seed: int = 0,
+    rule: str = "lpt",
+    groups: Groups = "any",
+    longest: IntArray | None = None,
 ) -> tuple[FleetPolicy, IntArray]:
     """
     Return the policy of least mean makespan over sampled lengths, and the dispatch it goes with.
@@ -108,6 +117,11 @@ def choose_fleet_policy(
         Sets of lengths that may come out, to simulate each candidate on.
     seed
         Draws them.
+    rule, groups
+        Of the dispatch, as of :func:`~batchbound.heuristics.dispatch.dispatch`; replicas take requests over
+        from one another where groups may go anywhere.
+    longest
+        Most tokens of each completion, shape (requests,); None for no limit.
 
     Returns
     -------
@@ -117,39 +131,50 @@ def choose_fleet_policy(
         The replica of each request, by expected length, shape (requests,).
     """
     predicted = fleet.workload.output_tokens
-    planned = fleet.with_output_tokens(error.expected(predicted))
-    truths = error.sample(predicted, np.random.default_rng(seed), samples)
-    remaining = RemainingLengths.of(error, predicted, seed=seed)
-    replica_of = dispatch(planned)
-    compared: dict[FleetPolicy, float] = {}
+    planned = fleet.with_output_tokens(error.expected(predicted, longest))
+    truths = error.sample(predicted, np.random.default_rng(seed), samples, longest)
+    remaining = RemainingLengths.of(error, predicted, longest=longest, seed=seed)
+    replica_of = dispatch(planned, rule, groups)
+    compared: dict[str, tuple[float, FleetPolicy]] = {}
 
     def compare(candidate: FleetPolicy) -> None:
-        if candidate not in compared:
-            runs = [serve_with_backoff(planned, replica_of, candidate, truth) for truth in truths]
-            compared[candidate] = float(np.mean([run.makespan for run in runs]))
+        if candidate.name not in compared:
+            ends = [
+                serve_with_backoff(planned, replica_of, candidate, truth, backoff=groups == "any").makespan
+                for truth in truths
+            ]
+            compared[candidate.name] = float(np.mean(ends)), candidate
+
+    def best() -> FleetPolicy:
+        return min(compared.values(), key=lambda found: found[0])[1]
 
     for order in ORDERS:
         compare(FleetPolicy(order, PATIENCE[0]))
-    best = min(compared, key=compared.__getitem__)
+    chosen = best()
     for patience in PATIENCE[1:]:
-        compare(FleetPolicy(best.order, patience))
-    best = min(compared, key=compared.__getitem__)
-    for end in ENDS:
+        compare(FleetPolicy(chosen.order, patience))
+    chosen = best()
+    for share, margin in ENDS:
         # The longest wait for the end, where there is most to learn about them.
-        compare(FleetPolicy("shortest-first", best.patience, end, remaining))
-    best = min(compared, key=compared.__getitem__)
-    return replace(best, compared={policy.name: mean for policy, mean in compared.items()}), replica_of
+        compare(FleetPolicy("shortest-first", chosen.patience, Tail(share, margin, remaining)))
+    means = {name: mean for name, (mean, _) in compared.items()}
+    return replace(best(), compared=means), replica_of
 
 
 def serve_with_backoff(
-    fleet: Fleet, replica_of: IntArray, policy: FleetPolicy, output_tokens: IntArray | None = None
+    fleet: Fleet,
+    replica_of: IntArray,
+    policy: FleetPolicy,
+    output_tokens: IntArray | None = None,
+    *,
+    backoff: bool = True,
 ) -> FleetRun:
     """
     Return what a fleet does that follows a policy, with backoff, in simulated time.
 
     Parameters
     ----------
-    fleet, replica_of, output_tokens
+    fleet, replica_of, output_tokens, backoff
         As of :func:`~batchbound.heuristics.fleet.simulation.simulate_fleet`.
     policy
         What each replica follows.
@@ -159,6 +184,7 @@ def serve_with_backoff(
         replica_of,
         output_tokens,
         policy=policy,
+        backoff=backoff,
         patience=policy.patience,
         remaining=policy.remaining,
     )

@@ -273,7 +273,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "a plan of more slots than memory": (
         planned(change=edited("fleet.replicas.0.slots", 10**12)),
-        r"plan.json, field 'fleet': slots is 1000000000000; it must be at most 1,000,000",
+        r"plan.json, field 'fleet.replicas.0': slots is 1000000000000; it must be at most 1,000,000",
     ),
     "an endless temperature": (
         planned(run=("--temperature", "inf")),

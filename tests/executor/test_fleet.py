@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.expectation import Tail
 from batchbound.data.files.record import plain, record
 from batchbound.data.fleet import Fleet, FleetSchedule, Replica
 from batchbound.data.lengths.prediction_error import MeasuredError
@@ -293,15 +294,13 @@ def test_parking_ends_a_job_of_unforeseeable_lengths_together() -> None:
     fleet = Fleet(work([20] * 600), (Replica(UNIT, 8),) * 2)
     remaining = RemainingLengths.of(error, fleet.workload.output_tokens)
     bound = fleet_bound(fleet.with_output_tokens(truth))
-    parking = FleetPolicy("shortest-first", 0.0, (10.0, 5), remaining)
+    parking = FleetPolicy("shortest-first", 0.0, Tail(10.0, 5, remaining))
     there = dispatch(fleet, "round-robin")
     gaps = [
         bound.gap(serve_with_backoff(fleet, there, policy, truth).makespan)
         for policy in (parking, FleetPolicy("shortest-first", 0.0))
     ]
     assert 0 <= gaps[0] < 0.5 * gaps[1]
-    with pytest.raises(ValueError, match="what remains"):
-        FleetPolicy(end=(3.0, 20))
 
 
 @settings(max_examples=20, deadline=None)
@@ -317,7 +316,7 @@ def test_parking_answers_everything_once(
     predicted, truth = np.array(lengths).T
     fleet = Fleet(work(predicted.tolist(), 3), (Replica(CostModel.paper(), 2, kv_capacity=capacity),) * 2)
     remaining = RemainingLengths.of(MeasuredError(predicted, truth), predicted)
-    policy = FleetPolicy("shortest-first", 0.5, (share, margin), remaining)
+    policy = FleetPolicy("shortest-first", 0.5, Tail(share, margin, remaining))
     run = serve_with_backoff(fleet, dispatch(fleet), policy, truth)
     assert sorted(name for trace in run.traces for name in trace.ids) == sorted(fleet.workload.ids.tolist())
     assert run.makespan >= fleet_bound(fleet.with_output_tokens(truth)).seconds - 1e-9

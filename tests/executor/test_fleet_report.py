@@ -171,6 +171,7 @@ class ReplicasHere:
         most_tokens: object,
         on_answer: Callable[[int, list[int]], None],
         backoff: bool,
+        policy: object,
         on_stage: object,
     ) -> FleetOutcome:
         for request, length in enumerate(fleet.workload.output_tokens.tolist()):

@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.expectation import Tail
 from batchbound.data.fleet import Fleet
+from batchbound.data.lengths.prediction_error import MeasuredError
+from batchbound.data.lengths.remaining import RemainingLengths
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.processes.ray_fleet import FleetLostError, FleetOutcome, RayFleet
 from batchbound.executor.reports.perfetto import save_perfetto
+from batchbound.heuristics.fleet.policy import FleetPolicy
 from batchbound.heuristics.loop import schedule_of
 from batchbound.planning.fleet import make_fleet_plan
 from batchbound.solvers.result import Limits
@@ -76,6 +80,7 @@ def served(
     victim: int = 0,
     plan: Plan | None = None,
     backoff: bool = True,
+    policy: FleetPolicy | None = None,
 ) -> tuple[dict[int, list[int]], FleetOutcome]:
     answers: dict[int, list[int]] = {}
     pids: list[int] = []
@@ -91,7 +96,7 @@ def served(
             os.kill(pids[victim], signal.SIGKILL)
 
     plan, most = plan or planned(problem, len(fleet.actors)), problem.workload.output_tokens
-    return answers, fleet.serve(plan.fleet, plan.shares, prompts, most, keep, backoff=backoff)
+    return answers, fleet.serve(plan.fleet, plan.shares, prompts, most, keep, backoff=backoff, policy=policy)
 
 
 def decode_tokens(outcome: FleetOutcome) -> int:
@@ -112,6 +117,20 @@ def test_each_actor_follows_its_schedule_to_the_round(fleet: RayFleet) -> None:
         assert done.bin_of.tolist() == schedule.bin_of.tolist()
         members = plan.shares.members(k)
         assert trace.ids == tuple(problem.workload.ids[members].tolist())
+
+
+def test_actors_whose_requests_give_way_near_the_end_give_the_answers_of_one_engine(fleet: RayFleet) -> None:
+    problem, prompts = job(60)
+    lengths = problem.workload.output_tokens
+    # All are predicted alike, so what runs on has more left than what is about to start.
+    remaining = RemainingLengths.of(MeasuredError(np.full(60, 20), lengths), np.full(60, 20))
+    policy = FleetPolicy("shortest-first", 0.0, Tail(100.0, 1, remaining))
+    answers, outcome = served(fleet, problem, prompts, policy=policy)
+    assert [answers[i] for i in range(60)] == alone(problem, prompts)
+    assert sum(trace.evictions for trace in outcome.traces) > 0
+    for trace in outcome.traces:
+        assert (trace.prefilled < trace.first_token).all()
+        assert (trace.first_token <= trace.finished).all()
 
 
 def test_three_actors_give_the_answers_of_one_engine(fleet: RayFleet, tmp_path: Path) -> None:

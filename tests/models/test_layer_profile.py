@@ -80,7 +80,7 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"p\.json, field "):
         LayerProfile.load(path)
     path.write_text("{}")
-    with pytest.raises(InputError, match="not a layer profile"):
+    with pytest.raises(InputError, match="not a batchbound layer profile"):
         LayerProfile.load(path)
 
 

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
+from batchbound.data.costs.calibration import CalibratedCost, FitError
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
 from batchbound.data.fleet import Fleet
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
+from batchbound.data.trace import Trace
 from batchbound.executor.runs.fleet_run import remaining_shares
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.planning.fleet import fleet_of, make_fleet_plan
@@ -127,6 +129,70 @@ def test_the_command_plans_for_a_fleet(
     assert "no schedule takes less" in capsys.readouterr().out
     assert main(["run", str(output), "--model", "tiny:llama", "--replicas", "3"]) == 2
     assert "for 2 replicas, not 3" in capsys.readouterr().err
+
+
+def test_a_fleet_of_predicted_lengths_follows_what_reaches_most_and_is_carried_out_on_true_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing tells the completions apart but what they have outlived; none has more than 500 tokens.
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    truth = np.minimum(500, 1 + rng.exponential(100, 600).astype(np.int64))
+    past = np.minimum(500, 1 + rng.exponential(100, 2000).astype(np.int64))
+    for name, lengths in (("told.csv", [100] * 600), ("true.csv", truth.tolist())):
+        rows = "".join(f"5,{length}\n" for length in lengths)
+        Path(name).write_text("input_tokens,output_tokens\n" + rows)
+    Path("pairs.csv").write_text("predicted,actual\n" + "".join(f"100,{each}\n" for each in past.tolist()))
+    fit = FitError(0.0, 0.0, 0.0, 1, 1)
+    CalibratedCost(CostModel(0.01, 0.0, 1.0, 0.0), fit, {"name": "by hand"}, "2026-01-01", (), ()).save(
+        "c.json"
+    )
+    words = ["--replicas", "2", "--slots", "8", "--cost", "c.json"]
+    assert main(["plan", "told.csv", *words, "--length-error", "pairs.csv", "--dispatch", "mico"]) == 0
+    assert main(["verify"]) == 0
+    plan = Plan.load("plan.json")
+    assert plan.expected is not None
+    assert plan.expected.tail is not None
+    assert plan.expected.low <= plan.expected.mean <= plan.expected.high
+    assert plan.expected.samples == 19
+    capsys.readouterr()
+    assert main(["simulate", "true.csv", "--plan", "plan.json", "--json", "--trace", "t.jsonl"]) == 0
+    followed = json.loads(capsys.readouterr().out)
+    assert main(["simulate", "true.csv", *words, "--dispatch", "mico", "--policy", "fcfs", "--json"]) == 0
+    served = json.loads(capsys.readouterr().out)
+    assert followed["requests"] == served["requests"] == 600
+    assert 0 <= followed["gap"] < 0.7 * served["gap"]
+    assert followed["run_bound_s"] == served["run_bound_s"]
+    # Requests that gave way went on elsewhere: no replica has a bound of its own then.
+    assert followed["evictions"] > 0
+    assert all(each["gap"] is None for each in followed["replicas"])
+    assert all(each["gap"] >= 0 for each in served["replicas"])
+    assert len(Trace.load("t.0.jsonl")) + len(Trace.load("t.1.jsonl")) == 600
+
+
+def test_dispatch_shares_out_as_its_rule_says(tmp_path: Path) -> None:
+    fleet = Fleet.of(problem(), 3)
+    plan = make_fleet_plan(fleet, rule="round-robin", limits=BRIEF)
+    assert plan.shares.replica_of.tolist() == [i % 3 for i in range(60)]
+    assert plan.shares.check(plan.fleet) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "table3:0:8", "--dispatch", "mico"], "--dispatch has no effect without --replicas"),
+        (["simulate", "table3:0:8", "--dispatch", "mico"], "--dispatch has no effect without --replicas"),
+        (
+            ["simulate", "table3:0:8", "--replicas", "2", "--assignment", "optimal"],
+            "--assignment is for one replica",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_run_without_ray_names_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

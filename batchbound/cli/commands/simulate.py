@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
+from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.plan import Plan
+from ...data.predictor import prompt_text
 from ...data.readers.length_source import longest_planned
 from ...data.report import Report
 from ...data.trace import Trace
-from ...executor.reports.report import report
+from ...executor.reports.report import fleet_report, report
+from ...heuristics.dispatch import RULES, dispatch
+from ...heuristics.fleet.policy import FleetPolicy, serve_with_backoff
+from ...heuristics.fleet.simulation import simulate_fleet
 from ...heuristics.follow import following
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import simulate
+from ...models.bounds.fleet import fleet_bound
+from ...planning.fleet import fleet_of
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
 from ..inputs import add_problem, named_files, read_inputs, refuse_outputs
-from ..reporting import print_report, report_of
+from ..reporting import print_report, report_of, trace_paths
 
-OF_THE_PLAN = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "cost", "first_token", "policy")
+OF_THE_PLAN = (
+    "replicas",
+    "dispatch",
+    "slots",
+    "kv_capacity",
+    "prefill_token_cap",
+    "max_position",
+    "cost",
+    "first_token",
+    "policy",
+)
 """Options that a plan has settled."""
 
 DEFAULT_POLICY = "fcfs"
@@ -50,6 +68,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of requests to slots, for policies that start from one: the policy's own, or a bin packing"
         " proven optimal (default %(default)s)",
     )
+    parser.add_argument(
+        "--replicas",
+        metavar="N|FILE",
+        help="engines that share the job, each following the policy; one that runs dry takes over what waits"
+        " at the others (FILE as of `plan --replicas`)",
+    )
+    parser.add_argument(
+        "--dispatch", choices=sorted(RULES), help="which replica gets which request (default: lpt)"
+    )
     parser.add_argument("--trace", metavar="FILE", help="write the trace")
     parser.add_argument("--overwrite", action="store_true", help="replace the trace if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -58,16 +85,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate, and say what the policy reaches beside the bound."""
     begun = time.perf_counter()
+    if args.dispatch is not None and args.replicas is None:
+        raise InputError("--dispatch has no effect without --replicas", hint="Give --replicas N.")
+    carried_out = _followed if args.plan is not None else _by_policy if args.replicas is None else _by_fleet
+    traces, value = carried_out(args)
     if args.trace is not None:
-        refuse_outputs([args.trace], args.overwrite, named_files(args, "trace"))
-    trace, value = _followed(args) if args.plan is not None else _by_policy(args)
-    if args.trace is not None:
-        trace.save(args.trace)
+        paths = trace_paths(args.trace, len(traces))
+        refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
+        for path, trace in zip(paths, traces, strict=True):
+            trace.save(path)
     print_report(replace(value, seconds=time.perf_counter() - begun), as_json=args.json)
     return 0
 
 
-def _by_policy(args: argparse.Namespace) -> tuple[Trace, Report]:
+def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
     problem = read_inputs(args, keep_arrivals=True).problem
     policy, assignment = args.policy or DEFAULT_POLICY, None
     if args.assignment == "optimal":
@@ -76,27 +107,62 @@ def _by_policy(args: argparse.Namespace) -> tuple[Trace, Report]:
             raise InputError(message, hint="Leave --assignment out.")
         assignment = solve_partition(problem.rounds, problem.slots).assignment
     trace = simulate(problem, policy_named(policy, problem, assignment))
-    return trace, report(problem, trace, proven_bound(problem), None)
+    return [trace], report(problem, trace, proven_bound(problem), None)
 
 
-def _followed(args: argparse.Namespace) -> tuple[Trace, Report]:
-    """Return the trace and report of a plan carried out on the lengths that the workload says."""
+def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
+    """Return the traces and report of replicas that each follow the policy, with backoff."""
+    if args.assignment != "own":
+        raise InputError("--assignment is for one replica", hint="Leave it out.")
+    inputs = read_inputs(args, keep_arrivals=False)
+    prompts = [prompt_text(entry) for entry in inputs.job.records or ()]
+    fleet = fleet_of(inputs.problem, args.replicas, prompts)
+    policy = args.policy or DEFAULT_POLICY
+    try:
+        replica_of = dispatch(fleet, args.dispatch or "lpt")
+    except ValueError as error:
+        raise InputError(str(error), where="--dispatch", hint="Choose another rule.") from None
+    ran = simulate_fleet(fleet, replica_of, policy=lambda problem: policy_named(policy, problem))
+    return ran.traces, fleet_report(fleet, ran.traces, fleet_bound(fleet), served_by=replica_of)
+
+
+def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
+    """Return the traces and report of a plan carried out on the lengths that the workload says."""
     given = next((name for name in OF_THE_PLAN if getattr(args, name) != args.settled[name]), None)
     if given is not None or args.assignment != "own":
         option = (given or "assignment").replace("_", "-")
-        raise InputError(f"--{option} says nothing beside --plan", hint="Leave one of them out.")
+        raise InputError(f"--{option} has no effect beside --plan", hint="Leave one of them out.")
     plan = Plan.load(args.plan)
-    args.slots, args.max_position = plan.problem.slots, None
+    args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None
     if args.longest_answer is None:
         # A run of the plan stops there.
         args.longest_answer = longest_planned(plan.provenance.lengths, file=args.plan)
     answered = read_inputs(args, keep_arrivals=False).problem.workload
-    ids = plan.problem.workload.ids.tolist()
+    ids = plan.workload.ids.tolist()
     row_of = {name: row for row, name in enumerate(answered.ids.tolist())}
     missing = next((name for name in ids if name not in row_of), None)
     if missing is not None or len(ids) != len(answered):
         what = f"{len(answered)} requests for the plan's {len(ids)}" if missing is None else f"no {missing!r}"
         raise InputError(f"has {what}", file=args.workload, hint="Give the requests that were planned.")
     truth = answered.output_tokens[[row_of[name] for name in ids]]
-    trace = simulate(plan.problem, following(plan.expected, plan.schedule, plan.problem), truth)
-    return trace, report_of(plan, [trace])
+    traces = _carried_out(plan, truth)
+    return traces, report_of(plan, traces)
+
+
+def _carried_out(plan: Plan, truth: IntArray) -> Sequence[Trace]:
+    """Return what each replica does that follows its queue, with backoff, or its own schedule."""
+    if len(plan.fleet.replicas) == 1:
+        return [simulate(plan.problem, following(plan.expected, plan.schedule, plan.problem), truth)]
+    shares, fleet = plan.shares, plan.fleet
+    if plan.expected is not None:
+        policy, backoff = FleetPolicy.of(plan.expected), plan.groups == "any"
+        return serve_with_backoff(fleet, shares.replica_of, policy, truth, backoff=backoff).traces
+    traces = []
+    for k, schedule in enumerate(shares.schedules):
+        mine = shares.members(k)
+        if schedule is None:
+            traces.append(Trace.empty(fleet.replicas[k].slots))
+        else:
+            problem = fleet.problem_of(k, mine)
+            traces.append(simulate(problem, following(None, schedule, problem), truth[mine]))
+    return traces
