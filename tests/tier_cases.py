@@ -65,58 +65,74 @@ def run_at_random(
 
     Some are evicted, some move to the host and back; now and then fewer rows may be in use, and more again.
     """
-    rng = random.Random(seed)
-    answers: list[list[int]] = [[] for _ in requests]
-    waiting, free, running = list(range(len(requests))), list(range(batch.slots)), dict[int, int]()
-    suspended: dict[int, Any] = {}
-    room = batch.slots
+    run = _RandomRun(batch, requests, seed, until)
+    while run.waiting or run.running:
+        run.make_room()
+        run.join()
+        run.decode()
+    return run.answers
 
-    def left(i: int) -> int:
-        ended = answers[i] and answers[i][-1] in until
-        return 0 if ended else requests[i][1] - len(answers[i])
 
-    def leave(slot: int, keep: bool) -> None:
-        i = running.pop(slot)
-        free.append(slot)
+class _RandomRun:
+    """Requests on a batch, joining and leaving as a random generator has it."""
+
+    def __init__(
+        self, batch: RunningBatch, requests: Sequence[Request], seed: int, until: frozenset[int]
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.batch, self.requests, self.until, self.room = batch, requests, until, batch.slots
+        self.answers: list[list[int]] = [[] for _ in requests]
+        self.waiting, self.free = list(range(len(requests))), list(range(batch.slots))
+        self.running: dict[int, int] = {}
+        self.suspended: dict[int, Any] = {}
+
+    def left(self, i: int) -> int:
+        ended = self.answers[i] and self.answers[i][-1] in self.until
+        return 0 if ended else self.requests[i][1] - len(self.answers[i])
+
+    def leave(self, slot: int, keep: bool) -> None:
+        i = self.running.pop(slot)
+        self.free.append(slot)
         if keep:
-            suspended[i] = batch.take(slot)
+            self.suspended[i] = self.batch.take(slot)
         else:
-            batch.release(slot)
-        if left(i):
-            waiting.append(i)
+            self.batch.release(slot)
+        if self.left(i):
+            self.waiting.append(i)
 
-    while waiting or running:
-        if rng.random() < 0.2:
-            room = rng.randint(1, batch.slots)
-        for slot in rng.sample(sorted(running), max(0, len(running) - room)):
-            leave(slot, keep=True)
-        joining = [
-            waiting.pop(0)
-            for _ in range(
-                min(len(waiting), room - len(running), rng.randint(0 if running else 1, batch.slots))
-            )
-        ]
-        rng.shuffle(free)
-        for i in [i for i in joining if i in suspended]:
-            slot = free.pop()
-            batch.insert(slot, suspended.pop(i))
-            running[slot] = i
+    def make_room(self) -> None:
+        if self.rng.random() < 0.2:
+            self.room = self.rng.randint(1, self.batch.slots)
+        for slot in self.rng.sample(sorted(self.running), max(0, len(self.running) - self.room)):
+            self.leave(slot, keep=True)
+
+    def join(self) -> None:
+        most = self.rng.randint(0 if self.running else 1, self.batch.slots)
+        count = min(len(self.waiting), self.room - len(self.running), most)
+        joining = [self.waiting.pop(0) for _ in range(count)]
+        self.rng.shuffle(self.free)
+        for i in [i for i in joining if i in self.suspended]:
+            slot = self.free.pop()
+            self.batch.insert(slot, self.suspended.pop(i))
+            self.running[slot] = i
             joining.remove(i)
-        slots = [free.pop() for _ in joining]
-        first = batch.prefill(
+        slots = [self.free.pop() for _ in joining]
+        first = self.batch.prefill(
             slots,
-            [requests[i][0] + answers[i] for i in joining],
+            [self.requests[i][0] + self.answers[i] for i in joining],
             request_ids=[str(i) for i in joining],
-            emitted=[len(answers[i]) for i in joining],
+            emitted=[len(self.answers[i]) for i in joining],
         )
         for slot, i, token in zip(slots, joining, first, strict=True):
-            running[slot] = i
-            answers[i].append(token)
-        tokens = batch.decode(rng.randint(0, min(left(i) for i in running.values())), until=until)
-        for slot, i in list(running.items()):
-            answers[i] += tokens[:, slot].tolist()
-            if not left(i):
-                leave(slot, keep=False)
-            elif rng.random() < 0.2:
-                leave(slot, keep=rng.random() < 0.6)
-    return answers
+            self.running[slot] = i
+            self.answers[i].append(token)
+
+    def decode(self) -> None:
+        most = min(self.left(i) for i in self.running.values())
+        tokens = self.batch.decode(self.rng.randint(0, most), until=self.until)
+        for slot, i in list(self.running.items()):
+            self.answers[i] += tokens[:, slot].tolist()
+            if not self.left(i):
+                self.leave(slot, keep=False)
+            elif self.rng.random() < 0.2:
+                self.leave(slot, keep=self.rng.random() < 0.6)

@@ -123,27 +123,14 @@ def read_table(
     columns = list(raw.columns)
     layout = _layout(path, columns, need_input)
     table = _Table(path, unit, raw)
-    found: dict[str, pd.Series[float]] = {}
-    names: dict[str, str] = {"input_tokens": layout.input_tokens, "output_tokens": layout.output_tokens}
+    names = {"input_tokens": layout.input_tokens, "output_tokens": layout.output_tokens}
     names |= {name: name for name in _OPTIONAL if name in columns}
     if layout.arrival in columns:
         names["arrival"] = layout.arrival
-        found["arrival"] = table.dates(layout.arrival) if layout.unit == 0 else table.numbers(layout.arrival)
-        found["arrival"] = found["arrival"] * (layout.unit or 1.0)
-        if layout.clock:
-            found["arrival"] -= found["arrival"].min()
-    for name in ("input_tokens", "output_tokens"):
-        if names[name] in columns:
-            found[name] = table.numbers(names[name], whole=True)
-    if "input_tokens" not in found:
-        found["input_tokens"] = pd.Series(1.0, index=raw.index)
-    for name, absent in _OPTIONAL.items():
-        if name in columns:
-            found[name] = table.numbers(name, whole=name != "deadline", absent=absent)
-    frame = pd.DataFrame(found)
-    whole = [name for name in found if name not in ("arrival", "deadline")]
-    frame[whole] = frame[whole].astype("int64")
     names["id"] = next((name for name in _IDS if name in columns), "id")
+    frame = pd.DataFrame(_values(table, layout, names))
+    whole = [name for name in frame.columns if name not in ("arrival", "deadline")]
+    frame[whole] = frame[whole].astype("int64")
     frame.insert(0, "id", table.ids(names["id"]) if names["id"] in columns else numbered_ids(len(raw)))
     if drop_unanswered:
         frame = frame[frame["output_tokens"] != 0]
@@ -152,19 +139,46 @@ def read_table(
     try:
         Workload.from_frame(frame)
     except WorkloadError as error:
-        column = names.get(error.column, error.column)
-        if error.row is None:
-            raise InputError(error.reason, file=path, where=f"column '{column}'") from None
-        hint = "Correct the row or remove it."
-        if error.column == "output_tokens" and frame["output_tokens"].iloc[error.row] == 0:
-            hint = "Remove the row, or leave all such rows out with drop_unanswered."
-        reason = error.reason
-        if error.column == "id":
-            value = frame["id"].iloc[error.row]
-            reason = f"{value!r} also names {table.place(list(frame['id']).index(value), frame)}"
-        where = f"{table.place(error.row, frame)}, column '{column}'"
-        raise InputError(reason, file=path, where=where, hint=hint) from None
+        raise _refused(error, table, frame, names) from None
     return frame.reset_index(drop=True)
+
+
+def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dict[str, pd.Series[float]]:
+    """Return the numbers of a table by the workload's columns, whose names in the table are given."""
+    import pandas as pd
+
+    found: dict[str, pd.Series[float]] = {}
+    if "arrival" in names:
+        arrival = table.dates(layout.arrival) if layout.unit == 0 else table.numbers(layout.arrival)
+        arrival = arrival * (layout.unit or 1.0)
+        found["arrival"] = arrival - arrival.min() if layout.clock else arrival
+    for name in ("input_tokens", "output_tokens"):
+        if names[name] in table.raw.columns:
+            found[name] = table.numbers(names[name], whole=True)
+    if "input_tokens" not in found:
+        found["input_tokens"] = pd.Series(1.0, index=table.raw.index)
+    for name, absent in _OPTIONAL.items():
+        if name in names:
+            found[name] = table.numbers(name, whole=name != "deadline", absent=absent)
+    return found
+
+
+def _refused(
+    error: WorkloadError, table: _Table, frame: pd.DataFrame, names: Mapping[str, str]
+) -> InputError:
+    """Return what is wrong with a workload's columns in the words of the table: its rows and columns."""
+    column = names.get(error.column, error.column)
+    if error.row is None:
+        return InputError(error.reason, file=table.path, where=f"column '{column}'")
+    hint = "Correct the row or remove it."
+    if error.column == "output_tokens" and frame["output_tokens"].iloc[error.row] == 0:
+        hint = "Remove the row, or leave all such rows out with drop_unanswered."
+    reason = error.reason
+    if error.column == "id":
+        value = frame["id"].iloc[error.row]
+        reason = f"{value!r} also names {table.place(list(frame['id']).index(value), frame)}"
+    where = f"{table.place(error.row, frame)}, column '{column}'"
+    return InputError(reason, file=table.path, where=where, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

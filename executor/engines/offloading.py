@@ -171,13 +171,7 @@ class OffloadingBatch:
             if not any(left.values()):
                 self._calm += rounds
                 return answers
-            for request in [request for request in self._slot_of if not left[request]]:
-                # It has had its rounds: others take its place, or wait for it to be done with theirs.
-                self._park(request)
-            for request in [request for request in self._parked if left[request]]:
-                # Memory may run out on the way, and the batch be made anew with others of them in it.
-                if request in self._parked and self.slots > self._batch.active:
-                    self._unpark(request)
+            self._take_turns(left)
             try:
                 tokens = self._batch.decode(min(left[request] for request in self._slot_of), until=until)
             except OutOfMemoryError as error:
@@ -191,6 +185,16 @@ class OffloadingBatch:
                 self._note(answers, tokens)
             if until:
                 rounds = max(1, *(len(tokens) for tokens in answers.values()))
+
+    def _take_turns(self, left: dict[int, int]) -> None:
+        """Let those that have tokens left to decode into the batch, as far as there are slots."""
+        for request in [request for request in self._slot_of if not left[request]]:
+            # It has had its rounds: others take its place, or wait for it to be done with theirs.
+            self._park(request)
+        for request in [request for request in self._parked if left[request]]:
+            # Memory may run out on the way, and the batch be made anew with others of them in it.
+            if request in self._parked and self.slots > self._batch.active:
+                self._unpark(request)
 
     def finish(self, request: int) -> None:
         """Let go of a request under way."""

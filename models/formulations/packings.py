@@ -37,37 +37,15 @@ def packings(
     """
     lengths = sorted(set(rounds.tolist()), reverse=True)
     have = [rounds.tolist().count(length) for length in lengths]
-    kinds = len(lengths)
-
-    def fillings(left: list[int], first: int, waste: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield what a slot can hold with the longest request left: rounds unused, requests of each kind."""
-        most_from = [0] * (kinds + 1)
-        for kind in range(kinds - 1, -1, -1):
-            most_from[kind] = most_from[kind + 1] + left[kind] * lengths[kind]
-        taken = [0] * kinds
-
-        def fill(kind: int, room: int) -> Iterator[tuple[int, list[int]]]:
-            tick()
-            if room - most_from[kind] > waste:
-                return
-            if kind == kinds:
-                yield room, taken[:]
-                return
-            for count in range(min(left[kind], room // lengths[kind]), (kind == first) - 1, -1):
-                taken[kind] = count
-                yield from fill(kind + 1, room - count * lengths[kind])
-            taken[kind] = 0
-
-        yield from fill(first, capacity)
 
     def pack(left: list[int], waste: int, chosen: list[list[int]]) -> Iterator[tuple[Slot, ...]]:
         if len(chosen) == slots or not any(left):
             if len(chosen) == slots and not any(left):
                 yield tuple(_slot(lengths, taken) for taken in chosen)
             return
-        first = next(kind for kind in range(kinds) if left[kind])
+        first = next(kind for kind, count in enumerate(left) if count)
         before = chosen[-1] if chosen else None
-        for unused, taken in fillings(left, first, waste):
+        for unused, taken in _fillings(lengths, left, (first, capacity, waste), tick):
             # Slots with an equal longest request could trade places: only one order of them counts.
             if before is not None and taken[first] > 0 and before[:first] == taken[:first] and taken > before:
                 continue
@@ -81,3 +59,33 @@ def packings(
 
 def _slot(lengths: list[int], taken: list[int]) -> Slot:
     return tuple(length for length, count in zip(lengths, taken, strict=True) for _ in range(count))
+
+
+def _fillings(
+    lengths: list[int], left: list[int], slot: tuple[int, int, int], tick: Callable[[], None]
+) -> Iterator[tuple[int, list[int]]]:
+    """
+    Yield what a slot can hold with the longest request left: rounds unused, requests of each kind.
+
+    ``slot`` has the kind of that request, the slot's rounds, and how many of them may be wasted.
+    """
+    first, capacity, waste = slot
+    kinds = len(lengths)
+    most_from = [0] * (kinds + 1)
+    for kind in range(kinds - 1, -1, -1):
+        most_from[kind] = most_from[kind + 1] + left[kind] * lengths[kind]
+    taken = [0] * kinds
+
+    def fill(kind: int, room: int) -> Iterator[tuple[int, list[int]]]:
+        tick()
+        if room - most_from[kind] > waste:
+            return
+        if kind == kinds:
+            yield room, taken[:]
+            return
+        for count in range(min(left[kind], room // lengths[kind]), (kind == first) - 1, -1):
+            taken[kind] = count
+            yield from fill(kind + 1, room - count * lengths[kind])
+        taken[kind] = 0
+
+    yield from fill(first, capacity)

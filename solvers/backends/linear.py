@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,38 +127,16 @@ def _checked(
 ) -> LinearResult:
     """Return the best of the points that stand our check, and the proof as far as it fits them."""
     answer = outcome.answer if isinstance(outcome.answer, Answer) else Answer(None)
-    message = outcome.message
-    best, objective = None, math.inf
-    for point in (answer.values, outcome.reports.get("incumbent"), start):
-        if point is None:
-            continue
-        values = model.rounded(np.asarray(point))
-        if (broken := model.violation(values)) is not None:
-            message = message or f"a solution of the backend was refused: {broken}"
-        elif (value := model.objective_value(values)) < objective:
-            best, objective = values, value
+    points = (answer.values, outcome.reports.get("incumbent"), start)
+    best, objective, refused = _best_of(model, points)
     bound = _believable(answer.bound)
     bound = _believable(outcome.reports.get("bound")) if bound is None else bound
-    slack = TOLERANCE * max(1.0, abs(objective))
-    proof = answer.proof
-    if proof is Status.OPTIMAL and answer.values is None:
-        proof = None
-    if proof in (Status.INFEASIBLE, Status.UNBOUNDED):
-        if best is not None and proof is Status.INFEASIBLE:
-            proof, message = None, "the backend calls the model infeasible, which has a checked solution"
-        bound = None
-    if proof is Status.UNBOUNDED:
-        best = None
-    if best is not None and bound is not None and bound > objective + slack:
-        proof, bound, message = None, None, f"the backend's bound {bound:g} is above a checked solution"
-    if proof is Status.OPTIMAL:
-        if best is None or (bound is not None and objective - bound > slack):
-            proof = None
-            message = message or f"the backend's optimum {bound} is not what its solution gives, {objective}"
-        else:
-            bound = objective if bound is None else min(bound, objective)
-    if proof is not None:
-        status, stopped_by = proof, StoppedBy.PROOF
+    claim = None if answer.proof is Status.OPTIMAL and answer.values is None else answer.proof
+    if claim is Status.UNBOUNDED:
+        best, objective = None, math.inf
+    claim, bound, doubt = _believed(claim, bound, None if best is None else objective)
+    if claim is not None:
+        status, stopped_by = claim, StoppedBy.PROOF
     else:
         status = Status.NO_SOLUTION if best is None else Status.FEASIBLE
         stopped_by = outcome.stopped_by or answer.limit or StoppedBy.GAVE_UP
@@ -170,8 +149,51 @@ def _checked(
         outcome.seconds,
         backend.name,
         backend.version,
-        message,
+        "; ".join(part for part in (outcome.message, refused, doubt) if part),
     )
+
+
+def _best_of(model: LinearModel, points: Sequence[object]) -> tuple[FloatArray | None, float, str]:
+    """Return the best of the points that keep the model's rows, its objective, and why one was refused."""
+    best, objective, refused = None, math.inf, ""
+    for point in points:
+        if point is None:
+            continue
+        values = model.rounded(np.asarray(point))
+        if (broken := model.violation(values)) is not None:
+            refused = refused or f"a solution of the backend was refused: {broken}"
+        elif (value := model.objective_value(values)) < objective:
+            best, objective = values, value
+    return best, objective, refused
+
+
+def _believed(
+    claim: Status | None, bound: float | None, objective: float | None
+) -> tuple[Status | None, float | None, str]:
+    """
+    Return what is left of a backend's claim and bound beside a checked solution, and what is wrong with them.
+
+    Parameters
+    ----------
+    claim
+        Optimal, infeasible, unbounded, or None.
+    bound
+        Below every solution, as the backend has it.
+    objective
+        Of the best checked solution; None if there is none.
+    """
+    if claim is Status.INFEASIBLE and objective is not None:
+        return None, None, "the backend calls the model infeasible, which has a checked solution"
+    if claim in (Status.INFEASIBLE, Status.UNBOUNDED):
+        return claim, None, ""
+    slack = TOLERANCE * max(1.0, abs(math.inf if objective is None else objective))
+    if objective is not None and bound is not None and bound > objective + slack:
+        return None, None, f"the backend's bound {bound:g} is above a checked solution"
+    if claim is not Status.OPTIMAL:
+        return claim, bound, ""
+    if objective is None or (bound is not None and objective - bound > slack):
+        return None, bound, f"the backend's optimum {bound} is not what its solution gives, {objective}"
+    return claim, objective if bound is None else min(bound, objective), ""
 
 
 def _believable(bound: object) -> float | None:
