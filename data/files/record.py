@@ -165,6 +165,9 @@ def _to_plain(value: Any) -> object:
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, str):
+        # Of a kind of its own, as torch's version is.
+        return "".join(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 

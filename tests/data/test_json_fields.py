@@ -146,3 +146,12 @@ def test_a_field_of_another_kind_is_named_with_its_place(
     value = {"a": True, "b": 1.5, "c": 2, "d": [1, True]}
     with pytest.raises(InputError, match=said):
         take(JsonFields(value, "f.json", "in", line=3))
+
+
+def test_a_string_of_a_kind_of_its_own_is_written_as_a_string() -> None:
+    class Version(str):
+        """As torch's."""
+
+    found = plain({"torch": Version("2.13.0")})
+    assert found == {"torch": "2.13.0"}
+    assert type(found["torch"]) is str
