@@ -11,7 +11,7 @@ from .bound import gap_above
 from .costs.calibration import FitError
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
-from .files.record import plain, record
+from .files.record import plain, record, schema
 from .reached import Reached
 
 DECODE: Final = "decode"
@@ -267,6 +267,21 @@ class Report:
         }
 
     @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Return the JSON schema of what :meth:`to_json` writes; derived values are numbers or null."""
+        found = schema(cls)
+        properties = found["properties"]
+        del properties["lengths"]
+        found["required"].remove("lengths")
+        for name in ("mean_absolute", "bias", "wrong"):
+            properties[f"length_{_LENGTHS.get(name, name)}"] = {"type": "number"}
+        for name in _DERIVED:
+            properties[name] = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+        properties["shares"] = {"type": "object", "additionalProperties": {"type": "number"}}
+        properties["replicas"] = {"type": "array", "items": {"anyOf": [{"type": "object"}, {"type": "null"}]}}
+        return found
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
         """
         Return the report that :meth:`save` wrote.
@@ -299,6 +314,15 @@ class Report:
         return replace(found, replicas=replicas)
 
 
+_DERIVED = (
+    "gap",
+    "schedule_gap",
+    "plan_gap",
+    "model_error",
+    "plan_error",
+    "output_tokens_per_s",
+    "total_tokens_per_s",
+)
 _LENGTHS = {"mean_absolute": "mean_absolute_error"}
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from .costs.cost import CostModel, FloatArray, IntArray
-from .files.disk import InputError, atomic_write, read_text
-from .files.json_fields import JsonFields
+from .files.disk import InputError, atomic_write, parsed_json, read_text
+from .files.record import Count, Positive, plain, record
 
-TRACE_VERSION = 1
+StageKind = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,18 @@ class Stage:
         The same, and what attention read in all these rounds that no row needed, averaged over the layers.
     """
 
-    kind: str
+    kind: StageKind
     start: float
     end: float
-    rounds: int
-    active: int
-    tokens: int
-    kv_tokens: int
-    padded_kv_tokens: int
+    rounds: Count
+    active: Count
+    tokens: Count
+    kv_tokens: Count
+    padded_kv_tokens: Count
+
+    def __post_init__(self) -> None:
+        if self.rounds == 0 and self.kind == "decode":
+            raise ValueError("a decode stage has no rounds")
 
     @property
     def seconds(self) -> float:
@@ -72,6 +77,62 @@ class Stage:
         if not overheads:
             return seconds + cost.decode_per_kv_token * self.kv_tokens
         return seconds + cost.decode_per_kv_token * self.padded_kv_tokens + cost.decode_per_change
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceHeader:
+    """
+    The first line of a trace's file.
+
+    Parameters
+    ----------
+    slots, evictions, engine, readings
+        As of :class:`Trace`.
+    stages, requests
+        How many lines of each follow.
+
+    Raises
+    ------
+    ValueError
+        If a reading of the machine's speed is not a positive number of seconds.
+    """
+
+    JSON_HEADER: ClassVar = ("batchbound_trace", 1)
+    JSON_HINT: ClassVar = "Give the trace.jsonl that `batchbound run` wrote, or run again."
+
+    slots: Positive
+    stages: Count
+    requests: Count
+    evictions: Count
+    engine: Mapping[str, object]
+    readings: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if self.readings.ndim != 1 or not (np.isfinite(self.readings) & (self.readings > 0)).all():
+            raise ValueError("a reading of the machine's speed is not a number of seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """
+    A request's line in a trace's file.
+
+    Parameters
+    ----------
+    id
+        Its name.
+    stage_of, slot_of, queued, prefilled, first_token, finished, tokens
+        Its entries of the columns of :class:`Trace`; -1 and None for what has not happened.
+    """
+
+    id: str
+    stage_of: Annotated[int, msgspec.Meta(ge=-1)]
+    slot_of: Annotated[int, msgspec.Meta(ge=-1)]
+    queued: float
+    prefilled: float | None
+    first_token: float | None
+    finished: float | None
+    tokens: Count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,23 +207,17 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON lines: a header, then one line per stage, then one per request."""
-        header = {
-            "batchbound_trace": TRACE_VERSION,
-            "slots": self.slots,
-            "evictions": self.evictions,
-            "engine": dict(self.engine),
-            "stages": len(self.stages),
-            "requests": len(self),
-            "readings": self.readings.tolist(),
-        }
+        header = TraceHeader(
+            self.slots, len(self.stages), len(self), self.evictions, self.engine, self.readings
+        )
+        columns = [
+            [None if value != value else value for value in getattr(self, each.name).tolist()]
+            for each in fields(ServedRequest)[1:]
+        ]
+        requests = (ServedRequest(*row) for row in zip(self.ids, *columns, strict=True))
         with atomic_write(path) as stream:
-            stream.write(json.dumps(header) + "\n")
-            for stage in self.stages:
-                stream.write(json.dumps(asdict(stage)) + "\n")
-            columns = {name: getattr(self, name).tolist() for name in _REQUEST_COLUMNS}
-            for row, name in enumerate(self.ids):
-                record = {"id": name} | {column: values[row] for column, values in columns.items()}
-                stream.write(json.dumps(record) + "\n")
+            for line in (header, *self.stages, *requests):
+                stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -174,56 +229,43 @@ class Trace:
         InputError
             If the file is not a whole trace of this version.
         """
-        rows: list[dict[str, object]] = []
-        for number, line in enumerate(read_text(path).rstrip("\n").split("\n"), 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                place = f"line {number}"
-                raise InputError(
-                    f"not valid JSON ({error.msg})", file=path, where=place, hint="Run again."
-                ) from None
-            rows.append(row)
-        header = rows[0] if rows else {}
-        if not isinstance(header, dict) or header.get("batchbound_trace") != TRACE_VERSION:
-            hint = "Give the trace.jsonl that `batchbound run` wrote."
-            if isinstance(header, dict) and "batchbound_server_run" in header:
-                hint = "It is of a server: `batchbound audit` reads it."
-            raise InputError(f"not a batchbound trace of version {TRACE_VERSION}", file=path, hint=hint)
-        try:
-            read = JsonFields(header, path, hint="Run again.", line=1)
-            count, slots = read.at_least(0, "stages"), read.at_least(1, "slots")
-            stages = tuple(_stage(row, path, line) for line, row in enumerate(rows[1 : 1 + count], 2))
-            requests = rows[1 + count :]
-            if len(stages) != count or len(requests) != header["requests"]:
-                raise InputError(
-                    "the file ends before the trace does", file=path, hint="Run again, or copy it whole."
-                )
-            columns: dict[str, npt.NDArray[Any]] = {
-                name: np.array([row[name] for row in requests], dtype=dtype)
-                for name, dtype in _REQUEST_COLUMNS.items()
-            }
-            if not np.isfinite(columns["queued"]).all():
-                raise ValueError("a request's queued is not a number of seconds")
-            for name, most in (("stage_of", count), ("slot_of", slots)):
-                if ((columns[name] < -1) | (columns[name] >= most)).any():
-                    raise ValueError(f"a request's {name} is out of range")
-            readings = np.array(header.get("readings", []), dtype=np.float64)
-            if readings.ndim != 1 or not (np.isfinite(readings) & (readings > 0)).all():
-                raise ValueError("a reading of the machine's speed is not a number of seconds")
-            return cls(
-                ids=tuple(str(row["id"]) for row in requests),
-                slots=slots,
-                stages=stages,
-                evictions=read.at_least(0, "evictions"),
-                engine=read.mapping("engine"),
-                readings=readings,
-                **columns,
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"not a whole trace ({error})", file=path, hint="Run again.") from None
+        hint = TraceHeader.JSON_HINT
+        lines = read_text(path).rstrip("\n").split("\n")
+        rows = [parsed_json(text, path, line=number, hint=hint) for number, text in enumerate(lines, 1)]
+        if isinstance(rows[0], dict) and "batchbound_server_run" in rows[0]:
+            what, hint = "not a batchbound trace", "It is of a server: `batchbound audit` reads it."
+            raise InputError(what, file=path, hint=hint)
+        header = record(TraceHeader, rows[0], file=path, line=1)
+        count = header.stages
+        if len(rows) != 1 + count + header.requests:
+            what, hint = "the file ends before the trace does", "Run again, or copy it whole."
+            raise InputError(what, file=path, hint=hint)
+        stages = [
+            record(Stage, row, file=path, line=line, hint=hint)
+            for line, row in enumerate(rows[1 : 1 + count], 2)
+        ]
+        requests = [
+            record(ServedRequest, row, file=path, line=line, hint=hint)
+            for line, row in enumerate(rows[1 + count :], 2 + count)
+        ]
+        for line, request in enumerate(requests, 2 + count):
+            for name, most in (("stage_of", count), ("slot_of", header.slots)):
+                value, where = getattr(request, name), f"line {line}, field '{name}'"
+                if value >= most:
+                    raise InputError(f"{value} is not below {most}", file=path, where=where, hint=hint)
+        columns: dict[str, npt.NDArray[Any]] = {
+            name: np.array([getattr(request, name) for request in requests], dtype=dtype)
+            for name, dtype in _REQUEST_COLUMNS.items()
+        }
+        return cls(
+            ids=tuple(request.id for request in requests),
+            slots=header.slots,
+            stages=tuple(stages),
+            evictions=header.evictions,
+            engine=header.engine,
+            readings=header.readings,
+            **columns,
+        )
 
 
 _REQUEST_COLUMNS: dict[str, type] = {
@@ -235,17 +277,3 @@ _REQUEST_COLUMNS: dict[str, type] = {
     "finished": np.float64,
     "tokens": np.int64,
 }
-
-
-def _stage(value: object, file: str | os.PathLike[str], line: int) -> Stage:
-    read = JsonFields(value, file, hint="Run again.", line=line)
-    kind = read.text("kind")
-    if kind not in ("prefill", "decode"):
-        raise read.error("kind", f"{kind!r} is neither prefill nor decode")
-    return Stage(
-        kind=kind,
-        start=read.number("start"),
-        end=read.number("end"),
-        rounds=read.at_least(int(kind == "decode"), "rounds"),
-        **{name: read.at_least(0, name) for name in ("active", "tokens", "kv_tokens", "padded_kv_tokens")},
-    )

@@ -10,7 +10,7 @@ import numpy as np
 from ..data.costs.cost import IntArray
 from ..data.files.record import plain
 from ..data.problem import Problem
-from ..data.trace import Stage
+from ..data.trace import Stage, StageKind
 from .policy import FREE
 
 
@@ -122,7 +122,7 @@ class Simulator:
         return finished
 
     def _advance(
-        self, kind: str, seconds: float, rounds: int, active: int, tokens: int, kv_tokens: int
+        self, kind: StageKind, seconds: float, rounds: int, active: int, tokens: int, kv_tokens: int
     ) -> Stage:
         start = self._time
         self._time += seconds

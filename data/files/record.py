@@ -123,9 +123,8 @@ def schema(kind: type) -> dict[str, Any]:
     Parameters
     ----------
     kind
-        A dataclass with a ``JSON_HEADER``.
+        A dataclass.
     """
-    header, version = kind.JSON_HEADER  # type: ignore[attr-defined]
     (found,), parts = msgspec.json.schema_components([kind], schema_hook=_array_schema)
     body = parts.pop(found["$ref"].rpartition("/")[2])
     names: Mapping[str, str] = getattr(kind, "JSON_NAMES", {})
@@ -137,10 +136,14 @@ def schema(kind: type) -> dict[str, Any]:
         "title": kind.__name__,
         "description": text,
         "type": "object",
-        "properties": {header: {"const": version}, **properties},
-        "required": [header, *required],
+        "properties": properties,
+        "required": required,
         "$defs": parts,
     }
+    header: tuple[str, int] | None = getattr(kind, "JSON_HEADER", None)
+    if header is not None:
+        whole["properties"] = {header[0]: {"const": header[1]}, **properties}
+        whole["required"] = [header[0], *required]
     described: dict[str, Any] = _one_line(whole)
     return described
 

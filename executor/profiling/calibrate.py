@@ -9,7 +9,7 @@ import numpy as np
 from ...data.costs.calibration import CalibratedCost, FitError
 from ...data.costs.cost import CostModel, FloatArray
 from ...data.costs.layer_profile import LayerProfile
-from ...data.trace import Stage
+from ...data.trace import Stage, StageKind
 from ...models.exegpt.layer_cost import LayerCost
 
 _FLOOR_CANDIDATES = 64
@@ -128,10 +128,11 @@ def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
     for batch in _BATCHES:
         for length in _LENGTHS:
             tokens = batch * length
-            for kind, (per_layer, once) in (
+            priced: tuple[tuple[StageKind, tuple[float, float]], ...] = (
                 ("prefill", cost.encode(batch, length)),
                 ("decode", cost.decode(batch, length)),
-            ):
+            )
+            for kind, (per_layer, once) in priced:
                 rounds, seconds = int(kind == "decode"), layers * per_layer + once
                 size = tokens if kind == "prefill" else batch
                 stages.append(Stage(kind, 0.0, seconds, rounds, batch, size, tokens, tokens))

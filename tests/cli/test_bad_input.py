@@ -330,12 +330,12 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "table3:0:8", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
         r"--solver exact: the enumeration cannot take a cap .*The default, search, takes every job",
     ),
-    "a solver that cannot prefill twice at one time": (
+    "a solver whose printed model has no bend": (
         cost_file(
             measured(decode_base=0.02, prefill_base=0.01, prefill_bend=1.0, prefill_per_token_beyond=0.01),
-            *("--tokenizer", "bytes", "--solver", "slot-free:highs"),
+            *("--tokenizer", "bytes", "--solver", "literal:highs"),
         ),
-        r"--solver slot-free:highs: .* bends at 1 tokens",
+        r"--solver literal:highs: .* bends at 1 tokens",
     ),
     "a solver that plans for one replica": (
         options("plan", "prompts.jsonl", "--replicas", "2", "--solver", "exact"),
