@@ -43,7 +43,16 @@ ROOMS = {
     "solvers": {"data", "models", "heuristics", "solvers.search", "solvers.bounds", "solvers.backends"},
     "solvers.bounds": {"data", "models.bounds", "solvers.packing"},
     "solvers.packing": {"models.bounds"},
-    "solvers.search": {"data", "models", "heuristics", "heuristics.queues", "solvers", "solvers.bounds"},
+    "solvers.search": {
+        "data",
+        "models",
+        "heuristics",
+        "heuristics.queues",
+        "solvers",
+        "solvers.bounds",
+        "solvers.search.stages",
+    },
+    "solvers.search.stages": {"data", "models", "solvers.search"},
     "solvers.backends": {"data", "models.formulations", "solvers"},
     "solvers.exegpt": {"data", "models.exegpt"},
     "executor.models": {"data"},
@@ -63,7 +72,8 @@ STUDIES = ("exegpt", "serving")
 
 CORE = (
     "data", "models.bounds", "models.certificates", "models.formulations", "heuristics", "heuristics.queues",
-    "heuristics.fleet", "solvers.search", "solvers.packing", "solvers.bounds", "solvers.backends",
+    "heuristics.fleet", "solvers.search", "solvers.search.stages", "solvers.packing",
+    "solvers.bounds", "solvers.backends",
     "executor.models", "executor.attention", "executor.kv", "executor.engines",
 )  # fmt: skip
 

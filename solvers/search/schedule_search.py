@@ -12,12 +12,13 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from .incumbent import Incumbent
 from .order_search import OrderSearch
-from .slot_flow import stages_of_requests, whole_slots
-from .stage_annealing import FEW, StageAnnealing
-from .stage_times import StageCosts
+from .stages.annealing import FEW, StageAnnealing
+from .stages.rounding import settled
+from .stages.slot_flow import stages_of_requests, whole_slots
+from .stages.times import StageCosts
+from .stages.token_caps import stages_within_cap
 from .starts import starts
 from .timetable import TimetableAnnealing
-from .token_caps import stages_within_cap
 
 STARTS_SHARE = 0.2
 """The share of the limits after which no further rule is tried for a start."""
@@ -31,11 +32,23 @@ START_SHARE = 0.3
 TIMETABLE_SHARES = (0.2, 0.65)
 """Shares of the limits for timetables where memory is scarce; the second only if the first was worth it."""
 
-STRETCHES = (0, 1, 2, 4, 8)
-"""Rounds by which stage times are stretched until whole slots are enough."""
+FIRST_ROUNDING = 0.5
+"""Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
+
+STEP_SECONDS = 0.01
+"""Seconds that a step stands for where steps are limited."""
+
+STRETCHED = 1e-3
+"""Rounds by which stage times are first stretched where whole slots are too few, as a share of all rounds."""
+
+STRETCHES = 6
+"""Times that stage times are stretched, each by twice as much, until whole slots are enough."""
 
 LONGEST_ROUNDING = 2.0
 """Seconds allowed to turn one set of stage times into whole slots."""
+
+ROUNDING_LEFT = 0.4
+"""The share of the seconds left that one attempt may take."""
 
 ROUNDING_SHARE = 0.08
 """Most of the time that is kept for turning the last stage times into a schedule."""
@@ -230,13 +243,16 @@ class ScheduleSearch:
         annealing = StageAnnealing.of(self._problem, costs, self._rng, lambda: best.progress > late)
         if annealing is None:
             return False
-        begun, next_rounding = best.progress, 0.3
+        begun, next_rounding = best.progress, FIRST_ROUNDING
+        if self._problem.prefill_token_cap is None:
+            # Under a cap the first times hardly ever make a schedule, and it takes a while to see that.
+            self._realise(annealing.walk.times, annealing)
         while best.progress < 1.0 - self._reserve:
             best.steps += 1
             done = (best.progress - begun) / (1.0 - self._reserve - begun)
             annealing.step(done, lambda: best.elapsed > best.seconds)
-            if done >= next_rounding:
-                next_rounding = done + 0.2
+            if self._clock >= next_rounding:
+                next_rounding *= 2
                 for times in annealing.walk.feasible()[:1]:
                     self._realise(times, annealing)
         for times in annealing.walk.feasible():
@@ -246,19 +262,26 @@ class ScheduleSearch:
         self._realise(annealing.walk.times, annealing)
         return True
 
+    @property
+    def _clock(self) -> float:
+        """Seconds since the search began, or what stands for them where steps are what is limited."""
+        best = self.incumbent
+        return best.elapsed if np.isinf(best.most) else best.steps * STEP_SECONDS
+
     def _costs(self) -> StageCosts:
         """Return what a stage and a round cost beyond what every schedule pays."""
         assert self.incumbent.schedule is not None
         cost = self._problem.cost
         tokens = float(self._problem.prompt_tokens.sum()) / max(1, self.incumbent.schedule.prefill_stages())
         floor = max(0.0, cost.prefill_floor - cost.prefill_base - cost.prefill_per_token * tokens)
-        return StageCosts(cost.prefill_base + floor, cost.decode_base, self._problem.slots)
+        longest = int(self._problem.rounds.max())
+        return StageCosts(cost.prefill_base + floor, cost.decode_base, self._problem.slots, longest)
 
     def _rounding_seconds(self) -> float:
         """Return the seconds for one attempt at whole slots; no limit if time does not limit the search."""
         if np.isinf(self.incumbent.seconds):
             return self.incumbent.seconds
-        return min(max(0.2 * self.incumbent.left, 0.05), LONGEST_ROUNDING)
+        return min(max(ROUNDING_LEFT * self.incumbent.left, 0.05), LONGEST_ROUNDING)
 
     def _realise(self, times: IntArray, annealing: StageAnnealing) -> bool:
         """
@@ -267,21 +290,29 @@ class ScheduleSearch:
         Where whole slots are too few though fractions of them suffice, a few rounds more, spread evenly over
         the stages, make up for it. The next times are first stretched by a little less than was needed.
         """
-        split, profile, best = annealing.split, annealing.profile, self.incumbent
-        for attempt in range(max(0, self._attempt - 1), len(STRETCHES)):
-            more = np.rint(np.linspace(0, STRETCHES[attempt], len(times)))
-            stretched = times + more.astype(np.int64)
+        split, best = annealing.split, self.incumbent
+        for attempt in range(max(0, self._attempt - 1), STRETCHES):
+            most = max(1.0, STRETCHED * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
+            stretched = times + np.rint(np.linspace(0, most, len(times))).astype(np.int64)
             if best.progress >= 1.0 or split.least_makespan(stretched) >= best.makespan:
                 return False
-            allowed = self._rounding_seconds()
             begun = best.elapsed
-            if self._problem.prefill_token_cap is None:
-                flow = whole_slots(stretched, profile, self._problem.slots, allowed)
-                bin_of = None if flow is None else stages_of_requests(*flow, split.rest.rounds)
-            else:
-                bin_of = stages_within_cap(split.rest, stretched, profile, allowed)
-            if bin_of is not None:
+            schedule = self._served(stretched, annealing)
+            if schedule is not None:
                 self._attempt = attempt
                 self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (best.elapsed - begun) / best.seconds)
-                return best.offer(split.schedule(bin_of, np.diff(stretched)))
+                return best.offer(schedule)
         return False
+
+    def _served(self, times: IntArray, annealing: StageAnnealing) -> Schedule | None:
+        """Return a schedule of these stage times that takes whole slots, or None if none is found."""
+        split, profile = annealing.split, annealing.profile
+        allowed = self._rounding_seconds()
+        if self._problem.prefill_token_cap is not None:
+            capped = stages_within_cap(split.rest, times, profile, allowed)
+            return None if capped is None else split.schedule(capped, np.diff(times))
+        flow = whole_slots(times, profile, self._problem.slots, allowed)
+        if flow is None:
+            return None
+        times, spans = settled(times, *flow, profile)
+        return split.schedule(stages_of_requests(spans, flow[1], split.rest.rounds), np.diff(times))

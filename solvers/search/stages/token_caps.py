@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
-from ...data.problem import Problem
+from ....data.costs.cost import IntArray
+from ....data.problem import Problem
 from .slot_flow import LengthProfile, Spans, whole_slots
 
 TRIED = 8

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
-from ...data.problem import Problem
-from .constructive import ski_rental_schedule
+from ....data.costs.cost import IntArray
+from ....data.problem import Problem
+from ..constructive import ski_rental_schedule
 from .level_split import LevelSplit
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
-from .stage_times import StageCosts, StageTimesSearch
+from .spread import spread_times
+from .times import StageCosts, StageTimesSearch
 
 HOT, COLD = 0.5, 0.04
 """Temperatures at the start and the end of a long annealing, in costs of a prefill stage."""
@@ -50,6 +53,12 @@ TIMED = 4
 
 START_PATIENCE = (8.0, 4.0, 2.0, 1.0, 0.5)
 """Settings of the ski-rental rule whose stage times the annealing may start from."""
+
+SPREAD = 5
+"""Numbers of stages spread unevenly that the annealing may start from."""
+
+ENOUGH = 1.001
+"""Times of the rounds that stages need by their price: lengths are whole, and so not scaled like times."""
 
 MOST_SPANS = 4000
 """Spans between the stages of a start from which a price takes seconds: no walk gets far then."""
@@ -150,7 +159,8 @@ class StageAnnealing:
         self._scattered = False
         self._tried: list[tuple[float, IntArray]] = []
         self.split, self.profile, self._start = split, profile, start
-        self.walk = StageTimesSearch(profile, costs, start, rng)
+        by_lengths = len(problem) >= MANY
+        self.walk = StageTimesSearch(profile, costs, start, rng, by_lengths=by_lengths)
 
     @classmethod
     def of(
@@ -168,7 +178,7 @@ class StageAnnealing:
         """
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.rounds, _starts_per_stage(problem))
-        start = _start_times(split.rest, profile, costs, late)
+        start = _start_times(split.rest, profile, costs, rng, late)
         return None if start is None else cls(problem, costs, rng, split, profile, start)
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
@@ -229,13 +239,29 @@ def _starts_per_stage(problem: Problem) -> float | None:
 
 
 def _start_times(
-    problem: Problem, profile: LengthProfile, costs: StageCosts, late: Callable[[], bool]
+    problem: Problem,
+    profile: LengthProfile,
+    costs: StageCosts,
+    rng: np.random.Generator,
+    late: Callable[[], bool],
 ) -> IntArray | None:
-    """Return the stage times of a construction from which there is least to make up for, if one has few."""
+    """Return the stage times from which there is least to make up for, or None if all have too many."""
     schedules = (ski_rental_schedule(problem, patience=patience) for patience in START_PATIENCE)
-    tried = [np.asarray(schedule.starts) for schedule in schedules]
+    constructed = [np.asarray(schedule.starts) for schedule in schedules]
+    capped = profile.starts_per_stage is not None
+    spread = islice(spread_times(profile, costs, rng), 0 if capped else SPREAD)
+    tried = [times for pair in zip_longest(spread, constructed) for times in pair if times is not None]
     priceable = [times for times in tried if len(Spans.between(times, profile)) <= MOST_SPANS]
-    return _cheapest(priceable, profile, costs, late) if priceable else None
+    if not priceable:
+        return None
+    best = _cheapest(priceable, profile, costs, late)
+    price = None if capped else slot_price(best, profile)
+    if price is None:
+        return best
+    # As long as the slots given need: what is lacking of them, or to spare, is made up for at once.
+    end = max(profile.longest, math.ceil(best[-1] * price.slots / costs.slots * ENOUGH))
+    scaled: IntArray = np.rint(best * (end / best[-1])).astype(np.int64)
+    return scaled
 
 
 def _cheapest(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
+from ....data.costs.cost import FloatArray, IntArray
 from .slot_flow import LengthProfile, Spans
 from .slot_price import SlotPrice, slot_price, slots_at_least, slots_by_lengths
 
@@ -33,6 +33,9 @@ CANDIDATES, SCREENED = 96, 8
 GENEROUS = 2.0
 """Temperature at which lengths alone refuse candidates, in times of the walk's own."""
 
+IDLE = 0.05
+"""What a slot to spare is worth where no round can be saved for it, as a share of its rounds."""
+
 PRICED = 6
 """Candidates of one draw that may be priced before new ones are drawn."""
 
@@ -48,11 +51,14 @@ class StageCosts:
         Seconds of one more prefill stage and of one more decode round, as far as a schedule can save them.
     slots
         Slots there are.
+    least
+        Rounds that no schedule is shorter than: those of the longest request.
     """
 
     stage: float
     round: float
     slots: int
+    least: int = 0
 
     def seconds(self, times: IntArray) -> FloatArray:
         """Return the seconds of stages and rounds for times of shape (..., stages + 1)."""
@@ -73,16 +79,24 @@ class StageCosts:
             How much more than its share of all rounds a slot lacking costs, and how much less one to spare is
             worth, as a share of that, 0 to 1: what draws to the slots given.
         """
-        excess = (np.asarray(slots) - self.slots) / self.slots
-        worth = np.where(excess > 0, (1.0 + kink) * excess, (1.0 - kink) * excess)
         # At least one round, so that no slots will do at a price without end, and not at one of nothing.
-        rounds = np.maximum(times[..., -1], 1)
-        return np.asarray(self.seconds(times) + self.round * rounds * worth, dtype=np.float64)
+        end = times[..., -1]
+        excess = (np.asarray(slots) - self.slots) / self.slots * np.maximum(end, 1)
+        spare = np.maximum(-excess, 0.0)
+        saved = np.minimum(spare, np.maximum(end - self.least, 0))
+        worth = np.where(excess > 0, (1.0 + kink) * excess, (kink - 1.0) * (saved + IDLE * (spare - saved)))
+        return np.asarray(self.seconds(times) + self.round * worth, dtype=np.float64)
 
     def slots_within(self, times: IntArray, limit: float, kink: float) -> float:
         """Return the slots needed at which the guide of ``times``, shape (stages + 1,), is ``limit``."""
-        worth = (limit - float(self.seconds(times))) / (self.round * max(int(times[-1]), 1))
-        return self.slots * (1.0 + worth / (1.0 + kink if worth > 0 else 1.0 - kink))
+        end = int(times[-1])
+        worth = (limit - float(self.seconds(times))) / self.round
+        if worth > 0:
+            excess = worth / (1.0 + kink)
+        else:
+            spare, most = -worth / (1.0 - kink), max(end - self.least, 0)
+            excess = -(spare if spare <= most else most + (spare - most) / IDLE)
+        return self.slots * (1.0 + excess / max(end, 1))
 
 
 class StageTimesSearch:
@@ -90,9 +104,8 @@ class StageTimesSearch:
     An annealing walk over stage times whose every step is screened by slot prices before it is solved.
 
     Pricing a candidate takes a linear programme. Prices made for earlier candidates bound the slots of the
-    next ones from below (:func:`~batchbound.solvers.search.slot_price.slots_at_least`), hundreds at a time,
-    and
-    those that the walk would refuse even at this bound are never solved.
+    next ones from below (:func:`~batchbound.solvers.search.stages.slot_price.slots_at_least`), hundreds at a
+    time, and those that the walk would refuse even at this bound are never solved.
 
     Parameters
     ----------

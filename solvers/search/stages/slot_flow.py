@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ....data.costs.cost import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from scipy.sparse import csc_array
@@ -19,6 +19,10 @@ ROUNDING_NODES = 200
 
 SOME_SPANS, FEW_SPANS = 400, 120
 """Spans up to which one slot more is tried in each, and any number in each: both take long."""
+
+
+QUICK = 0.15
+"""Seconds below which nothing is begun that has to be loaded first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +133,9 @@ def whole_slots(
     Return how many slots pass through each span so that every request has one, or None if not found.
 
     The fractional flow that holds slots for the fewest rounds is rounded up or down in each span where that
-    gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few.
+    gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few. If
+    they are many, some of the spans may be a little shorter than what they are for: the times given have to
+    be settled for them (:func:`~batchbound.solvers.search.stages.rounding.settled`).
 
     Parameters
     ----------
@@ -150,6 +156,8 @@ def whole_slots(
         The spans, and the slots in each, shape (spans,).
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
+
+    from .rounding import nearly_whole
 
     spans = Spans.between(times, profile)
     if not len(spans) or spans.rounds.max() < profile.longest:
@@ -176,25 +184,25 @@ def whole_slots(
     if most is not None:
         entries.append((rows + spans.first, column, 1.0))
         rows += stages
-        low = np.concatenate((low, np.zeros(stages)))
+        low = np.concatenate((low, np.full(stages, -np.inf)))
         high = np.concatenate((high, most))
     columns = len(spans) + stages + ranks
     lower = np.zeros(columns)
     lower[-ranks:] = at_least
     whole = np.ones(columns, dtype=np.int64)
     whole[-ranks:] = 0
-    constraints = LinearConstraint(sparse(entries, (rows, columns)), low, high)
-    holding = np.zeros(columns)
-    holding[: len(spans)] = spans.rounds
-    fractional = milp(
-        holding, bounds=Bounds(lower, np.inf), constraints=constraints, options={"time_limit": seconds}
-    )
-    if fractional.x is None:
+    matrix = sparse(entries, (rows, columns))
+    fractional = _least_holding(spans, matrix, low, high, lower, seconds)
+    if fractional is None:
         return None
+    if most is None and len(spans) > SOME_SPANS and seconds > QUICK:
+        used = nearly_whole(spans, profile, slots, stages, fractional, seconds)
+        return None if used is None else (spans, used)
+    constraints = LinearConstraint(matrix, low, high)
     nearest = lower.copy()
-    nearest[: len(spans)] = np.floor(fractional.x[: len(spans)] + 1e-7)
+    nearest[: len(spans)] = np.floor(fractional + 1e-7)
     above = np.full(columns, np.inf)
-    above[: len(spans)] = np.ceil(fractional.x[: len(spans)] - 1e-7)
+    above[: len(spans)] = np.ceil(fractional - 1e-7)
     boxes = [Bounds(nearest, above)]
     if len(spans) <= SOME_SPANS:
         wider = above.copy()
@@ -213,6 +221,72 @@ def whole_slots(
         if result.x is not None:
             return spans, np.rint(result.x[: len(spans)]).astype(np.int64)
     return None
+
+
+def _least_holding(
+    spans: Spans,
+    matrix: csc_array[np.float64],
+    low: FloatArray,
+    high: FloatArray,
+    lower: FloatArray,
+    seconds: float,
+) -> FloatArray | None:
+    """Return the fractional flow, shape (spans,), that holds slots for the fewest rounds, if there is one."""
+    holding = np.zeros(len(lower))
+    holding[: len(spans)] = spans.rounds
+    found = least_cost(holding, matrix, low, high, lower, seconds)
+    return None if found is None else found.x[: len(spans)]
+
+
+class LinearOptimum(NamedTuple):
+    """The least cost, where it is, and the multipliers of the rows: of equalities, then of the others."""
+
+    cost: float
+    x: FloatArray
+    equal: FloatArray
+    within: FloatArray
+
+
+def least_cost(
+    cost: FloatArray,
+    matrix: csc_array[np.float64],
+    low: FloatArray,
+    high: FloatArray,
+    lower: FloatArray,
+    seconds: float = np.inf,
+) -> LinearOptimum | None:
+    """
+    Return the optimum of a linear programme by an interior point method, or None if there is none.
+
+    From nothing a simplex takes up to twenty times as long on these.
+
+    Parameters
+    ----------
+    cost, lower
+        Of each column, and its least value, shape (columns,).
+    matrix, low, high
+        The rows and their limits, shape (rows,): a row is an equality, or has no lower limit.
+    seconds
+        Time allowed.
+    """
+    from scipy.optimize import linprog
+
+    equal = low == high
+    columns = [(least, None) for least in lower.tolist()]
+    found = linprog(
+        cost,
+        A_eq=matrix[equal],
+        b_eq=low[equal],
+        A_ub=matrix[~equal],
+        b_ub=high[~equal],
+        bounds=columns,
+        method="highs-ipm",
+        options={"time_limit": seconds},
+    )
+    if found.x is None or found.fun is None or found.status:
+        return None
+    prices = (np.asarray(rows.marginals) for rows in (found.eqlin, found.ineqlin))
+    return LinearOptimum(float(found.fun), np.asarray(found.x), *prices)
 
 
 def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArray:

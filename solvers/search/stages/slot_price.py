@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import FloatArray, IntArray
-from .slot_flow import LengthProfile, Spans, pairs, sparse
+from ....data.costs.cost import FloatArray, IntArray
+from .slot_flow import LengthProfile, Spans, least_cost, pairs, sparse
 
 LOWER, BASIC, ZERO = 0, 1, 3
 """Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
@@ -38,6 +38,10 @@ class SlotPrice:
     slots: float
     value: FloatArray
     start: FloatArray
+
+
+MANY_SPANS = 700
+"""Spans from which on an interior point method is quicker than a simplex from prices nearby."""
 
 
 def slot_price(
@@ -72,7 +76,7 @@ def slot_price(
     spans = Spans.between(times, profile)
     if not len(spans) or spans.rounds.max() < profile.longest:
         return None
-    if near is None:
+    if near is None or (len(spans) > MANY_SPANS and profile.starts_per_stage is None):
         return _price_from_nothing(times, profile, spans)
     starts = profile.starts_per_stage
     # Columns: the changes of the inner stages' values and of the prices of starts, then the discounts.
@@ -124,48 +128,48 @@ def slot_price(
 
 
 def _price_from_nothing(times: IntArray, profile: LengthProfile, spans: Spans) -> SlotPrice | None:
-    """Return the price by HiGHS: without a start SoPlex takes up to twenty times as long on many stages."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    """
+    Return the price by an interior point method: from nothing a simplex takes up to twenty times as long.
 
+    The linear programme is that of the slots themselves, whose multipliers are the prices: what leaves each
+    stage has entered it, spans of each length or above hold the requests that need them, and no stage starts
+    more than it may.
+    """
     rank, at_least = spans.demand(profile)
     stages, ranks = len(times) - 1, len(at_least)
-    row = np.arange(len(spans))
-    step = len(spans) + np.arange(ranks - 1)
-    rising = len(spans) + ranks - 1 + np.arange(stages)
-    # Columns: the value of each stage and of the end, then the price of each rank, then of each start.
+    column = np.arange(len(spans))
+    idle = len(spans) + np.arange(stages)
+    held = len(spans) + stages + np.arange(ranks)
+    slots = np.array([len(spans) + stages + ranks])
     entries = [
-        (row, spans.last, 1.0),
-        (row, spans.first, -1.0),
-        (row, stages + 1 + rank, -1.0),
-        (step, stages + 2 + np.arange(ranks - 1), 1.0),
-        (step, stages + 1 + np.arange(ranks - 1), -1.0),
-        (rising, 1 + np.arange(stages), 1.0),
-        (rising, np.arange(stages), -1.0),
+        (spans.first, column, 1.0),
+        (spans.last, column, -1.0),
+        (np.arange(stages), idle, 1.0),
+        (1 + np.arange(stages), idle, -1.0),
+        (np.array([0]), slots, -1.0),
+        (np.array([stages]), slots, 1.0),
+        (stages + 1 + np.arange(ranks), held, -1.0),
+        (stages + 1 + np.arange(ranks - 1), held[1:], 1.0),
+        (stages + 1 + rank, column, 1.0),
     ]
-    starts = 0
-    if profile.starts_per_stage is not None:
-        starts = stages
-        entries.append((row, stages + 1 + ranks + spans.first, 1.0))
-    columns = stages + 1 + ranks + starts
-    cost = np.zeros(columns)
-    cost[stages + 1 : stages + 1 + ranks] = np.append(at_least[1:], 0) - at_least
-    lower, upper = np.zeros(columns), np.ones(columns)
-    upper[0], lower[stages] = 0.0, 1.0
-    if starts:
-        cost[-starts:] = profile.starts_per_stage
-        upper[-starts:] = np.inf
-        upper[stages + 1 : stages + 1 + ranks] = np.inf
-    result = milp(
-        cost,
-        bounds=Bounds(lower, upper),
-        constraints=LinearConstraint(sparse(entries, (rising[-1] + 1, columns)), 0.0, np.inf),
-        options={"presolve": False},
-    )
-    if result.x is None:
+    cost, lower = np.zeros(slots[0] + 1), np.zeros(slots[0] + 1)
+    cost[-1], lower[held] = 1.0, at_least
+    starts = profile.starts_per_stage
+    rows = stages + 1 + ranks
+    low, high = np.zeros(rows), np.zeros(rows)
+    if starts is not None:
+        entries.append((rows + spans.first, column, 1.0))
+        low = np.concatenate((low, np.full(stages, -np.inf)))
+        high = np.concatenate((high, np.full(stages, starts)))
+    found = least_cost(cost, sparse(entries, (len(low), len(cost))), low, high, lower)
+    if found is None:
         return None
-    value = np.maximum.accumulate(np.clip(result.x[: stages + 1], 0.0, 1.0))
-    price = np.maximum(result.x[-starts:], 0.0) if starts else np.zeros(stages)
-    return SlotPrice(float(-result.fun), value, price)
+    multiplier = found.equal[: stages + 1]
+    # They are known but for a constant, and rise from 0 at the first stage to 1 at the end.
+    value = np.maximum.accumulate(np.clip(multiplier - multiplier[0], 0.0, 1.0))
+    value[-1] = 1.0
+    price = np.zeros(stages) if starts is None else np.maximum(-found.within, 0.0)
+    return SlotPrice(found.cost, value, price)
 
 
 def _least(

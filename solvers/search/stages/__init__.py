@@ -1,0 +1,1 @@
+"""The search over the rounds at which prefill stages happen."""

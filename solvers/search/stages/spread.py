@@ -1,0 +1,77 @@
+"""Stage times spread unevenly over the rounds needed: hardly two spans between them are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ....data.costs.cost import IntArray
+from .slot_flow import LengthProfile
+from .slot_price import slots_by_lengths
+from .times import StageCosts
+
+RATIO = 1.25
+"""Ratio of neighbouring numbers of stages tried."""
+
+DRAWS = 12
+"""Stage times drawn for each number of stages, of which the best by lengths alone is tried."""
+
+MOST_STAGES = 48
+"""Most stages, unless requests need more: a price of more takes a tenth of a second and does not say less."""
+
+KEPT = 3
+"""Draws of each number of stages that are handed out."""
+
+UNEVEN = 0.5
+"""How far a stage is from its place among evenly spread ones at most, in their distances."""
+
+
+def spread_times(profile: LengthProfile, costs: StageCosts, rng: np.random.Generator) -> Iterator[IntArray]:
+    """
+    Yield stage times, each with another number of stages, the most promising number first.
+
+    With S stages there are some S² / 2 spans between them, so that a request finds one hardly longer than
+    itself, if no two spans are alike: evenly spread stages would have only S different ones.
+
+    Parameters
+    ----------
+    profile
+        The requests' lengths.
+    costs
+        What a stage and a round cost, and the slots.
+    rng
+        Draws the times.
+    """
+    worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))
+    end = max(profile.longest, -(-worked // costs.slots))
+    fewest = max(1, -(-profile.requests // costs.slots))
+    if profile.starts_per_stage is not None:
+        fewest = max(fewest, int(np.ceil(profile.requests / profile.starts_per_stage)))
+    tried: list[tuple[float, int, IntArray]] = []
+    count, most = fewest, max(MOST_STAGES, fewest)
+    while True:
+        drawn = _drawn(end, count, rng)
+        guide = costs.guide(drawn, slots_by_lengths(drawn, profile), 0.0)
+        best = np.argsort(guide, kind="stable")[:KEPT]
+        tried += [(float(guide[k]), count, drawn[k]) for k in best if np.isfinite(guide[k])]
+        if count == most:
+            break
+        count = min(most, max(count + 1, round(RATIO * count)))
+    # The best of each number first: lengths alone say more of the numbers than of the draws.
+    by_count: dict[int, list[IntArray]] = {}
+    for _, count, times in sorted(tried, key=lambda each: each[:2]):
+        by_count.setdefault(count, []).append(times)
+    counts = list(by_count)
+    yield from (by_count[count][0] for count in counts[:2])
+    yield from by_count[counts[0]][1:] if counts else ()
+    yield from (times for count in counts[1:] for times in by_count[count][1 if count in counts[:2] else 0 :])
+
+
+def _drawn(end: int, count: int, rng: np.random.Generator) -> IntArray:
+    """Return stage times, shape (draws, count + 1): uneven, closer together or farther towards the end."""
+    place = np.arange(1, count) + rng.uniform(-UNEVEN, UNEVEN, (DRAWS, count - 1))
+    bent = np.clip(place / count, 0.0, 1.0) ** rng.uniform(0.8, 1.25, (DRAWS, 1))
+    inner = np.sort(np.rint(bent * end).astype(np.int64), axis=1)
+    first, last = np.zeros((DRAWS, 1), dtype=np.int64), np.full((DRAWS, 1), end, dtype=np.int64)
+    return np.concatenate((first, inner, last), axis=1)
