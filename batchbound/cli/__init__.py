@@ -13,6 +13,7 @@ from ..data.files.disk import InputError
 from ..data.problem import ProblemError
 from ..data.workload import WorkloadError
 from .output import be_quiet
+from .parser import Parser
 
 COMMANDS = {
     "demo": "plan and run a bundled workload on a small local model, and print the report",
@@ -31,6 +32,24 @@ COMMANDS = {
     "validate": "print the simulator's error against a measured run",
 }
 
+EXAMPLES = {
+    "demo": "batchbound demo",
+    "plan": "batchbound plan prompts.jsonl --model MODEL --cost cost.json --slots 64",
+    "run": "batchbound run plan.json --model MODEL",
+    "report": "batchbound report plan.json trace.jsonl --gantt gantt.png",
+    "simulate": "batchbound simulate table3:0 --slots 200 --cost paper --policy fcfs",
+    "serve": "batchbound serve requests.csv --cost cost.json --kv-capacity 40000 --policy vllm",
+    "bound": "batchbound bound table3:0 --slots 200 --cost paper",
+    "compare": "batchbound compare table3:0:60 --slots 10 --cost paper --solvers search,policy:lpt",
+    "audit": "batchbound audit run.jsonl",
+    "verify": "batchbound verify plan.json",
+    "profile": "batchbound profile --model MODEL -o cost.json",
+    "search": "batchbound search table3:0 --profile profile.json --latency-bound 30",
+    "predict": "batchbound predict train prompts.jsonl answers.jsonl -o predictor",
+    "validate": "batchbound validate measured-run --profile layers.json",
+}
+"""How each command is typed; its help ends with it."""
+
 INTERRUPTED = 130
 """Exit status of a command that was interrupted (Ctrl-C), as shells have it."""
 
@@ -46,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser(words[0] if words else "")
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
     args = parser.parse_args(words)
     _set_voice(args)
     try:
@@ -74,14 +96,19 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     """Return the parser; only the chosen command's module is imported, so that the others cost nothing."""
     from .. import __version__
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="batchbound",
         description="Plan an LLM batch job, run the plan, and report how far it was from a proven bound.",
     )
     parser.add_argument("--version", action="version", version=f"batchbound {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=f"example: {EXAMPLES[name]}",
+        )
         if name == chosen:
             module = importlib.import_module(f".commands.{name}", __package__)
             module.configure(command)

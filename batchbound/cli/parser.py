@@ -1,0 +1,58 @@
+"""The parser of the command line: a mistake costs two lines, and the word that was meant is proposed."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and where help is, and exit with status 2."""
+        choice = re.match(
+            r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message, re.DOTALL
+        )
+        if choice is not None:
+            what = "command" if choice[1] == "COMMAND" else choice[1]
+            known = [word.strip().strip("'") for word in choice[3].split(",")]
+            message = f"{what}: there is no {choice[2]!r}{_proposed(choice[2], known) or _listed(known)}"
+        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Return the arguments; an option that there is not is answered with the nearest one there is."""
+        words = list(sys.argv[1:] if args is None else args)
+        parsed, rest = self.parse_known_args(words, namespace)
+        if not rest:
+            return parsed
+        chosen = self._chosen(words)
+        wrong = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
+        known = [name for name in chosen._option_string_actions if name.startswith("--")]
+        option = wrong if wrong.startswith("-") else f"--{wrong}"
+        said = f"there is no option {wrong}" if option == wrong else f"{wrong!r} is one word too many"
+        return chosen.error(f"{said}{_proposed(option, known)}")
+
+    def _chosen(self, words: Sequence[str]) -> argparse.ArgumentParser:
+        """Return the parser of the command that the words name, or of its own subcommand."""
+        found: argparse.ArgumentParser = self
+        for word in words:
+            for action in found._actions:
+                if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                    found = action.choices[word]
+        return found
+
+
+def _proposed(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _listed(known: Sequence[str]) -> str:
+    return f"; there are {', '.join(known)}"

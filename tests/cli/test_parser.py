@@ -1,0 +1,53 @@
+"""What is typed wrong costs two lines, and the word that was meant is proposed."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from batchbound.cli import COMMANDS, EXAMPLES, _parser, main
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("pln x.csv", "there is no 'pln'; did you mean plan?"),
+        ("plan x.csv --sloats 5", "there is no option --sloats; did you mean --slots?"),
+        ("plan x.csv slots", "'slots' is one word too many; did you mean --slots?"),
+        ("plan x.csv --solver serch", "--solver: there is no 'serch'; did you mean search?"),
+        ("plan x.csv --slots 0", "--slots: 0 is not at least 1"),
+        ("predict trian", "there is no 'trian'; did you mean train?"),
+        ("predict train a b -o p --methd x", "there is no option --methd; did you mean --method?"),
+        ("plan", "the following arguments are required"),
+    ],
+)
+def test_a_typing_error_costs_two_lines(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(shlex.split(words))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert said in lines[0]
+    assert lines[1].endswith("--help`.")
+
+
+def test_nothing_near_is_answered_with_all_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["xyzzy"])
+    assert "validate" in capsys.readouterr().err
+
+
+def test_the_name_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    printed = capsys.readouterr().err
+    assert all(name in printed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_ends_with_an_example_that_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(EXAMPLES[name])[1:]
+    assert words[0] == name
+    _parser(name).parse_args(words)
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert " ".join(capsys.readouterr().out.split()).endswith(f"example: {EXAMPLES[name]}")
