@@ -60,7 +60,8 @@ class HuggingFaceEngine:
     Raises
     ------
     InputError
-        If ``kv_tokens`` does not hold the longest request.
+        If ``kv_tokens`` does not hold the longest request, or the layout would allocate more than the
+        problem's KV capacity.
     ValueError
         If the problem counts the first token as a decode round, which no engine does, or a prompt's length is
         not the workload's.
@@ -104,10 +105,14 @@ class HuggingFaceEngine:
         self._watched = on_token is not None or self._rule.watches_text
         self._ends = eos_ids | self._rule.ends
         self._tier = choose_tier(model) if tier is None else tier
-        batch = self._tier.batch
+        make = self._tier.batch
+        options: dict[str, Any] = {"sampler": sampler}
+        if problem.kv_capacity is not None and kv_tokens is None:
+            longest = int((problem.prompt_tokens + most_tokens).max())
+            options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest), inner.device)
         with evaluating(inner):
             self._residence = OffloadingBatch(
-                lambda slots: batch(inner, slots, capacity, sampler=sampler),
+                lambda slots: make(inner, slots, capacity, **options),
                 slots,
                 self._names,
                 host_tokens=problem.slots * capacity,
@@ -221,6 +226,37 @@ class HuggingFaceEngine:
         tokens = self.answers[request]
         ended = self._rule.ended(self._names[request], tokens)
         return tokens[-1] in self._eos if ended is None else ended
+
+
+def _within(
+    kv_capacity: int, tier: Tier, slots: int, longest: tuple[int, int], device: Any
+) -> dict[str, Any]:
+    """
+    Return what tells a batch to allocate a plan's KV capacity and no more.
+
+    On a GPU the ragged tier allocates the longest request for each slot all the same: its captured rounds
+    read rows that lie in one piece. ``longest`` are the tokens of the longest request as planned, and at
+    most.
+
+    Raises
+    ------
+    InputError
+        If the tier lays rows side by side, and they do not fit.
+    """
+    if tier.name == "ragged":
+        # No request grows beyond its most tokens: a capacity beyond all slots' worth is not used.
+        return {"kv_tokens": min(kv_capacity, slots * longest[1])} if device.type == "cpu" else {}
+    from ..kv.window_batch import columns_for
+
+    columns = columns_for(longest[0])
+    if slots * columns > kv_capacity:
+        raise InputError(
+            f"the {tier.name} tier holds rows side by side, {slots} slots of {columns} tokens, and the plan's"
+            f" KV capacity is {kv_capacity} tokens ({tier.reason})",
+            hint=f"Plan with --slots {max(1, kv_capacity // columns)}, without --kv-capacity, or run with"
+            " --kv-tokens.",
+        )
+    return {}
 
 
 def vocabulary_of(model: Any) -> int:

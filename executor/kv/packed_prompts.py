@@ -97,14 +97,18 @@ class PackedAttention:
     def _attend_each(self, call: AttentionCall, window: int | None) -> torch.Tensor:
         query = call.query
         output = query.new_empty(1, query.shape[2], query.shape[1], call.value.shape[-1])
-        keys, values = self._store.attending.buffers
+        store, buffers = self._store, self._store.attending.buffers
         for part in self._store.segments:
             tokens, held = slice(part.begin, part.begin + part.tokens), part.offset + part.tokens
             own = (call.key[:, :, tokens], call.value[:, :, tokens])
-            stored = (keys[None, part.row, :, :held], values[None, part.row, :, :held])
+            if part.offset:
+                own = (
+                    store.part(buffers[0], part.row, part.row + 1, 0, held),
+                    store.part(buffers[1], part.row, part.row + 1, 0, held),
+                )
             output[:, tokens] = attend_from_latest(
                 query[:, :, tokens],
-                *(stored if part.offset else own),
+                *own,
                 window=window,
                 scale=call.scaling,
             )

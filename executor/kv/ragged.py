@@ -23,6 +23,7 @@ from ..models.faults import OutOfMemoryError, out_of_memory
 from .batch import RunningBatch, needed_columns
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .packed_prompts import PackedAttention, pack
+from .paged_store import PagedSlots
 from .row_groups import RowGroups
 from .slot_store import KeyValueSlots, Segment, SlotMasks
 
@@ -51,6 +52,9 @@ class RaggedBatch(RunningBatch):
         none on a CPU.
     kernel
         Of :data:`~.attention_kernels.KERNELS`, for captured rounds; the fastest on a GPU if left out.
+    kv_tokens
+        Tokens of keys and values that all requests together may hold: no more are allocated, but for a block
+        a slot, and rounds are not captured. None for as many as the longest request in every slot.
     """
 
     tier: ClassVar[str] = "ragged"
@@ -62,14 +66,16 @@ class RaggedBatch(RunningBatch):
         prefill_tokens: int = _PREFILL_TOKENS,
         capture: Capture | None = None,
         kernel: str | None = None,
+        kv_tokens: int | None = None,
         **options: Any,
     ) -> None:
+        self._kv_tokens = kv_tokens
         super().__init__(*arguments, **options)
         self._prefill_tokens = prefill_tokens
         if capture is None and self._decoder.device.type == "cuda":
             capture = cuda_graph
         # What it keeps in lists of the host's a replay would not reach.
-        self._capture = capture if self._sampler.captured else None
+        self._capture = capture if self._sampler.captured and kv_tokens is None else None
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
@@ -83,7 +89,12 @@ class RaggedBatch(RunningBatch):
     def _make_store(self, capacity: int) -> KeyValueSlots:
         self._masks: SlotMasks | None = None
         self._stale = True
-        return KeyValueSlots(self.slots, capacity + 1, self._decoder.sliding_windows)
+        windows = self._decoder.sliding_windows
+        if self._kv_tokens is None:
+            return KeyValueSlots(self.slots, capacity + 1, windows)
+        return PagedSlots(
+            self.slots, capacity + 1, windows, capacity=self._kv_tokens, device=self._decoder.device
+        )
 
     def _changed(self) -> None:
         self._stale = True
@@ -95,7 +106,7 @@ class RaggedBatch(RunningBatch):
         self, rows: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
         store, device = self._store, self._decoder.device
-        store.make_room(max(len(prompt) for prompt in prompts) + 1)
+        store.reserve(rows, [len(prompt) + 1 for prompt in prompts])
         for pieces in pack([len(prompt) for prompt in prompts], self._prefill_tokens):
             ids: list[int] = []
             positions: list[int] = []
@@ -207,7 +218,7 @@ class RaggedBatch(RunningBatch):
 
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         store = self._store
-        store.make_room(store.width)
+        store.reserve(range(store.rows), [tokens + 1 for tokens in store.lengths])
         if self._masks is None or self._masks.columns != store.columns:
             windows = set(self._decoder.sliding_windows)
             self._masks = SlotMasks(

@@ -108,7 +108,7 @@ class RowGroups:
         if not layer.is_initialized:
             return 256.0
         # 15 microseconds a call, against some 10 GB/s of keys and values read.
-        size = sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in layer.buffers)
+        size = sum(buffer.shape[1] * buffer.shape[-1] * buffer.element_size() for buffer in layer.buffers)
         return 15e-6 * 10e9 / size
 
     def cut(self, masks: SlotMasks) -> None:
@@ -139,7 +139,7 @@ class RowGroups:
         Parameters
         ----------
         call
-            Its keys and values are views of all columns.
+            Its keys and values are the store's, of all columns.
         window
             How many of the latest tokens the layer attends to; None for all.
         """
@@ -149,8 +149,8 @@ class RowGroups:
         parts = [
             attend(
                 query[first:last],
-                call.key[first:last, :, begin:end],
-                call.value[first:last, :, begin:end],
+                self._store.part(call.key, first, last, begin, end),
+                self._store.part(call.value, first, last, begin, end),
                 attn_mask=mask,
                 scale=call.scaling,
             )

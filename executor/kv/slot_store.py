@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -70,7 +70,11 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
             buffer.view(-1, size).index_copy_(0, store.targets(heads), flat)
         if store.segments:
             return key_states, value_states
-        return keys[:rows], values[:rows]
+        return self._seen(keys, rows), self._seen(values, rows)
+
+    def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return what a round's attention function is given of a buffer."""
+        return buffer[:rows]
 
     def get_seq_length(self) -> int:
         """Return the columns held before the coming tokens."""
@@ -91,6 +95,8 @@ class KeyValueSlots(KeyValueStore):
         For each layer how many of the latest tokens it attends to; None for all.
     """
 
+    _layer_class: ClassVar[type[SlotLayer]] = SlotLayer
+
     def __init__(self, slots: int, columns: int, sliding_windows: Sequence[int | None]) -> None:
         self.slots = slots
         self.columns = columns
@@ -101,7 +107,7 @@ class KeyValueSlots(KeyValueStore):
         self._rows = torch.empty(0, dtype=torch.int64)
         self._targets: dict[int, torch.Tensor] = {}
         self._positions = torch.empty(0, dtype=torch.int64)
-        self._slot_layers = [SlotLayer(self, window) for window in sliding_windows]
+        self._slot_layers = [self._layer_class(self, window) for window in sliding_windows]
         self.attending = self._slot_layers[0]
         """The layer whose keys and values were asked for last: attention follows at once."""
         super().__init__(layers=list(self._slot_layers))
@@ -156,6 +162,37 @@ class KeyValueSlots(KeyValueStore):
             planes = self._rows[:, None] * heads + torch.arange(heads, device=self._rows.device)
             self._targets[heads] = (planes * self.columns + self._positions[:, None]).reshape(-1)
         return self._targets[heads]
+
+    def reserve(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """
+        See to it that each row can hold a number of tokens.
+
+        Parameters
+        ----------
+        rows, tokens
+            The rows, and the tokens of each.
+        """
+        self.make_room(max(tokens))
+
+    def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
+        """
+        Return some columns of some rows.
+
+        Parameters
+        ----------
+        buffer
+            Keys or values of a layer.
+        first, last
+            First row, and row past the last.
+        begin, end
+            First column, and column past the last.
+
+        Returns
+        -------
+        torch.Tensor
+            Shape (rows, heads, columns, head size).
+        """
+        return buffer[first:last, :, begin:end]
 
     def make_room(self, tokens: int) -> None:
         """

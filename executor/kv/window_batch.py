@@ -38,8 +38,7 @@ class WindowBatch(RunningBatch):
 
     def _make_store(self, capacity: int) -> KeyValueWindow:
         self._mask: torch.Tensor | None = None
-        columns = capacity + max(64, capacity // 4)
-        return KeyValueWindow(self.slots, columns, self._decoder.sliding_windows)
+        return KeyValueWindow(self.slots, columns_for(capacity), self._decoder.sliding_windows)
 
     def _changed(self) -> None:
         self._mask = None
@@ -94,6 +93,11 @@ class WindowBatch(RunningBatch):
             for kind, size in self._decoder.windows_by_kind.items()
         }
         return next(iter(masks.values())) if len(masks) == 1 else masks
+
+
+def columns_for(capacity: int) -> int:
+    """Return the columns allocated where the longest request is expected to hold so many tokens."""
+    return capacity + max(64, capacity // 4)
 
 
 def hiding(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

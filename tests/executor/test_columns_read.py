@@ -41,7 +41,16 @@ def captured(*arguments: Any, **options: Any) -> RaggedBatch:
     return RaggedBatch(*arguments, capture=lambda round_: round_, **options)
 
 
-LAYOUTS: dict[str, Layout] = {"window": WindowBatch, "ragged": RaggedBatch, "captured": captured}
+def paged(*arguments: Any, **options: Any) -> RaggedBatch:
+    return RaggedBatch(*arguments, kv_tokens=600, **options)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "window": WindowBatch,
+    "ragged": RaggedBatch,
+    "paged": paged,
+    "captured": captured,
+}
 
 
 class Log:
@@ -114,7 +123,7 @@ def test_the_columns_counted_are_those_of_the_calls(
         assert layers * stage.padded_kv_tokens == read
         assert layers * stage.kv_tokens == needed
     padding = sum(stage.padded_kv_tokens - stage.kv_tokens for stage, _, _ in logged)
-    assert (padding == 0) == (layout == "ragged" and call_tokens == 0.0)
+    assert (padding == 0) == (layout in ("ragged", "paged") and call_tokens == 0.0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,0 +1,178 @@
+"""
+Keys and values in blocks of one pool, as many as a KV capacity holds: rows take blocks as they grow.
+
+Blocks of a row may lie anywhere (PagedAttention, Kwon et al. 2023); attention reads a copy of the columns it
+needs, a layer and a group of rows at a time.
+
+This module needs torch and transformers when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .slot_store import KeyValueSlots, SlotLayer
+
+BLOCK = 16
+"""Tokens of a block."""
+
+
+class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
+    """One layer's keys and values, each of shape (tokens of the pool, key-value heads, head size)."""
+
+    place: PagedSlots
+
+    def _allocated(self, states: torch.Tensor) -> torch.Tensor:
+        return states.new_zeros(self.place.blocks * BLOCK, states.shape[1], states.shape[3])
+
+    def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
+        return buffer
+
+
+class PagedSlots(KeyValueSlots):
+    """
+    The keys and values of all layers in blocks.
+
+    Parameters
+    ----------
+    slots
+        Rows there may be at once.
+    columns
+        The most tokens a row is expected to hold.
+    sliding_windows
+        For each layer how many of the latest tokens it attends to; None for all.
+    capacity
+        Tokens that all rows together may hold; at most a block a slot more is allocated.
+    device
+        Of the buffers.
+    """
+
+    _layer_class = PagedLayer
+
+    def __init__(
+        self,
+        slots: int,
+        columns: int,
+        sliding_windows: Sequence[int | None],
+        *,
+        capacity: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(slots, columns, sliding_windows)
+        self.blocks = capacity // BLOCK + slots
+        self._free = list(range(self.blocks - 1, -1, -1))
+        self._blocks_of: list[list[int]] = []
+        self._table = torch.zeros(slots, -(-columns // BLOCK), dtype=torch.int64, device=device)
+        self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
+
+    def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+        """Say where the coming tokens go; ``positions`` is read again in every round."""
+        super().begin_rounds(positions, rows)
+        self._places = {}
+
+    def end_rounds(self, rounds: int = 1) -> None:
+        """Count the tokens of a round as held; where the next ones go is looked up anew."""
+        self.lengths = [tokens + rounds for tokens in self.lengths]
+        self._targets, self._places = {}, {}
+
+    def targets(self, heads: int) -> torch.Tensor:
+        """Return where the coming keys and values go: index over (tokens of the pool, heads) flattened."""
+        if heads not in self._targets:
+            places = self._table[self._rows, self._positions // BLOCK] * BLOCK + self._positions % BLOCK
+            planes = places[:, None] * heads + torch.arange(heads, device=places.device)
+            self._targets[heads] = planes.reshape(-1)
+        return self._targets[heads]
+
+    def reserve(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """
+        Take as many blocks as rows need.
+
+        Parameters
+        ----------
+        rows, tokens
+            Each row, and the tokens it is to hold.
+
+        Raises
+        ------
+        MemoryError
+            If the pool has not as many left.
+        """
+        self.make_room(max(tokens))
+        for row, held in zip(rows, tokens, strict=True):
+            blocks = self._blocks_of[row]
+            while len(blocks) * BLOCK < held:
+                if not self._free:
+                    raise MemoryError(f"the rows outgrow the {self.blocks * BLOCK} tokens of the KV capacity")
+                blocks.append(self._free.pop())
+                self._table[row, len(blocks) - 1] = blocks[-1]
+
+    def make_room(self, tokens: int) -> None:
+        """See to it that the table has entries for a row of so many tokens; nothing is allocated for them."""
+        if tokens > self.columns:
+            self.columns = tokens + max(64, tokens // 4)
+            wider = self._table.new_zeros(self.slots, -(-self.columns // BLOCK))
+            wider[:, : self._table.shape[1]] = self._table
+            self._table = wider
+
+    def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
+        """Return a copy of some columns of some rows, shape (rows, heads, columns, head size)."""
+        key = (first, last, begin, end)
+        if key not in self._places:
+            columns = torch.arange(begin, end, device=buffer.device)
+            places = self._table[first:last, columns // BLOCK] * BLOCK + columns % BLOCK
+            self._places[key] = places.reshape(-1)
+        rows = buffer.index_select(0, self._places[key])
+        return rows.view(last - first, end - begin, *buffer.shape[1:]).transpose(1, 2)
+
+    def append_row(self) -> None:
+        """Take one more row into use; it holds nothing."""
+        super().append_row()
+        self._blocks_of.append([])
+
+    def drop_row(self) -> None:
+        """Put the last row out of use."""
+        super().drop_row()
+        self._blocks_of.pop()
+
+    def move_row(self, source: int, target: int) -> None:
+        """Let a row, which has been wiped, have the blocks of another."""
+        self.lengths[target] = self.lengths[source]
+        self._blocks_of[target], self._blocks_of[source] = self._blocks_of[source], []
+        self._table[target] = self._table[source]
+
+    def wipe_row(self, row: int) -> None:
+        """Set what a row holds to zero, and give its blocks back."""
+        blocks, self._blocks_of[row] = self._blocks_of[row], []
+        if blocks:
+            freed = torch.tensor(blocks, device=self._table.device)
+            for layer in self._slot_layers:
+                if layer.is_initialized:
+                    for buffer in layer.buffers:
+                        buffer.view(self.blocks, -1).index_fill_(0, freed, 0)
+        self._free += blocks
+        self.lengths[row] = 0
+
+    def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return copies of a row's keys and values, each of shape (heads, tokens, head size)."""
+        self._places = {}
+        tokens = self.lengths[row]
+        copies = []
+        for layer in self._slot_layers:
+            keys, values = (self.part(buffer, row, row + 1, 0, tokens)[0] for buffer in layer.buffers)
+            copies.append((keys, values))
+        return copies
+
+    def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Embed the keys and values of every layer, each of shape (heads, tokens, head size), in a row."""
+        tokens = layers[0][0].shape[1]
+        self.reserve([row], [tokens])
+        columns = torch.arange(tokens, device=self._table.device)
+        places = self._table[row, columns // BLOCK] * BLOCK + columns % BLOCK
+        for layer, (keys, values) in zip(self._slot_layers, layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[None], values[None])
+            for buffer, states in zip(layer.buffers, (keys, values), strict=True):
+                buffer.index_copy_(0, places, states.to(buffer).transpose(0, 1))
+        self.lengths[row] = tokens
