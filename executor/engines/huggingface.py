@@ -206,7 +206,7 @@ class HuggingFaceEngine:
             "model": str(self._model.config.name_or_path or self._model.config.model_type),
             "device": _device_name(self._model.device),
             "dtype": str(self._model.dtype).removeprefix("torch."),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "transformers": transformers.__version__,
             **troubles,
         }
