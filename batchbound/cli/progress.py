@@ -57,13 +57,14 @@ def plan_progress(begin: Standing) -> Iterator[Callable[[Standing], None]]:
         delay=1.0,
         file=sys.stderr,
         mininterval=0.2,
-        bar_format="{l_bar}{bar:20}| {postfix}",
+        bar_format="{percentage:3.0f}%|{bar:20}| {desc}",
         disable=is_quiet(),
     ) as bar:
 
         def advance(standing: Standing) -> None:
-            bar.set_postfix_str(standing_text(standing, datetime.datetime.now()), refresh=False)
-            bar.update(standing.done - bar.n)
+            bar.set_description_str(standing_text(standing, datetime.datetime.now()), refresh=False)
+            # Rounded sums may pass the end by a hair, which a bar warns of.
+            bar.update(min(standing.done, begin.planned) - bar.n)
 
         yield advance
 
