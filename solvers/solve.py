@@ -11,15 +11,14 @@ from types import MappingProxyType
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.bounds.least_counts import cost_terms
 from ..models.bounds.makespan import best_bound, trivial_bound
-from ..models.certificates.enumeration import MOST_REQUESTS
 from .backends.backend import BACKENDS
 from .bounds.proven_bound import bound_within
+from .exact.enumeration import best_by_enumeration, can_enumerate
+from .exact.outcome import ExactOutcome
 from .formulated import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
-from .search.enumeration import ExactOutcome, best_by_enumeration, can_enumerate
 from .search.schedule_search import ScheduleSearch
 
 FORMULATIONS: tuple[Formulation, ...] = ("slot-free", "repaired", "literal")
@@ -30,10 +29,8 @@ FEW = 24
 """Requests up to which a search that is limited by time alone ends with an enumeration."""
 FEW_BOUND_SECONDS = 0.5
 """Seconds that the bound of few requests may take in any case: its proof ends by itself before."""
-PROOF_SHARE = 0.4
+PROOF_SHARE = 0.8
 """The share of its time that the enumeration gets."""
-REPEATABLE_STEPS = 2_500_000
-"""Steps of an enumeration up to which it stands as a certificate: a check by plain code takes seconds."""
 OPTIMAL_WITHIN = 1e-9
 """Relative gap below which a makespan equals its bound but for rounding."""
 
@@ -125,14 +122,12 @@ def _exact(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
 
 def _bound_after(problem: Problem, found: ExactOutcome, ours: Bound) -> Bound:
     """Return the optimum that an enumeration has proven, with what repeats it, or our own bound."""
-    if found.stopped_by is not StoppedBy.PROOF or ours.seconds >= found.schedule.makespan(problem):
+    proven = found.bound(problem)
+    if proven is None or ours.seconds >= proven.seconds:
         return ours
-    stages, rounds = found.schedule.prefill_stages(), int(found.schedule.rounds.sum())
-    terms = cost_terms(problem, stages, rounds)
-    certificate: dict[str, object] = {"kind": "enumeration", "stages": stages, "rounds": rounds}
-    if found.steps > REPEATABLE_STEPS or len(problem) > MOST_REQUESTS:
-        certificate = {"kind": "solver", "solver": "exact", "version": _version()}
-    return Bound(sum(terms.values()), "enumeration of packings and orders", terms, certificate)
+    if proven.certificate["kind"] == "solver":
+        return replace(proven, certificate={**proven.certificate, "version": _version()})
+    return proven
 
 
 def _result(

@@ -40,7 +40,16 @@ ROOMS = {
     "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
     "heuristics.serving.econoserve": {"data", "heuristics.serving"},
     "heuristics.exegpt": {"data", "models.exegpt", "heuristics"},
-    "solvers": {"data", "models", "heuristics", "solvers.search", "solvers.bounds", "solvers.backends"},
+    "solvers": {
+        "data",
+        "models",
+        "heuristics",
+        "solvers.search",
+        "solvers.exact",
+        "solvers.bounds",
+        "solvers.backends",
+    },
+    "solvers.exact": {"data", "models", "solvers", "solvers.search"},
     "solvers.bounds": {"data", "models.bounds", "solvers.packing"},
     "solvers.packing": {"models.bounds"},
     "solvers.search": {
@@ -72,9 +81,9 @@ STUDIES = ("exegpt", "serving")
 
 CORE = (
     "data", "models.bounds", "models.certificates", "models.formulations", "heuristics", "heuristics.queues",
-    "heuristics.fleet", "solvers.search", "solvers.search.stages", "solvers.packing",
-    "solvers.bounds", "solvers.backends",
-    "executor.models", "executor.attention", "executor.kv", "executor.engines",
+    "heuristics.fleet", "solvers.search", "solvers.search.stages", "solvers.exact", "solvers.packing",
+    "solvers.bounds", "solvers.backends", "executor.models", "executor.attention", "executor.kv",
+    "executor.engines",
 )  # fmt: skip
 
 HEAVY = ("torch", "transformers", "ortools", "pyscipopt", "pulp", "scipy", "pandas", "matplotlib")

@@ -14,6 +14,7 @@ from ...data.schedule import Violation
 from .claims import RefutedError, Work, entries, prices, unreadable, whole, wholes
 from .enumeration import MOST_REQUESTS, fits
 from .slot_ends import EndClaim, checked_ends
+from .states import check_no_cheaper
 
 ROUNDING = 1e-9
 """Relative error of floating-point sums that is let pass."""
@@ -94,6 +95,7 @@ def source_of(certificate: Mapping[str, Any]) -> str:
 _SOURCES = {
     "trivial": "fewest stages and rounds",
     "enumeration": "enumeration of packings and orders",
+    "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
     "one request": "the longest request",
 }
@@ -115,6 +117,9 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
     if certificate["kind"] == "enumeration":
         stages, rounds = (whole(certificate, name, "enumeration", least=1) for name in ("stages", "rounds"))
         return _enumerated_seconds(problem, stages, rounds, work)
+    if certificate["kind"] == "states":
+        check_no_cheaper(problem, bound.seconds * (1 - ROUNDING), work)
+        return bound.seconds
     if certificate["kind"] not in ("trivial", "difference set"):
         raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))

@@ -8,7 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,16 @@ from ...models.formulations.full_model import UnsupportedProblemError
 from ...models.formulations.packings import Slot, packings
 from ...models.formulations.slot_free import floor_binds, schedule_of_starts
 from ..result import Limits, StoppedBy
-from .schedule_search import search_schedule
+from ..search.schedule_search import search_schedule
+from .outcome import ExactOutcome, LimitReachedError
+from .stage_states import best_by_states, can_list_states
 
 STEPS_PER_REQUEST = 15
 """Steps, for each request, of the search that gives the enumeration something to beat."""
+FIRST_STATES = 30_000
+"""States looked at before packings are enumerated: they settle the smallest problems."""
+LEAST_SECONDS = 1e-6
+"""What is left of a time limit at least: a limit must be positive."""
 START_SHARE = 0.25
 """Most of the time limit that search may take."""
 MOST_ORDERS = 5_040
@@ -42,39 +48,22 @@ PRECISION = 1e-10
 """Relative difference below which two costs are the same."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExactOutcome:
-    """
-    What an enumeration found.
-
-    Parameters
-    ----------
-    schedule
-        The best schedule.
-    stopped_by
-        ``PROOF`` if no schedule is better, ``GAVE_UP`` if a slot's requests have too many orders, else the
-        limit that was reached.
-    steps
-        Steps of the enumeration, the unit of ``Limits.work``.
-    """
-
-    schedule: Schedule
-    stopped_by: StoppedBy
-    steps: int
-
-
 def best_by_enumeration(
     problem: Problem, limits: Limits | None = None, start: Schedule | None = None
 ) -> ExactOutcome:
     r"""
     Return an optimal schedule, or the best one found within the limits.
 
-    A makespan is :math:`a S + c R` and a constant. To beat the incumbent with S stages, R may be at most some
-    :math:`R_S`, and so may the sum of the requests in any slot: few packings do. In each, a slot may idle for
-    :math:`R_S` less its load, so with its requests in a given order the m-th starts within that many rounds
-    after the sum of those before it, and S - 1 stages after the first have to stab all these windows. Orders
-    are added slot by slot, and dropped once the windows so far cannot be stabbed; what is left is settled by
-    trying every choice of stage times.
+    :func:`~batchbound.solvers.exact.stage_states.best_by_states` takes any small problem. Where a stage costs
+    the same whatever it prefills and nothing but slots is scarce, it only begins, and is followed by an
+    enumeration of packings that takes more requests.
+
+    A makespan is then :math:`a S + c R` and a constant. To beat the incumbent with S stages, R may be at most
+    some :math:`R_S`, and so may the sum of the requests in any slot: few packings do. In each, a slot may
+    idle for :math:`R_S` less its load, so with its requests in a given order the m-th starts within that many
+    rounds after the sum of those before it, and S - 1 stages after the first have to stab all these windows.
+    Orders are added slot by slot, and dropped once the windows so far cannot be stabbed; what is left is
+    settled by trying every choice of stage times.
 
     Only schedules are looked at in which no slot idles through a stage while a request still waits for it:
     that request could start then, with no more stages or rounds. So every slot is used from the start, and
@@ -83,20 +72,21 @@ def best_by_enumeration(
     Parameters
     ----------
     problem
-        Without arrivals, token cap and KV capacity, its prefill stages above the floor and below the bend,
-        each request with a decode round.
+        One that :func:`can_enumerate` accepts.
     limits
-        Work is in steps of the enumeration.
+        Work is in steps.
     start
         A schedule to beat; by default what a short search finds.
 
     Raises
     ------
     UnsupportedProblemError
-        If the problem has what the enumeration leaves out.
+        If the problem has arrival times, or too many requests for what else it has.
     """
-    if unsaid := _unsaid(problem):
-        what = ", ".join(unsaid)
+    if not can_enumerate(problem):
+        what = ", ".join(_unsaid(problem))
+        if not problem.workload.arrival.any():
+            what = f"as many as {len(problem)} requests on {problem.slots} slots with {what}"
         raise UnsupportedProblemError(f"the enumeration cannot take {what}; choose another solver")
     limits, begun = limits or Limits(), time.monotonic()
     if start is None:
@@ -104,18 +94,38 @@ def best_by_enumeration(
         steps = STEPS_PER_REQUEST * len(problem)
         start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
     deadline = None if limits.seconds is None else begun + limits.seconds
-    search = _Enumeration(problem, start.without_idle_rounds(problem), deadline, limits.work)
+    if _unsaid(problem):
+        return best_by_states(problem, _left(limits, deadline, 0), start)
+    best, steps = start.without_idle_rounds(problem), 0
+    if can_list_states(problem):
+        few = FIRST_STATES if limits.work is None else min(FIRST_STATES, max(1, limits.work // 2))
+        first = best_by_states(problem, replace(_left(limits, deadline, 0), work=few), best)
+        if first.stopped_by is not StoppedBy.WORK:
+            return first
+        best, steps = first.schedule, first.steps
+    search = _Enumeration(problem, best, deadline, _left(limits, deadline, steps).work)
     stopped_by = StoppedBy.PROOF
     try:
         search.run()
-    except _LimitReached as limit:
+    except LimitReachedError as limit:
         stopped_by = limit.stopped_by
-    return ExactOutcome(search.best, stopped_by, search.steps)
+    steps += search.steps
+    left = _left(limits, deadline, steps)
+    if stopped_by is StoppedBy.GAVE_UP and can_list_states(problem):
+        last = best_by_states(problem, left, search.best)
+        return replace(last, steps=steps + last.steps)
+    return ExactOutcome(search.best, stopped_by, steps, "packings")
 
 
 def can_enumerate(problem: Problem) -> bool:
-    """Return whether the problem has nothing that the enumeration leaves out."""
-    return not _unsaid(problem)
+    """Return whether the problem is free of arrival times, and small enough for what else it has."""
+    return not _unsaid(problem) or can_list_states(problem)
+
+
+def _left(limits: Limits, deadline: float | None, steps: int) -> Limits:
+    """Return what is left of limits, at least a little."""
+    seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+    return replace(limits, seconds=seconds, work=None if limits.work is None else max(1, limits.work - steps))
 
 
 def _unsaid(problem: Problem) -> list[str]:
@@ -129,12 +139,6 @@ def _unsaid(problem: Problem) -> list[str]:
         "decode rounds that cost nothing": problem.cost.decode_base <= 0,
     }
     return [what for what, present in unsaid.items() if present]
-
-
-class _LimitReached(Exception):
-    def __init__(self, stopped_by: StoppedBy) -> None:
-        super().__init__(stopped_by)
-        self.stopped_by = stopped_by
 
 
 class _Enumeration:
@@ -156,11 +160,11 @@ class _Enumeration:
         before = self.steps // LOOK_AT_CLOCK
         self.steps += steps
         if self.work is not None and self.steps > self.work:
-            raise _LimitReached(StoppedBy.WORK)
+            raise LimitReachedError(StoppedBy.WORK)
         if self.deadline is None or self.steps // LOOK_AT_CLOCK == before:
             return
         if time.monotonic() > self.deadline:
-            raise _LimitReached(StoppedBy.TIME)
+            raise LimitReachedError(StoppedBy.TIME)
 
     def rounds_to_beat(self, stages: int) -> int:
         """Return the most rounds with which so many stages are better than the best schedule."""
@@ -192,7 +196,7 @@ class _Enumeration:
         slots = sorted(packing, key=lambda slot: (rounds - sum(slot), -len(slot)))
         idle = [rounds - sum(slot) for slot in slots]
         if max(map(_number_of_orders, slots)) > MOST_ORDERS:
-            raise _LimitReached(StoppedBy.GAVE_UP)
+            raise LimitReachedError(StoppedBy.GAVE_UP)
         orders = []
         for slot in slots:
             orders.append(_orders(slot))

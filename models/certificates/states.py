@@ -1,0 +1,165 @@
+"""An independent check that no schedule of a small problem is cheaper, by following all that could be."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+
+from ...data.problem import Problem
+from .claims import RefutedError, Work
+
+STEPS = 30
+"""Steps of a check that trying a stage or a number of rounds takes."""
+
+Waiting = tuple[int, ...]
+"""Requests of each kind that wait."""
+UnderWay = tuple[tuple[int, int], ...]
+"""Rounds left and tokens held of each request under way, ascending."""
+
+
+def check_no_cheaper(problem: Problem, seconds: float, work: Work) -> None:
+    """
+    Refute a number of seconds if some schedule takes less.
+
+    From each state right before a prefill stage (which requests wait, what those under way have left and
+    hold, seconds spent) every stage that fits is tried, and after it every number of rounds until the next
+    one; where the KV capacity never matters only those at which a request ends, as a stage after no end could
+    be earlier. Two stages with no round between them are one, unless a token cap, a bend or a request of no
+    rounds stands against it. States from which slots, KV tokens, the longest request and the cost of stages
+    leave no way to be cheaper are left out.
+
+    Parameters
+    ----------
+    problem
+        The problem, everything there at the start.
+    seconds
+        What no schedule is below.
+    work
+        What is left of the steps of the check.
+
+    Raises
+    ------
+    RefutedError
+        If a schedule is cheaper, or there is more to try than there are steps.
+    """
+    tries = _Tries(problem, seconds, work)
+    layers: dict[int, dict[tuple[Waiting, UnderWay], float]] = {len(problem): {(tries.everyone, ()): 0.0}}
+    for number in range(len(problem), 0, -1):
+        for (waiting, under_way), spent in layers.pop(number, {}).items():
+            for rest, busy, so_far in tries.stages(waiting, under_way, spent):
+                if not any(rest):
+                    raise RefutedError("states", "a schedule takes less")
+                layer = layers.setdefault(sum(rest), {})
+                for after, total in tries.waits(rest, busy, so_far):
+                    if total < layer.get((rest, after), math.inf):
+                        layer[rest, after] = total
+
+
+class _Tries:
+    """Everything that could lead to less than so many seconds."""
+
+    def __init__(self, problem: Problem, seconds: float, work: Work) -> None:
+        cost, self.work = problem.cost, work
+        self.cost, self.slots, self.capacity = cost, problem.slots, problem.kv_capacity
+        self.cap = problem.prefill_token_cap or math.inf
+        first = int(problem.prefill_emits_first_token)
+        kinds = Counter(zip(problem.rounds.tolist(), problem.prompt_tokens.tolist(), strict=True))
+        self.kinds = [(n, p, p + first) for n, p in sorted(kinds, reverse=True)]
+        self.everyone: Waiting = tuple(kinds[n, p] for n, p, _ in self.kinds)
+        self.read = [n * held + n * (n - 1) // 2 for n, _, held in self.kinds]
+        rounds = sum(count * n for count, (n, _, _) in zip(self.everyone, self.kinds, strict=True))
+        read = sum(count * each for count, each in zip(self.everyone, self.read, strict=True))
+        # Slot-rounds and tokens read cost the same whatever the schedule, so only the rest is counted.
+        self.limit = seconds - cost.decode_per_slot * rounds - cost.decode_per_kv_token * read
+        peaks = sorted(max(p, held + n - 1) for n, p, held in self.kinds for _ in range(kinds[n, p]))
+        self.scarce = self.capacity is not None and sum(peaks[-self.slots :]) > self.capacity
+        bends = cost.prefill_per_token_beyond > 0
+        self.at_once = problem.prefill_token_cap is not None or bends or any(n == 0 for n, _, _ in self.kinds)
+        self.known: dict[Waiting, tuple[int, int, int, float]] = {}
+
+    def waits(self, waiting: Waiting, busy: UnderWay, spent: float) -> Iterator[tuple[UnderWay, float]]:
+        """Yield those under way and the seconds spent after each number of rounds worth trying."""
+        if self.at_once:
+            yield busy, spent
+        longest = busy[-1][0] if busy else 0
+        for rounds in range(1, longest + 1) if self.scarce else sorted({left for left, _ in busy}):
+            after = tuple((left - rounds, held + rounds) for left, held in busy if left > rounds)
+            total = spent + self.cost.decode_base * rounds
+            self.work.spend(STEPS)
+            if self.hopeless(waiting, after, total):
+                return
+            if len(after) < self.slots:
+                yield after, total
+
+    def hopeless(self, waiting: Waiting, busy: UnderWay, spent: float) -> bool:
+        """Return whether nothing that goes on from here is cheaper."""
+        facts = self.known.get(waiting)
+        if facts is None:
+            facts = self.known[waiting] = self._facts(waiting)
+        work, read, longest, prefill = facts
+        rounds = -(-(work + sum(left for left, _ in busy)) // self.slots)
+        if busy:
+            rounds = max(rounds, busy[-1][0], longest + (busy[0][0] if len(busy) == self.slots else 0))
+        else:
+            rounds = max(rounds, longest)
+        if self.capacity is not None:
+            held = read + sum(left * held + left * (left - 1) // 2 for left, held in busy)
+            rounds = max(rounds, -(-held // self.capacity))
+        least: float = spent + prefill + self.cost.decode_base * rounds
+        hopeless: bool = least >= self.limit
+        return hopeless
+
+    def _facts(self, waiting: Waiting) -> tuple[int, int, int, float]:
+        """Return the rounds, the tokens read, the longest request and the least seconds of stages."""
+        wait = [(count, *kind) for count, kind in zip(waiting, self.kinds, strict=True) if count]
+        if not wait:
+            return 0, 0, 0, 0.0
+        number, tokens = sum(waiting), sum(count * p for count, _, p, _ in wait)
+        cap = min(self.cap, self.capacity or math.inf)
+        cost, bend = self.cost, self.cost.prefill_bend
+        beyond = sum(count * max(0.0, p - bend) for count, _, p, _ in wait)
+        within = sum(count * min(p, bend) for count, _, p, _ in wait)
+        fewest = max(-(-number // self.slots), math.ceil(tokens / cap))
+        least = math.inf
+        for stages in range(fewest, max(number, fewest) + 1):
+            seconds = cost.prefill_base * stages + cost.prefill_per_token * tokens
+            seconds += cost.prefill_per_token_beyond * (beyond + max(0.0, within - stages * bend))
+            least = min(least, max(seconds, cost.prefill_floor * stages))
+        work = sum(count * n for count, n, _, _ in wait)
+        read = sum(count * each for count, each in zip(waiting, self.read, strict=True))
+        return work, read, max(n for _, n, _, _ in wait), least
+
+    def stages(
+        self, waiting: Waiting, busy: UnderWay, spent: float
+    ) -> Iterator[tuple[Waiting, UnderWay, float]]:
+        """Yield what waits, those under way and the seconds spent after each stage that fits and may pay."""
+        room = (
+            self.cap
+            if self.capacity is None
+            else min(self.cap, self.capacity - sum(held for _, held in busy))
+        )
+        kinds = [kind for kind, count in enumerate(waiting) for _ in range(count)]
+        for size in range(1, min(len(kinds), self.slots - len(busy)) + 1):
+            for chosen in dict.fromkeys(combinations(kinds, size)):
+                self.work.spend(STEPS)
+                tokens = sum(self.kinds[kind][1] for kind in chosen)
+                if tokens > room:
+                    continue
+                rest = list(waiting)
+                for kind in chosen:
+                    rest[kind] -= 1
+                new = [self.kinds[kind] for kind in chosen]
+                after = tuple(sorted([*busy, *((n, held) for n, _, held in new if n)]))
+                total = spent + self.cost.prefill_seconds(tokens)
+                if not self.hopeless(tuple(rest), after, total) and self._holds(after):
+                    yield tuple(rest), after, total
+
+    def _holds(self, busy: UnderWay) -> bool:
+        """Return whether those under way fit in the capacity until they end: in the last round of each."""
+        if not self.scarce or self.capacity is None:
+            return True
+        return all(
+            sum(held + last - 1 for left, held in busy if left >= last) <= self.capacity for last, _ in busy
+        )

@@ -1,0 +1,99 @@
+"""What an exact search of a small problem found, and the bound that it proves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ...data.bound import Bound
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ...models.bounds.least_counts import cost_terms
+from ...models.certificates.enumeration import MOST_REQUESTS
+from ..result import StoppedBy
+
+Argument = Literal["packings", "states"]
+"""Whether every packing and order was tried, or every stage from every state."""
+
+REPEATABLE_STEPS = {"packings": 2_500_000, "states": 400_000}
+"""Steps up to which a proof stands as a certificate: a check by plain code takes seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExactOutcome:
+    """
+    What an exact search found.
+
+    Parameters
+    ----------
+    schedule
+        The best schedule.
+    stopped_by
+        ``PROOF`` if no schedule is better, ``GAVE_UP`` if there is too much to try, else the limit that was
+        reached.
+    steps
+        Steps of the search, the unit of ``Limits.work``.
+    argument
+        How a checker tries everything again.
+    """
+
+    schedule: Schedule
+    stopped_by: StoppedBy
+    steps: int
+    argument: Argument
+
+    def bound(self, problem: Problem) -> Bound | None:
+        """
+        Return the optimum as a bound, or None if it is not proven.
+
+        Its certificate is of kind ``solver`` where a check by plain code would take too long.
+
+        Parameters
+        ----------
+        problem
+            What was solved.
+        """
+        if self.stopped_by is not StoppedBy.PROOF:
+            return None
+        stages, rounds = self.schedule.prefill_stages(), int(self.schedule.rounds.sum())
+        certificate: dict[str, object] = {"kind": "states"}
+        terms, source = _terms(problem, self.schedule), "every stage from every state"
+        repeatable = self.steps <= REPEATABLE_STEPS[self.argument]
+        if self.argument == "packings":
+            certificate = {"kind": "enumeration", "stages": stages, "rounds": rounds}
+            terms, source = cost_terms(problem, stages, rounds), "enumeration of packings and orders"
+            repeatable &= len(problem) <= MOST_REQUESTS
+        if not repeatable:
+            certificate = {"kind": "solver", "solver": "exact"}
+        return Bound(sum(terms.values()), source, terms, certificate)
+
+
+class LimitReachedError(Exception):
+    """
+    An exact search has reached a limit.
+
+    Parameters
+    ----------
+    stopped_by
+        Which one.
+    """
+
+    def __init__(self, stopped_by: StoppedBy) -> None:
+        super().__init__(stopped_by)
+        self.stopped_by = stopped_by
+
+
+def _terms(problem: Problem, schedule: Schedule) -> dict[str, float]:
+    """Return the seconds of a schedule by what they pay for, with the names of :func:`cost_terms`."""
+    cost, tokens = problem.cost, schedule.stage_tokens(problem)
+    tokens = tokens[np.bincount(schedule.bin_of, minlength=schedule.bins) > 0]
+    least = cost_terms(problem, len(tokens), int(schedule.rounds.sum()))
+    beyond = cost.prefill_per_token_beyond * np.maximum(0.0, tokens - cost.prefill_bend)
+    inside = cost.prefill_base + cost.prefill_per_token * tokens + beyond
+    prefill = {
+        "stages beyond the bend": float(beyond.sum()),
+        "prefill floor": float(np.maximum(0.0, cost.prefill_floor - inside).sum()),
+    }
+    return {**{name: term for name, term in least.items() if name != "prompts beyond the bend"}, **prefill}

@@ -1,0 +1,465 @@
+"""Small problems of every kind solved to a proven optimum: dynamic programming over what is under way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ..result import Limits, StoppedBy
+from .outcome import ExactOutcome, LimitReachedError
+
+BoolArray = NDArray[np.bool_]
+
+MOST_REQUESTS = 24
+"""Requests beyond which states are too many; each is a bit of a number, too."""
+MOST_CHOICES = 60_000
+"""Sets of requests that a stage can start beyond which each state has too many successors."""
+MOST_STATES = 3_000_000
+"""States of a layer beyond which it gives up: some hundred bytes each are held."""
+TABLED = 14
+"""Requests up to which what is known of each set of them is worked out in advance."""
+AT_ONCE = 500_000
+"""Pairs of a state and a stage looked at together; bounds the memory."""
+BEAMS = (300, 3_000)
+"""States that a layer keeps in the first passes, which look for a schedule to beat."""
+EVEN = 0.2
+"""Weight, in what a beam keeps, of the rounds that slots and KV tokens need each on their own."""
+MANY = 2**40
+"""More rounds and tokens than anything has."""
+PRECISION = 1e-10
+"""Relative difference below which two costs are the same."""
+
+
+def can_list_states(problem: Problem) -> bool:
+    """Return whether a problem is small enough to try, and free of arrival times."""
+    slots = min(problem.slots, len(problem))
+    return (
+        len(problem) <= MOST_REQUESTS
+        and not problem.workload.arrival.any()
+        and sum(math.comb(len(problem), size) for size in range(1, slots + 1)) <= MOST_CHOICES
+    )
+
+
+def best_by_states(problem: Problem, limits: Limits, start: Schedule) -> ExactOutcome:
+    r"""
+    Return an optimal schedule, or the best one found within the limits.
+
+    A state, right before a prefill stage, is which requests wait, the rounds left and the tokens held of each
+    that is under way, and the seconds spent. From each one every stage is tried that the slots, the token cap
+    and the KV capacity have room for to the end of those under way, and then every number of rounds until the
+    next stage. Of equal states one is kept; none is whose lower bound is no better than the best schedule
+    (slots, longest request and KV tokens for the rounds left; for the stages as
+    :func:`~batchbound.models.bounds.least_counts.cost_terms`). A layer has all states with equally many
+    requests waiting, so each state is met once. First passes keep few states a layer, to have a good schedule
+    to beat.
+
+    What need not be tried:
+
+    - A stage that follows no end of a request, as long as what is held can never exceed the capacity. It
+      could be a round earlier, with the same slots free.
+    - Two stages with no round between them, but under a token cap, where the cost bends, or with requests
+      that take no round: one stage costs no more.
+    - Of requests alike, a later one before an earlier one.
+    - A stage that leaves a slot free while a request waits, if stages cost the same however full they are and
+      nothing but slots is scarce: a request that waits could start then instead of later.
+
+    Parameters
+    ----------
+    problem
+        One that :func:`can_list_states` accepts.
+    limits
+        Work is in states.
+    start
+        A schedule to beat.
+    """
+    begun = time.monotonic()
+    deadline = None if limits.seconds is None else begun + limits.seconds
+    search = _StateSearch(problem, start, deadline, limits.work)
+    stopped_by = StoppedBy.PROOF
+    try:
+        any(search.run(beam) for beam in (*BEAMS, None))
+    except LimitReachedError as limit:
+        stopped_by = limit.stopped_by
+    return ExactOutcome(search.best, stopped_by, search.steps, "states")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _States:
+    """
+    States right before a prefill stage, as columns.
+
+    Parameters
+    ----------
+    waiting
+        The requests that wait, a bit each, shape (states,).
+    left, held
+        Rounds left of what each slot serves, and its tokens of keys and values in the next one; those with
+        the most rounds left first, 0 for a free slot. Shape (slots, states).
+    spent
+        Seconds so far, with those that every schedule takes, shape (states,).
+    layer, parent, stage, rounds
+        The state it came from (layer and row), the requests of the stage in between and the rounds after it,
+        shape (states,).
+    """
+
+    waiting: IntArray
+    left: IntArray
+    held: IntArray
+    spent: FloatArray
+    layer: IntArray
+    parent: IntArray
+    stage: IntArray
+    rounds: IntArray
+
+    def take(self, rows: IntArray | BoolArray) -> _States:
+        return _States(*(getattr(self, column.name)[..., rows] for column in fields(self)))
+
+    @staticmethod
+    def together(parts: list[_States]) -> _States:
+        return _States(
+            *(
+                np.concatenate([getattr(part, column.name) for part in parts], axis=-1)
+                for column in fields(_States)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """
+    All sets of some size that a stage can start.
+
+    Parameters
+    ----------
+    members
+        The requests, shape (size, sets).
+    bits
+        The same, a bit each, shape (sets,).
+    tokens, seconds
+        Prompt tokens and seconds of the stage, shape (sets,).
+    """
+
+    members: IntArray
+    bits: IntArray
+    tokens: IntArray
+    seconds: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Facts:
+    """
+    What is known of sets of waiting requests.
+
+    Parameters
+    ----------
+    rounds, tokens_read
+        Their decode rounds, and the tokens of keys and values read in them.
+    longest, shortest, smallest
+        The most and the fewest rounds of one, and the fewest prompt tokens.
+    prefill
+        The least seconds of their prefill stages.
+    peaks
+        The most tokens that so many of them can hold together, shape (slots + 1, sets).
+    """
+
+    rounds: IntArray
+    tokens_read: IntArray
+    longest: IntArray
+    shortest: IntArray
+    smallest: IntArray
+    prefill: FloatArray
+    peaks: IntArray
+
+
+class _Sets:
+    """Sets of requests, a bit each, and what is known of them."""
+
+    def __init__(self, problem: Problem, order: IntArray) -> None:
+        self.problem, self.slots = problem, min(problem.slots, len(problem))
+        self.rounds, self.prompts = problem.rounds[order], problem.prompt_tokens[order]
+        self.at_start, self.peaks = problem.kv_at_start[order], problem.kv_peak[order]
+        self.read = self.rounds * self.at_start + self.rounds * (self.rounds - 1) // 2
+        tabled = len(problem) <= TABLED
+        self._table = self._facts(np.arange(1 << len(problem))) if tabled else None
+
+    def facts(self, sets: IntArray) -> tuple[_Facts, IntArray]:
+        """Return what is known of sets, and where each of them stands in it."""
+        if self._table is not None:
+            return self._table, sets
+        distinct, at = np.unique(sets, return_inverse=True)
+        return self._facts(distinct), at.ravel()
+
+    def _facts(self, sets: IntArray) -> _Facts:
+        member = (sets >> np.arange(len(self.rounds))[:, None]) & 1
+        peaks = np.sort(member * self.peaks[:, None], axis=0)[: -self.slots - 1 : -1]
+        return _Facts(
+            self.rounds @ member,
+            self.read @ member,
+            (self.rounds[:, None] * member).max(axis=0),
+            np.where(member, self.rounds[:, None], MANY).min(axis=0),
+            np.where(member, self.prompts[:, None], MANY).min(axis=0),
+            self._prefill(member),
+            np.concatenate((np.zeros((1, len(sets)), dtype=np.int64), np.cumsum(peaks, axis=0))),
+        )
+
+    def _prefill(self, member: IntArray) -> FloatArray:
+        """Return the least seconds of prefill over all numbers of stages that are enough."""
+        cost, number = self.problem.cost, member.sum(axis=0)
+        tokens = self.prompts @ member
+        within = np.minimum(self.prompts, cost.prefill_bend) @ member
+        caps = [cap for cap in (self.problem.prefill_token_cap, self.problem.kv_capacity) if cap is not None]
+        fewest = -(-number // self.slots)
+        if caps:
+            fewest = np.maximum(fewest, -(-tokens // min(caps)))
+        bends = self.problem.reaches_bend
+        most = len(self.prompts) if bends else int(fewest.max())
+        least = np.full(len(number), np.inf)
+        for stages in range(most + 1):
+            seconds = cost.prefill_base * stages + cost.prefill_per_token * tokens
+            if bends:
+                together = np.maximum(0.0, within - stages * cost.prefill_bend)
+                seconds = seconds + cost.prefill_per_token_beyond * (tokens - within + together)
+            seconds = np.maximum(seconds, cost.prefill_floor * stages)
+            enough = (stages >= fewest) & (stages <= np.maximum(number, fewest))
+            least = np.where(enough, np.minimum(least, seconds), least)
+        return least
+
+
+class _StateSearch:
+    """The best schedule so far, and the layers of states that could lead to a better one."""
+
+    def __init__(self, problem: Problem, best: Schedule, deadline: float | None, work: int | None) -> None:
+        self.problem, self.best, self.seconds = problem, best, best.makespan(problem)
+        self.deadline, self.work, self.steps = deadline, work, 0
+        cost = problem.cost
+        self.capacity = problem.kv_capacity
+        self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
+        self.sets = _Sets(problem, self.order)
+        self.slots = self.sets.slots
+        scarce = (
+            self.capacity is not None and int(np.sort(problem.kv_peak)[-self.slots :].sum()) > self.capacity
+        )
+        # Where what is held never matters, states that differ in nothing else are the same.
+        self.scarce = scarce
+        no_rounds, bends = bool((problem.rounds == 0).any()), problem.reaches_bend
+        capped = problem.prefill_token_cap is not None
+        self.at_once = capped or bends or no_rounds
+        alike = not (scarce or capped or bends or cost.prefill_floor > 0)
+        self.fills_slots = alike and not no_rounds
+        same = np.diff(self.sets.rounds) == 0
+        if not alike:
+            same &= np.diff(self.sets.prompts) == 0
+        self.twins = int(sum(1 << at for at in np.flatnonzero(same).tolist()))
+        self.constant = cost.decode_per_slot * int(problem.rounds.sum())
+        self.constant += cost.decode_per_kv_token * problem.kv_token_rounds
+        self.choices = [self._choice(size) for size in range(1, self.slots + 1)]
+
+    def _choice(self, size: int) -> _Choice:
+        combinations = list(itertools.combinations(range(len(self.problem)), size))
+        members = np.array(combinations, dtype=np.int64).T
+        tokens = self.sets.prompts[members].sum(axis=0)
+        caps = [cap for cap in (self.problem.prefill_token_cap, self.capacity) if cap is not None]
+        fits = np.flatnonzero(tokens <= min(caps, default=int(tokens.max())))
+        members, tokens = members[:, fits], tokens[fits]
+        bits = (1 << members).sum(axis=0)
+        return _Choice(members, bits, tokens, self.problem.cost.prefill_seconds(tokens))
+
+    @property
+    def to_beat(self) -> float:
+        return self.seconds * (1 - PRECISION)
+
+    def tick(self, steps: int) -> None:
+        self.steps += steps
+        if self.work is not None and self.steps > self.work:
+            raise LimitReachedError(StoppedBy.WORK)
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise LimitReachedError(StoppedBy.TIME)
+
+    def run(self, beam: int | None) -> bool:
+        """Go through all layers, with a beam's states at most in each; return whether these were all."""
+        every = True
+        count, none = len(self.problem), np.zeros(1, dtype=np.int64)
+        everyone, empty = none + (1 << count) - 1, np.zeros((self.slots, 1), dtype=np.int64)
+        spent = np.array([self.constant], dtype=np.float64)
+        first = _States(everyone, empty, empty, spent, none - 1, none, none, none)
+        layers: list[list[_States]] = [[] for _ in range(count)]
+        kept: dict[int, _States] = {}
+        layers.append([first])
+        for waiting in range(count, 0, -1):
+            if not layers[waiting]:
+                continue
+            states = self._distinct(_States.together(layers[waiting]))
+            layers[waiting] = []
+            if beam is not None and len(states.waiting) > beam:
+                states, every = states.take(np.argpartition(self._expected(states), beam)[:beam]), False
+            if len(states.waiting) > MOST_STATES:
+                raise LimitReachedError(StoppedBy.GAVE_UP)
+            kept[waiting] = states
+            for size in range(1, min(self.slots, waiting) + 1):
+                for successors in self._after(states, waiting, size, kept):
+                    layers[waiting - size].append(successors)
+        return every
+
+    def _least(self, waiting: IntArray, left: IntArray, held: IntArray) -> FloatArray:
+        """Return a lower bound on the seconds still to come."""
+        facts, at = self.sets.facts(waiting)
+        rounds = -(-(left.sum(axis=0) + facts.rounds[at]) // self.slots)
+        np.maximum(rounds, left[0], out=rounds)
+        np.maximum(rounds, facts.longest[at] + left[-1], out=rounds)
+        if self.scarce and self.capacity is not None:
+            read = (left * held + left * (left - 1) // 2).sum(axis=0) + facts.tokens_read[at]
+            np.maximum(rounds, -(-read // self.capacity), out=rounds)
+        least: FloatArray = facts.prefill[at] + self.problem.cost.decode_base * rounds
+        return least
+
+    def _expected(self, states: _States) -> FloatArray:
+        """Return about how many seconds schedules from states take, to rank them."""
+        facts, at = self.sets.facts(states.waiting)
+        left = states.left
+        rounds = (left.sum(axis=0) + facts.rounds[at]) / self.slots
+        if self.scarce and self.capacity is not None:
+            read = (left * states.held + left * (left - 1) // 2).sum(axis=0) + facts.tokens_read[at]
+            by_memory = read / self.capacity
+            rounds = np.maximum(rounds, by_memory) + EVEN * (rounds + by_memory)
+        expected: FloatArray = states.spent + facts.prefill[at] + self.problem.cost.decode_base * rounds
+        return expected
+
+    def _distinct(self, states: _States) -> _States:
+        """Return the states that can still lead to a better schedule, of equal ones the cheapest."""
+        promising = states.spent + self._least(states.waiting, states.left, states.held) < self.to_beat
+        states = states.take(promising)
+        columns = np.vstack((states.waiting, states.left, *([states.held] if self.scarce else [])))
+        factors = np.random.default_rng(0).integers(1, 2**62, len(columns)) * 2 + 1
+        mixed = (columns * factors[:, None]).sum(axis=0)
+        order = np.lexsort((states.spent, mixed))
+        columns = columns[:, order]
+        # Equal sums of different states only mean that one of them may be kept twice.
+        new = np.ones(len(order), dtype=np.bool_)
+        new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+        return states.take(order[new])
+
+    def _after(self, states: _States, waiting: int, size: int, kept: dict[int, _States]) -> Iterator[_States]:
+        """Yield what follows states with a stage of so many requests, right before the next stage."""
+        choice = self.choices[size - 1]
+        free = self.slots - np.count_nonzero(states.left, axis=0)
+        open_to = np.minimum(free, waiting) == size if self.fills_slots else free >= size
+        rows, block = np.flatnonzero(open_to), max(1, AT_ONCE // max(1, len(choice.bits)))
+        for begin in range(0, len(rows), block):
+            part = rows[begin : begin + block]
+            among = (states.waiting[part][:, None] & choice.bits) == choice.bits
+            row, chosen = np.nonzero(among)
+            begun = self._begun(states, part[row], choice, chosen)
+            self.tick(len(begun.waiting))
+            if not len(begun.waiting):
+                continue
+            if size == waiting:
+                self._end(begun, kept)
+            else:
+                yield from self._later(begun)
+
+    def _begun(self, states: _States, parent: IntArray, choice: _Choice, chosen: IntArray) -> _States:
+        """Return the states right after stages, as far as these fit and may lead to a better schedule."""
+        waiting = states.waiting[parent] & ~choice.bits[chosen]
+        spent = states.spent[parent] + choice.seconds[chosen]
+        facts, at = self.sets.facts(waiting)
+        fits = spent + facts.prefill[at] < self.to_beat
+        fits &= (((waiting & self.twins) << 1) & ~waiting) == 0
+        if self.capacity is not None:
+            fits &= states.held.sum(axis=0)[parent] + choice.tokens[chosen] <= self.capacity
+        parent, chosen, waiting, spent = parent[fits], chosen[fits], waiting[fits], spent[fits]
+        members = choice.members[:, chosen]
+        left = np.concatenate((states.left[:, parent], self.sets.rounds[members]))
+        held = np.concatenate((states.held[:, parent], self.sets.at_start[members]))
+        keys = np.sort(-((left << 32) + np.where(left > 0, held, 0)), axis=0)[: self.slots]
+        left, held = -keys >> 32, -keys & 0xFFFFFFFF
+        layer = np.full(len(parent), int(states.waiting[0]).bit_count())
+        begun = _States(waiting, left, held, spent, layer, parent, choice.bits[chosen], np.zeros_like(parent))
+        promising = spent + self._least(waiting, left, held) < self.to_beat
+        if self.scarce and self.capacity is not None:
+            # What is held is most in the last round of a request: by those with no fewer rounds left.
+            under_way = np.arange(1, self.slots + 1)[:, None]
+            last = np.cumsum(held, axis=0) + under_way * (left - 1)
+            promising &= ((last <= self.capacity) | (left == 0)).all(axis=0)
+        return begun.take(promising)
+
+    def _later(self, begun: _States) -> Iterator[_States]:
+        """Yield the states after each number of rounds that the next stage may wait for."""
+        if self.at_once:
+            yield begun
+        at_ends = begun
+        if self.scarce and self.capacity is not None:
+            binds = self._can_bind(begun)
+            at_ends, any_time = begun.take(~binds), begun.take(binds)
+            for rounds in range(1, int(any_time.left[0].max(initial=0)) + 1):
+                any_time = any_time.take(any_time.left[0] >= rounds)
+                later = self._waited(any_time, np.full(len(any_time.waiting), rounds))
+                promising = later.spent + self._least(later.waiting, later.left, later.held) < self.to_beat
+                # The longer the wait the worse, so what is out stays out.
+                any_time = any_time.take(promising)
+                if not len(any_time.waiting):
+                    break
+                yield later.take(promising & self._has_room(later))
+        for slot in range(self.slots):
+            left = at_ends.left
+            ends = left[slot] > 0
+            if slot:
+                ends &= left[slot] != left[slot - 1]
+            yield self._waited(at_ends.take(ends), left[slot][ends])
+
+    def _can_bind(self, begun: _States) -> BoolArray:
+        """Return whether those under way and waiting could hold more than the capacity."""
+        facts, at = self.sets.facts(begun.waiting)
+        peaks = -np.sort(-np.where(begun.left > 0, begun.held + begun.left - 1, 0), axis=0)
+        of_these = np.concatenate((np.zeros((1, peaks.shape[1]), dtype=np.int64), np.cumsum(peaks, axis=0)))
+        binds: BoolArray = (of_these + facts.peaks[::-1, at]).max(axis=0) > self.capacity
+        return binds
+
+    def _has_room(self, states: _States) -> BoolArray:
+        """Return whether a request could start: one with the fewest prompt tokens and the fewest rounds."""
+        facts, at = self.sets.facts(states.waiting)
+        smallest, shortest = facts.smallest[at], facts.shortest[at]
+        under_way = np.arange(2, self.slots + 2)[:, None]
+        last = np.cumsum(states.held, axis=0) + smallest + under_way * (states.left - 1)
+        fits: BoolArray = ((last <= self.capacity) | (states.left == 0) | (states.left > shortest)).all(
+            axis=0
+        )
+        fits &= states.left[-1] == 0
+        fits &= states.held.sum(axis=0) + smallest <= self.capacity
+        return fits
+
+    def _waited(self, begun: _States, rounds: IntArray) -> _States:
+        left = np.maximum(0, begun.left - rounds)
+        held = np.where(left > 0, begun.held + rounds, 0)
+        spent = begun.spent + self.problem.cost.decode_base * rounds
+        return _States(
+            begun.waiting, left, held, spent, begun.layer, begun.parent, begun.stage, begun.rounds + rounds
+        )
+
+    def _end(self, begun: _States, kept: dict[int, _States]) -> None:
+        """Take over the best schedule of those whose requests are all under way, if it is better."""
+        seconds = begun.spent + self.problem.cost.decode_base * begun.left[0]
+        best = int(seconds.argmin())
+        if seconds[best] >= self.to_beat:
+            return
+        stages, rounds = [int(begun.stage[best])], [int(begun.left[0, best])]
+        layer, row = int(begun.layer[best]), int(begun.parent[best])
+        while kept[layer].layer[row] >= 0:
+            states = kept[layer]
+            stages.append(int(states.stage[row]))
+            rounds.append(int(states.rounds[row]))
+            layer, row = int(states.layer[row]), int(states.parent[row])
+        bin_of = np.empty(len(self.problem), dtype=np.int64)
+        for number, stage in enumerate(reversed(stages)):
+            members = [at for at in range(len(self.problem)) if stage >> at & 1]
+            bin_of[self.order[members]] = number
+        self.best = Schedule.from_bins(self.problem, bin_of, rounds[::-1])
+        self.seconds = self.best.makespan(self.problem)
