@@ -473,7 +473,8 @@ def test_bad_input_is_named_and_nothing_is_left(
         status = int(exit_.code or 0)
     said = capsys.readouterr()
     assert status == 2, said
-    message = said.err.strip().splitlines()[-1]
+    lines = said.err.strip().splitlines()
+    message = lines[-2] if lines[-1].startswith("See `batchbound") else lines[-1]
     assert re.search(expected, message), message
     assert "Traceback" not in said.err
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
