@@ -18,7 +18,7 @@ from ..data.workload import Workload
 from ..heuristics.loop import iterate
 from ..heuristics.registry import policy_named
 from ..models.bounds.makespan import best_bound
-from .engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
+from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from .engines.tiers import choose_tier
 from .models.endings import Ending
 from .models.mixed_sampling import MixedSampler
@@ -256,10 +256,8 @@ class LLM:
             self.model,
             prompts,
             most,
-            eos_ids=NO_EOS if rule.ends else eos,
-            sampler=rule,
+            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens),
             tier=self._tier,
-            kv_tokens=self._kv_tokens,
             on_token=on_token,
         )
         serving = iterate(problem, policy_named(order, problem), engine)

@@ -82,7 +82,7 @@ def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
         device=args.device,
         seed=args.seed or 0,
         tier=args.tier,
-        eos_ids=tuple(sorted(job.end_tokens)),
+        eos_ids=tuple(sorted(job.decoding.eos_ids)),
         sampler=job.sampler,
         threads=args.threads or 1,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,32 @@ NO_EOS: frozenset[int] = frozenset()
 """For :class:`HuggingFaceEngine`: no token ends an answer, so every answer has its full length."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """
+    How completions are decoded.
+
+    Parameters
+    ----------
+    eos_ids
+        Tokens that end a completion, themselves part of it; with :data:`NO_EOS` every completion has its full
+        length, as in a run at pinned lengths.
+    sampler
+        How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily if
+        left out.
+    kv_tokens
+        The most tokens of KV cache to allocate on the device, padding included; requests beyond take turns
+        with the host. None for as many as the slots need.
+    """
+
+    eos_ids: frozenset[int] = NO_EOS
+    sampler: TokenRule | None = None
+    kv_tokens: int | None = None
+
+
+_GREEDY = DecodeOptions()
+
+
 class HuggingFaceEngine:
     """
     Serves requests on a running padded batch of a transformers model.
@@ -40,17 +67,10 @@ class HuggingFaceEngine:
         Token ids of each prompt; as many as the workload says.
     most_tokens
         Tokens after which each answer ends, shape (requests,).
-    eos_ids
-        Tokens that end an answer, themselves part of it; :data:`NO_EOS` decodes every answer to
-        ``most_tokens``, as a run at pinned lengths does.
-    sampler
-        How tokens are chosen, and when each request ends if it asks for more than ``eos_ids``; greedily if
-        left out.
+    decoding
+        How tokens are chosen, and what ends an answer before.
     tier
         The layout of keys and values, as :func:`~.tiers.choose_tier` returns it; chosen here if left out.
-    kv_tokens
-        The most tokens of keys and values to allocate on the device, padding included; requests beyond take
-        turns with the host. None for as many as the slots need.
     on_token
         Called with each request and token as soon as it is chosen; without it, a whole burst of rounds is
         read back at once.
@@ -74,10 +94,8 @@ class HuggingFaceEngine:
         prompts: Sequence[Sequence[int]],
         most_tokens: IntArray,
         *,
-        eos_ids: frozenset[int] = NO_EOS,
-        sampler: TokenRule | None = None,
+        decoding: DecodeOptions = _GREEDY,
         tier: Tier | None = None,
-        kv_tokens: int | None = None,
         on_token: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -94,20 +112,24 @@ class HuggingFaceEngine:
         expected = np.minimum(most_tokens, problem.workload.output_tokens)
         capacity = int((problem.prompt_tokens + expected).max())
         self._model = inner = unwrapped(model)
-        slots = problem.slots if kv_tokens is None else min(problem.slots, kv_tokens // capacity)
+        slots = (
+            problem.slots
+            if decoding.kv_tokens is None
+            else min(problem.slots, decoding.kv_tokens // capacity)
+        )
         if slots < 1:
             raise InputError(
-                f"{kv_tokens} tokens of keys and values do not hold the longest request, of {capacity}",
+                f"{decoding.kv_tokens} tokens of KV cache do not hold the longest request, of {capacity}",
                 hint="Allow more with --kv-tokens, or leave it out.",
             )
         self._names = [str(name) for name in problem.workload.ids]
-        self._rule: TokenRule = sampler or Sampler()
+        self._rule: TokenRule = decoding.sampler or Sampler()
         self._watched = on_token is not None or self._rule.watches_text
-        self._ends = eos_ids | self._rule.ends
+        self._ends = decoding.eos_ids | self._rule.ends
         self._tier = choose_tier(model) if tier is None else tier
         make = self._tier.batch
-        options: dict[str, Any] = {"sampler": sampler}
-        if problem.kv_capacity is not None and kv_tokens is None:
+        options: dict[str, Any] = {"sampler": decoding.sampler}
+        if problem.kv_capacity is not None and decoding.kv_tokens is None:
             longest = int((problem.prompt_tokens + most_tokens).max())
             options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest), inner.device)
         with evaluating(inner):
@@ -117,7 +139,7 @@ class HuggingFaceEngine:
                 self._names,
                 host_tokens=problem.slots * capacity,
             )
-        self._prompts, self._most, self._eos = prompts, most_tokens, eos_ids
+        self._prompts, self._most, self._eos = prompts, most_tokens, decoding.eos_ids
         self._on_token = on_token
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()

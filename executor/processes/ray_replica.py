@@ -127,7 +127,7 @@ class ReplicaActor:
         most: IntArray,
         events: queue.SimpleQueue[tuple[Any, ...] | None],
     ) -> None:
-        from ..engines.huggingface import HuggingFaceEngine
+        from ..engines.huggingface import DecodeOptions, HuggingFaceEngine
 
         try:
             engine = HuggingFaceEngine(
@@ -135,8 +135,7 @@ class ReplicaActor:
                 self._model,
                 prompts,
                 most,
-                eos_ids=frozenset(self._spec.eos_ids),
-                sampler=self._spec.sampler,
+                decoding=DecodeOptions(frozenset(self._spec.eos_ids), self._spec.sampler),
                 tier=self._tier,
             )
             now = time.perf_counter()

@@ -159,6 +159,7 @@ def _follow(
     connection.send("")
     connection.close()
     problem, configuration, prompts, options = work
-    engine = HuggingFaceEngine(problem, share_layers(model, degree), prompts, sampler=spec.sampler, **options)
+    shared, decoding = share_layers(model, degree), replace(options.pop("decoding"), sampler=spec.sampler)
+    engine = HuggingFaceEngine(problem, shared, prompts, decoding=decoding, **options)
     execute(problem, rra_policy(configuration), engine)
     torch.distributed.destroy_process_group()

@@ -23,7 +23,7 @@ from ...heuristics.exegpt.round_robin import RoundRobinAllocation
 from ...heuristics.loop import execute
 from ...models.exegpt.run_profile import WARMING_ROUNDS
 from ..engines.device_memory import memory_of
-from ..engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
+from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..models.prompts import Prompts
 from ..processes.workload_aware import DecodeEngine
 from ..runs.journal import Journal
@@ -90,7 +90,7 @@ class ProfiledModel:
             self.model,
             prompts.tokens,
             most_tokens=problem.workload.output_tokens,
-            eos_ids=NO_EOS if self.pinned else _NEVER,
+            decoding=DecodeOptions(NO_EOS if self.pinned else _NEVER),
             tier=self.tier,
             clock=self.clock,
         )

@@ -89,10 +89,8 @@ def run_configuration(
     prompts = [job.prompts.tokens[i] for i in left]
     options: dict[str, Any] = {
         "most_tokens": job.most_tokens[left],
-        "eos_ids": job.end_tokens,
-        "sampler": job.sampler,
+        "decoding": job.decoding,
         "tier": job.tier,
-        "kv_tokens": job.kv_tokens,
     }
 
     def serve(engine: HuggingFaceEngine, policy: RoundRobinAllocation | WorkloadAwareAllocation) -> Trace:
@@ -121,7 +119,8 @@ def run_configuration(
         with ExitStack() as peers:
             model = job.model
             if worker is not None and not alone:
-                own = {name: value for name, value in options.items() if name != "sampler"}
+                # Each has a sampler of its own.
+                own = {**options, "decoding": replace(job.decoding, sampler=None)}
                 peers.enter_context(
                     TensorPeers(worker, tensor_parallel, problem, configuration, prompts, own)
                 )

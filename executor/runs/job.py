@@ -21,7 +21,7 @@ from ...heuristics.follow import following
 from ...heuristics.loop import execute
 from ...heuristics.registry import policy_named
 from ...heuristics.simulate import remaining_schedule
-from ..engines.huggingface import NO_EOS, HuggingFaceEngine, vocabulary_of
+from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
 from ..models.endings import Ending
 from ..models.faults import device_failures
@@ -130,9 +130,10 @@ class Job:
         return np.array(most, dtype=np.int64)
 
     @property
-    def end_tokens(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return NO_EOS if self.pinned else end_tokens(self.model, self.tokenizer)
+    def decoding(self) -> DecodeOptions:
+        """How the engine decodes: what ends an answer, how tokens are chosen, what the device holds."""
+        ends = NO_EOS if self.pinned else end_tokens(self.model, self.tokenizer)
+        return DecodeOptions(ends, self.sampler, self.kv_tokens)
 
     def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
         """
@@ -169,10 +170,8 @@ class Job:
             self.model,
             [self.prompts.tokens[i] for i in left],
             self.most_tokens[left],
-            eos_ids=self.end_tokens,
-            sampler=self.sampler,
+            decoding=self.decoding,
             tier=self.tier,
-            kv_tokens=self.kv_tokens,
         )
 
         def keep(request: int) -> None:

@@ -30,7 +30,7 @@ from tier_cases import generate_alone
 
 from batchbound.executor.attention.decoder import Decoder
 from batchbound.executor.engines import offloading as residence
-from batchbound.executor.engines.huggingface import HuggingFaceEngine
+from batchbound.executor.engines.huggingface import DecodeOptions, HuggingFaceEngine
 from batchbound.executor.engines.tiers import choose_tier
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.heuristics.loop import execute
@@ -84,7 +84,7 @@ def fail_at(
 def test_with_less_memory_than_the_slots_need_requests_take_turns(tier: str, llama: Any) -> None:
     job = make_job(14, slots=6, seed=1)
     longest = int((job[0].prompt_tokens + job[0].workload.output_tokens).max())
-    engine = serve(llama, job, tier, kv_tokens=6 * longest * 6 // 10)
+    engine = serve(llama, job, tier, decoding=DecodeOptions(kv_tokens=6 * longest * 6 // 10))
     assert engine.answers == generated(llama, job)
     assert "3 requests fit at once" in str(engine.describe()["memory"])
 

@@ -438,6 +438,6 @@ def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
             raise InputError(str(error), file=path, where=where, hint="Use the model's tokens.") from None
     by_name = {record.custom_id: one for record, one in zip(job.prompts.records, asked, strict=True)}
     most = job.most_tokens.tolist()
-    eos = job.end_tokens
+    eos = job.decoding.eos_ids
     rule = rules_of(by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned)
     return dataclasses.replace(job, sampler=rule)
