@@ -12,7 +12,7 @@ from ...data.costs.cost import CostModel, FloatArray, IntArray
 from ...data.readers.measured_run import MeasuredRun
 from ...data.trace import Trace
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.device import DeviceBatch
+from ...heuristics.serving.device import DeviceBatch, ServingDevice
 from ...heuristics.serving.kv_ledger import KvLedger
 from ...models.exegpt.layer_cost import LayerCost
 from ..serving.simulation import ServingRun, serve
@@ -108,13 +108,18 @@ def replay_run(run: MeasuredRun, cost: LayerCost) -> ServingRun:
     ValueError
         If the settings are none that vLLM takes.
     """
+    return replay_on(run, ComposedDevice(cost, run.graph_tokens))
+
+
+def replay_on(run: MeasuredRun, device: ServingDevice) -> ServingRun:
+    """Return what a device makes of a measured run, as :func:`replay_run` says."""
     workload = run.workload
     each = workload.input_tokens + workload.output_tokens + run.block_tokens
     capacity = int(each.sum()) if run.kv_capacity is None else run.kv_capacity
     return serve(
         workload,
         ChunkedPrefill(run.batched_tokens, run.sequences),
-        ComposedDevice(cost, run.graph_tokens),
+        device,
         KvLedger(capacity, len(workload), run.block_tokens, reuse=run.reuse),
         ahead=run.ahead,
     )

@@ -229,21 +229,53 @@ class LayerCost:
         padded_tokens
             Tokens the engine computes for, if it rounds them up (to a captured graph, say).
         """
-        layers = self.profile.shape.layers
         tokens = padded_tokens or decodes + sum(new for new, _ in chunks)
         drawn = decodes + len(chunks) if sampled is None else sampled
-        phase = self._encode if chunks else self._decode
-        per_layer, once = phase.rest(tokens, drawn)
+        return self.dense(tokens, drawn, prompts=bool(chunks)) + self.attention(decodes, context, chunks)
+
+    def dense(self, tokens: float, drawn: float, *, prompts: bool) -> float:
+        """
+        Return the seconds of everything but attention in one iteration of the whole model.
+
+        Parameters
+        ----------
+        tokens
+            Computed, padding included.
+        drawn
+            Sequences whose next token is drawn.
+        prompts
+            Whether prompts are among the tokens.
+        """
+        per_layer, once = (self._encode if prompts else self._decode).rest(tokens, drawn)
+        return self.profile.shape.layers * per_layer + once
+
+    def attention(self, decodes: float, context: float, chunks: Sequence[tuple[float, float]]) -> float:
+        """Return the seconds of attention in one iteration of the whole model, as :meth:`iteration` says."""
         if not chunks:
             attention, whole = self._decode.attention(decodes, (context, 0.0))
         elif not decodes:
             attention, whole = self._encode.attention_of(chunks)
         else:
             attention, whole = self._mixed_attention(decodes, context, chunks)
-        return layers * (per_layer + attention) + once + whole
+        return self.profile.shape.layers * attention + whole
+
+    def mixed_attention(self, new: float, past: float, decodes: float, context: float) -> float | None:
+        """
+        Return the seconds of attention of a prompt's chunk and decodes together, None if nobody measured it.
+
+        Parameters
+        ----------
+        new, past
+            Tokens of the chunk, and those it has already.
+        decodes, context
+            Sequences that decode, and the tokens each holds on average.
+        """
+        if self._mixed is None:
+            return None
+        return self.profile.shape.layers * self._mixed(new, past, decodes, context)
 
     def _mixed_attention(
-        self, decodes: int, context: float, chunks: Sequence[tuple[int, int]]
+        self, decodes: float, context: float, chunks: Sequence[tuple[float, float]]
     ) -> tuple[float, float]:
         encoded, once = self._encode.attention_of(chunks)
         if self._mixed is None:

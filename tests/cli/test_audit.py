@@ -160,7 +160,9 @@ def test_the_public_runs_are_above_their_bounds(
         assert at_least <= bound <= min(found.values())
 
 
-@pytest.mark.parametrize("words", [["--iterations", "1:2"], ["--slots", "4", "--iterations", "0:1"]])
+@pytest.mark.parametrize(
+    "words", [["--profile", "x"], ["--iterations", "1:2"], ["--slots", "4", "--iterations", "0:1"]]
+)
 def test_options_without_an_effect_are_refused(tmp_path: Path, words: list[str]) -> None:
     server_run([2], iterations=2).save(tmp_path / "trace.jsonl")
     assert main(["audit", str(tmp_path / "trace.jsonl"), *words]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,16 @@ import numpy as np
 from ...data.files.disk import InputError, read_text
 from ...data.iterations import EngineLimits, Sequences
 from ...data.readers.iteration_log import is_iteration_log, read_iteration_log
-from ...data.readers.measured_run import read_vllm_run
+from ...data.readers.measured_run import MeasuredRun, read_vllm_run
 from ...data.readers.server_run import ServerRun
 from ...data.readers.tables import read_lengths
 from ...executor.reports.iteration_audit import audit_iterations, order_audit
 from ...executor.reports.log_audit import audit_log
 from ...models.certificates.iterations import verify_iterations
+from ...models.exegpt.layer_cost import LayerCost
 from ..inputs import positive, slot_count
 from ..output import note
+from .validate import read_profile
 
 _BUDGET = 2048
 
@@ -54,6 +57,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FIRST:LAST",
         help="of a log that holds several jobs: those of one, counted from 0 (default: all)",
     )
+    parser.add_argument(
+        "--profile",
+        metavar="PATH",
+        help="layer profile of a measured vLLM run's device: adds the bound and the losses in seconds",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
@@ -78,6 +86,8 @@ def _audited(args: argparse.Namespace) -> dict[str, object]:
         if args.iterations is not None:
             raise InputError("--iterations is for a log of iterations", file=path, hint="Leave it out.")
         return _measured(args)
+    if args.profile is not None:
+        raise InputError("--profile is for a measured vLLM run", file=path, hint="Leave it out.")
     text = read_text(path)
     if args.iterations is not None and not is_iteration_log(text):
         raise InputError("--iterations is for a log of iterations", file=path, hint="Leave it out.")
@@ -160,7 +170,35 @@ def _measured(args: argparse.Namespace) -> dict[str, object]:
     work = ran.workload
     order = np.argsort(work.arrival, kind="stable")
     sequences = Sequences(work.input_tokens[order], work.output_tokens[order])
-    return _by_order(sequences, limits, args)
+    found = _by_order(sequences, limits, args)
+    return found if args.profile is None else found | _in_seconds(ran, limits, args.profile)
+
+
+def _in_seconds(ran: MeasuredRun, limits: EngineLimits, profile: str) -> dict[str, object]:
+    from ...executor.profiling.seconds_audit import audit_seconds
+
+    ran = replace(
+        ran,
+        sequences=limits.sequences,
+        batched_tokens=limits.batched_tokens,
+        kv_capacity=limits.kv_tokens,
+        block_tokens=limits.block_tokens,
+    )
+    try:
+        audit = audit_seconds(ran, LayerCost(read_profile(profile)))
+    except ValueError as error:
+        raise InputError(str(error), file=profile, hint="Give another profile, or leave it out.") from None
+    return {
+        "seconds, at the profile's prices": {
+            "measured": audit.measured,
+            "simulated": audit.simulated,
+            "proven least": audit.bound,
+            **{f"lost: {name}": value for name, value in audit.losses.items()},
+        },
+        "least seconds of an iteration": {
+            name: f"{value:.4g}" for name, value in asdict(audit.minorant).items()
+        },
+    }
 
 
 def _by_order(sequences: Sequences, limits: EngineLimits, args: argparse.Namespace) -> dict[str, object]:

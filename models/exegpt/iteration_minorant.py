@@ -1,0 +1,401 @@
+"""Seconds that every iteration of an engine takes at least: an affine function under its table of costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from ...data.iterations import EngineLimits
+from .layer_cost import LayerCost
+
+_ROUNDING = 1e-12
+"""Share of the seconds by which coefficients are lowered beyond need, against rounding."""
+
+_LARGEST = 1e4
+"""What the largest cost counts in the linear program, whose tolerances are absolute."""
+
+_MARGIN = 1e-6
+"""By which the program keeps each coefficient below what the parts allow: lowering those is paid for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """
+    What an iteration does, or all of a job's iterations together.
+
+    Parameters
+    ----------
+    iterations
+        Their number.
+    decodes
+        Sequences that compute the one token drawn last.
+    prompt_tokens
+        Tokens computed in chunks.
+    drawn
+        Tokens drawn.
+    kv_tokens
+        Tokens held by the decoding sequences, the new one included, summed.
+    pairs
+        Over the chunks: new tokens times the tokens already held and half of the new ones.
+    """
+
+    iterations: float
+    decodes: float
+    prompt_tokens: float
+    drawn: float
+    kv_tokens: float
+    pairs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Minorant:
+    """
+    Seconds per unit of :class:`Work`; what they sum to is no more than any iteration takes.
+
+    Parameters
+    ----------
+    iterations, decodes, prompt_tokens, drawn, kv_tokens, pairs
+        Seconds of an iteration, and per unit of each.
+    points
+        At which it was checked against the table.
+    """
+
+    iterations: float
+    decodes: float
+    prompt_tokens: float
+    drawn: float
+    kv_tokens: float
+    pairs: float
+    points: int = 0
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds some work takes at least."""
+        mine = astuple(self)[:-1]
+        return float(sum(rate * amount for rate, amount in zip(mine, astuple(work), strict=True)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """
+    One summand of an iteration's cost at the points between which it is linear, or all points there are.
+
+    Parameters
+    ----------
+    features
+        Of each point, shape (points, coefficients); the first one is positive.
+    seconds
+        Of each point, shape (points,).
+    """
+
+    features: FloatArray
+    seconds: FloatArray
+
+    def lowered(self, coefficients: FloatArray) -> FloatArray:
+        """Return coefficients with the first one lowered until they hold at every point."""
+        lower = coefficients.copy()
+        excess = (self.features @ lower - self.seconds) / self.features[:, 0]
+        lower[0] -= max(0.0, float(excess.max())) + _ROUNDING * float(np.abs(self.seconds).max())
+        return lower
+
+    def holds(self, coefficients: FloatArray) -> bool:
+        """Return whether the coefficients' sum exceeds the seconds at no point."""
+        return bool((self.features @ coefficients <= self.seconds).all())
+
+
+def best_minorant(
+    cost: LayerCost,
+    limits: EngineLimits,
+    longest: int,
+    work: Work,
+    *,
+    graph_tokens: Sequence[int] = (),
+    put_back: bool = False,
+) -> Minorant:
+    """
+    Return the affine function under every feasible iteration's seconds that is largest for some work.
+
+    An iteration's cost is a sum of parts: dense operations by tokens and by tokens drawn, attention of the
+    decodes, of each chunk, and what decodes add to chunks. Each part is piecewise multilinear, so that an
+    affine function is below it everywhere if it is so at the vertices (numbers of tokens are tried one by
+    one). One linear program chooses all of them, for iterations with prompts and without.
+
+    Where requests may be put back, the token drawn last is computed within a chunk when one resumes: then
+    that chunk has to pay for what the decode would have been charged.
+
+    Parameters
+    ----------
+    cost
+        Of the model on its device.
+    limits
+        Of the engine.
+    longest
+        Tokens of a prompt and its completion at most.
+    work
+        Of the job.
+    graph_tokens
+        Numbers of tokens the engine rounds up to, ascending.
+    put_back
+        Whether requests may be put back.
+
+    Raises
+    ------
+    ValueError
+        If the table has operations whose attention depends on several prompts at once.
+    """
+    from scipy.optimize import linprog
+
+    parts = _parts(cost, limits, longest, graph_tokens, put_back=put_back)
+    launch = cost.attention(0, 0.0, [(0.0, 0.0)])
+    starts, count = {}, len(_X)
+    for name, part in parts.items():
+        starts[name] = count
+        count += part.features.shape[1]
+    scale = _LARGEST / max(float(part.seconds.max()) for part in parts.values())
+    rows, rights = _links(starts, launch * scale, count, put_back=put_back)
+    for name, part in parts.items():
+        block = np.zeros((len(part.seconds), count))
+        block[:, starts[name] : starts[name] + part.features.shape[1]] = part.features
+        rows.append(block)
+        rights.append(part.seconds * scale)
+    objective = np.zeros(count)
+    objective[: len(_X)] = [-amount for amount in astuple(work)]
+    free = {"drawn"} if put_back else {"decodes", "drawn"}
+    bounds: list[tuple[float | None, None]] = [(None if name in free else 0.0, None) for name in _X]
+    bounds += [(None, None)] * (count - len(_X))
+    hidden = starts["decodes beside"]
+    # Without decodes nothing is added, whatever the chunks.
+    signed: list[tuple[float | None, float | None]] = [*bounds]
+    signed[hidden : hidden + 3] = [(None, 0.0)] * 3
+    found = linprog(
+        objective, A_ub=np.vstack(rows), b_ub=np.concatenate(rights), bounds=signed, method="highs"
+    )
+    solution = found.x
+    if found.status != 0 or solution is None:
+        raise ValueError(f"no function lies under the costs ({found.message})")
+    lowered = {
+        name: part.lowered(solution[starts[name] : starts[name] + part.features.shape[1]] / scale)
+        for name, part in parts.items()
+    }
+    return _certified(parts, lowered, launch, put_back=put_back)
+
+
+_X = ("iterations", "decodes", "prompt_tokens", "drawn", "kv_tokens", "pairs")
+
+
+def _links(
+    starts: dict[str, int], launch: float, count: int, *, put_back: bool
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Return the rows that keep each coefficient below what the parts allow."""
+    rows, rights = [], []
+    for terms, of, constant in _sums(launch, put_back=put_back):
+        row = np.zeros(count)
+        for name in terms:
+            row[_X.index(name)] = 1.0
+        for name, column in of:
+            row[starts[name] + column] -= 1.0
+        rows.append(row[None, :])
+        rights.append(np.array([constant - _MARGIN]))
+    return rows, rights
+
+
+Sum = tuple[tuple[str, ...], tuple[tuple[str, int], ...], float]
+
+
+def _sums(launch: float, *, put_back: bool) -> list[Sum]:
+    """Return which coefficients are together at most which parts' coefficients and a constant."""
+    sums: list[Sum] = [
+        # Without prompts: as many tokens as decodes, each draws another.
+        (("iterations",), (("decode tokens", 0), ("decode drawn", 0), ("decode attention", 0)), 0.0),
+        (
+            ("decodes", "drawn"),
+            (("decode tokens", 1), ("decode drawn", 1), ("decode attention", 1)),
+            0.0,
+        ),
+        (("kv_tokens",), (("decode attention", 2),), 0.0),
+        # With prompts.
+        (("iterations",), (("mixed tokens", 0), ("mixed drawn", 0), ("decodes beside", 0)), launch),
+        (("decodes",), (("mixed tokens", 1), ("decodes beside", 3)), 0.0),
+        (("kv_tokens",), (("decodes beside", 4),), 0.0),
+        (("drawn",), (("mixed drawn", 1),), 0.0),
+        (("prompt_tokens",), (("mixed tokens", 1), ("chunks", 0), ("decodes beside", 1)), 0.0),
+        (("pairs",), (("chunks", 1), ("decodes beside", 2)), 0.0),
+    ]
+    if put_back:
+        sums += [
+            # A chunk has at least one token; what it hides of others' reading is charged to it as well.
+            (("decodes",), (("mixed tokens", 1), ("decodes beside", 1), ("resumed", 0)), 0.0),
+            (("kv_tokens",), (("resumed", 1),), 0.0),
+            ((), (("mixed tokens", 1), ("decodes beside", 1)), 0.0),
+            ((), (("resumed", 2), ("decodes beside", 2)), 0.0),
+        ]
+    return sums
+
+
+def _certified(
+    parts: dict[str, _Part],
+    chosen: dict[str, FloatArray],
+    launch: float,
+    *,
+    put_back: bool,
+) -> Minorant:
+    """Return the largest coefficients that the parts allow, once each part is seen to hold at every point."""
+    for name, part in parts.items():
+        if not part.holds(chosen[name]):
+            raise ValueError(f"the seconds of {name} are not bounded at every point of the table")
+    if max(chosen["decodes beside"][:3]) > 0:
+        raise ValueError("chunks without decodes would be charged for them")
+    most: dict[str, float] = {}
+    both = float("inf")
+    for terms, of, constant in _sums(launch, put_back=put_back):
+        allowed = constant + float(sum(chosen[name][column] for name, column in of))
+        if not terms and allowed < 0:
+            raise ValueError("a token computed again would take less than nothing")
+        if len(terms) == 1:
+            most[terms[0]] = min(most.get(terms[0], float("inf")), allowed)
+        elif terms:
+            both = allowed
+    most["decodes"] = min(most["decodes"], both - most["drawn"])
+    wrong = [name for name in _X if name != "drawn" and most[name] < 0 and (put_back or name != "decodes")]
+    if wrong:
+        raise ValueError(f"the seconds of {wrong[0]} come out negative")
+    points = sum(len(part.seconds) for part in parts.values())
+    return Minorant(**most, points=points)
+
+
+def _parts(
+    cost: LayerCost, limits: EngineLimits, longest: int, graph_tokens: Sequence[int], *, put_back: bool
+) -> dict[str, _Part]:
+    for operation in cost.profile.operations:
+        if (
+            operation.phase in ("encode", "both")
+            and "length" in operation.axes
+            and "sequences" in operation.axes
+        ):
+            raise ValueError(f"attention of {operation.name!r} depends on several prompts at once")
+    most, budget = min(limits.sequences, limits.batched_tokens), limits.batched_tokens
+    parts = {
+        "decode tokens": _dense(cost, most, graph_tokens, prompts=False),
+        "decode drawn": _drawn(cost, most, prompts=False),
+        "decode attention": _decode_attention(cost, limits, most, longest),
+        "mixed tokens": _dense(cost, budget, graph_tokens, prompts=True),
+        "mixed drawn": _drawn(cost, most, prompts=True),
+        "chunks": _chunks(cost, budget, longest),
+        "decodes beside": _decodes_beside(cost, limits, most, longest),
+    }
+    if put_back:
+        parts["resumed"] = _resumed(cost, budget, longest)
+    return parts
+
+
+def _dense(cost: LayerCost, most: int, graph_tokens: Sequence[int], *, prompts: bool) -> _Part:
+    tokens = np.arange(1, most + 1)
+    padded = np.array([next((size for size in graph_tokens if size >= t), t) for t in tokens.tolist()])
+    seconds = np.array([cost.dense(t, 0, prompts=prompts) for t in padded.tolist()])
+    return _Part(np.column_stack([np.ones(most), tokens]), seconds)
+
+
+def _drawn(cost: LayerCost, most: int, *, prompts: bool) -> _Part:
+    drawn = np.arange(0 if prompts else 1, most + 1)
+    without = cost.dense(1, 0, prompts=prompts)
+    seconds = np.array([cost.dense(1, s, prompts=prompts) - without for s in drawn.tolist()])
+    return _Part(np.column_stack([np.ones(len(drawn)), drawn]), seconds)
+
+
+def _knots(cost: LayerCost, axis: str, least: int, most: int) -> list[float]:
+    """Return the points of an axis between which every operation is linear, and both ends."""
+    known: set[float] = {least, most}
+    for operation in cost.profile.operations:
+        names = ["decodes" if name == "sequences" else name for name in operation.axes]
+        if axis in names:
+            known |= set(operation.points[:, names.index(axis)].tolist())
+    return sorted(at for at in known if least <= at <= most)
+
+
+def _decode_attention(cost: LayerCost, limits: EngineLimits, most: int, longest: int) -> _Part:
+    points = []
+    for n in range(1, most + 1):
+        furthest = min(longest, _room(limits) / n)
+        points += [(n, at) for at in [*_knots(cost, "context", 1, longest), furthest] if at <= furthest]
+    features = np.array([(1.0, n, n * context) for n, context in points])
+    seconds = _positive([cost.attention(n, context, ()) for n, context in points])
+    return _Part(features, seconds)
+
+
+def _positive(seconds: list[float]) -> FloatArray:
+    """Return seconds, or raise ValueError where the table was cut off at zero and is not linear there."""
+    values = np.array(seconds)
+    if (values <= 0).any():
+        raise ValueError("attention beyond the points of the table comes out as nothing")
+    return values
+
+
+def _room(limits: EngineLimits) -> float:
+    """Return the tokens of keys and values that decodes can hold together."""
+    return float("inf") if limits.blocks is None else float(limits.blocks * limits.block_tokens)
+
+
+def _excesses(cost: LayerCost, budget: int, longest: int) -> Iterator[tuple[int, float, float]]:
+    """Yield sizes of chunks, tokens held before, and the seconds beyond what any chunk costs."""
+    launch, past = cost.attention(0, 0.0, [(0.0, 0.0)]), _knots(cost, "past", 0, longest)
+    for new in range(1, min(budget, longest) + 1):
+        for held in past:
+            yield new, held, cost.attention(0, 0.0, [(float(new), held)]) - launch
+
+
+def _chunks(cost: LayerCost, budget: int, longest: int) -> _Part:
+    points = list(_excesses(cost, budget, longest))
+    features = np.array([(new, new * (held + new / 2)) for new, held, _ in points])
+    return _Part(features, np.array([seconds for _, _, seconds in points]))
+
+
+def _resumed(cost: LayerCost, budget: int, longest: int) -> _Part:
+    points = list(_excesses(cost, budget, longest))
+    features = np.array([(1.0, held + new, new * held) for new, held, _ in points])
+    return _Part(features, np.array([seconds for _, _, seconds in points]))
+
+
+def _decodes_beside(cost: LayerCost, limits: EngineLimits, most: int, longest: int) -> _Part:
+    """
+    Return what decodes add to chunks, with what of their reading a chunk hides charged to the chunk.
+
+    Vertices count as far as a box of the grid begins within the room for keys and values.
+    """
+    chunks = [
+        (new, held)
+        for new in _knots(cost, "length", 1, limits.batched_tokens)
+        for held in _knots(cost, "past", 0, longest)
+    ]
+    pairs = _corners(
+        _finer(_knots(cost, "decodes", 1, most), limits),
+        _finer(_knots(cost, "context", 1, longest), limits),
+        _room(limits),
+    )
+    rows, seconds, beside = [], [], []
+    for new, held in chunks:
+        alone = cost.attention(0, 0.0, [(new, held)])
+        for n, context in pairs:
+            together = cost.mixed_attention(new, held, n, context)
+            rows.append((1.0, new, new * held, n, n * context))
+            added = cost.attention(n, context, ()) if together is None else together - alone
+            seconds.append(added)
+            beside.append(alone + added)
+    _positive(beside)
+    return _Part(np.array(rows), np.array(seconds))
+
+
+def _finer(knots: list[float], limits: EngineLimits) -> list[float]:
+    """Return knots with others between them, where a finer grid keeps closer to the room there is."""
+    if limits.blocks is None:
+        return knots
+    between = [low + (high - low) * k / 3 for low, high in pairwise(knots) for k in (1, 2)]
+    return sorted({*knots, *between})
+
+
+def _corners(decodes: list[float], contexts: list[float], room: float) -> list[tuple[float, float]]:
+    before = {at: decodes[max(0, k - 1)] for k, at in enumerate(decodes)}
+    less = {at: contexts[max(0, k - 1)] for k, at in enumerate(contexts)}
+    return [(n, at) for n in decodes for at in contexts if before[n] * less[at] <= room]
