@@ -29,8 +29,6 @@ FEEDBACKS = 4
 SLICE = 0.4
 """Least wall-clock seconds of search spent on a replica at a time."""
 
-OPTIMAL_WITHIN = 1e-9
-
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
@@ -99,7 +97,7 @@ def plan_fleet(
     stopped_by = search.improve()
     schedule = search.schedule()
     makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
-    optimal = makespan <= bound.seconds * (1 + OPTIMAL_WITHIN)
+    optimal = bound.proves(makespan)
     return FleetResult(
         Status.OPTIMAL if optimal else Status.FEASIBLE,
         StoppedBy.PROOF if optimal else stopped_by,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +87,19 @@ class _Log:
         )
 
 
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep this process's answer to SIGTERM: Ray puts one in its place that aborts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class RayFleet:
     """
     Replicas on a local Ray or a cluster, each an actor with its own engine, a GPU each where there are any.
@@ -117,7 +133,8 @@ class RayFleet:
                 options["num_cpus"] = max(replicas, 1)
                 # Ray gives way to all else on the machine by default; here its actors are the work itself.
                 options["_system_config"] = {"worker_niceness": 0}
-            ray.init(address=address, configure_logging=False, **options)
+            with _own_sigterm():
+                ray.init(address=address, configure_logging=False, **options)
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= replicas else 0
         actor = ray.remote(max_concurrency=4, max_restarts=0, num_cpus=1, num_gpus=gpus)(ReplicaActor)
         self.actors: list[Any] = [actor.remote(spec) for _ in range(replicas)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,3 +184,48 @@ def test_a_fleet_without_replicas_left_says_so() -> None:
             served(fleet, problem, prompts, kill_after=3)
     finally:
         fleet.close()
+
+
+@pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 60)])
+def test_a_run_on_replicas_stops_cleanly_with_every_finished_completion_kept(
+    tmp_path: Path, sent: str, stall: int
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    lines = [{"custom_id": f"r{i}", "body": {"prompt": f"Hi {i}", "max_tokens": 150}} for i in range(400)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "batchbound"]
+    model = ["--model", "tiny:llama"]
+    planned = [*command, "plan", "in.jsonl", *model, "--slots", "2", "--replicas", "2", "--time-limit", "0.2"]
+    subprocess.run(planned, cwd=tmp_path, check=True, capture_output=True)
+    run = [*command, "run", *model, "--pinned", "--stall-seconds", str(stall)]
+    journal = tmp_path / "answers.jsonl.journal"
+    with subprocess.Popen(run, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        while running.poll() is None and (not journal.exists() or journal.read_text().count("\n") < 5):
+            time.sleep(0.2)
+        stopped = []
+        if sent.startswith("SIGTERM"):
+            running.send_signal(signal.SIGTERM)
+        else:
+            # Both: one that runs on would take over what the other has not begun.
+            stopped = [one for one in descendants(running.pid) if "ReplicaActor" in one.read_text()]
+            assert len(stopped) == 2
+            for one in stopped:
+                os.kill(int(one.parent.name), signal.SIGSTOP)
+        _, said = running.communicate(timeout=180)
+    for one in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(one.parent.name), signal.SIGKILL)
+    assert running.returncode == 1
+    why = "the system asked the process to end (SIGTERM)" if not stopped else f"no stage ended for {stall} s"
+    assert f"stopped: {why}" in said
+    kept = journal.read_text().count("\n") - 1
+    assert f"{kept} finished answers are in answers.jsonl.journal; the same command goes on" in said
+
+
+def descendants(pid: int) -> list[Path]:
+    """Return the command lines of a process's children and theirs."""
+    found = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in listed.read_text().split():
+            found += [Path(f"/proc/{child}/cmdline"), *descendants(int(child))]
+    return found
