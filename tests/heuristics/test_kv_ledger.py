@@ -100,6 +100,90 @@ def test_holding_more_than_promised_is_found() -> None:
         ledger.check(np.array([0]), np.array([33]))
 
 
+def ledger_of_two() -> KvLedger:
+    ledger = KvLedger(64, requests=2, block_tokens=16)
+    ledger.grow(0, 32)
+    ledger.grow(1, 16)
+    return ledger
+
+
+def test_blocks_that_appear_or_vanish_are_found() -> None:
+    ledger, nobody = ledger_of_two(), np.zeros(0, dtype=np.int64)
+    ledger.check(nobody, np.zeros(2, dtype=np.int64))
+    ledger.free += 1
+    with pytest.raises(KvLedgerError, match="2 blocks free and 3 given of 4"):
+        ledger.check(nobody, np.zeros(2, dtype=np.int64))
+    ledger.free = 1
+    ledger.own[1] = 0
+    with pytest.raises(KvLedgerError, match="1 blocks free and 2 given of 4"):
+        ledger.check(nobody, np.zeros(2, dtype=np.int64))
+    ledger.own[1], ledger.free = 3, -1
+    with pytest.raises(KvLedgerError, match="-1 blocks free and 5 given of 4"):
+        ledger.check(nobody, np.zeros(2, dtype=np.int64))
+
+
+def test_only_what_is_on_the_device_is_judged_and_the_first_that_holds_too_much_is_named() -> None:
+    ledger = ledger_of_two()
+    held = np.array([33, 17])
+    ledger.check(np.array([0, 1]), np.array([32, 16]))
+    ledger.check(np.zeros(0, dtype=np.int64), held)
+    with pytest.raises(KvLedgerError, match="request 1 holds 17 tokens and may hold 16"):
+        ledger.check(np.array([1]), held)
+    with pytest.raises(KvLedgerError, match="request 0 holds 33 tokens and may hold 32"):
+        ledger.check(np.array([0, 1]), held)
+
+
+def test_a_host_that_writes_into_what_it_lent_is_found() -> None:
+    ledger = ledger_of_two()
+    ledger.lend(0, 1, start=20, tokens=12)
+    ledger.check(np.array([0, 1]), np.array([20, 28]))
+    with pytest.raises(KvLedgerError, match="request 0 holds 21 tokens and may hold 20"):
+        ledger.check(np.array([0, 1]), np.array([21, 28]))
+    with pytest.raises(KvLedgerError, match="request 1 holds 29 tokens and may hold 28"):
+        ledger.check(np.array([0, 1]), np.array([20, 29]))
+
+
+def test_a_guest_that_lends_may_not_borrow_more() -> None:
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 20)
+    ledger.grow(1, 4)
+    ledger.lend(0, 1, start=10, tokens=10)
+    ledger.lend(1, 2, start=8, tokens=6)
+    with pytest.raises(KvLedgerError, match="tokens 0 to 2 of request 0 cannot be lent to 1"):
+        ledger.lend(0, 1, start=0, tokens=2)
+    assert ledger.room.tolist() == [10, 8, 6]
+
+
+def test_what_is_lent_may_touch_but_not_overlap() -> None:
+    ledger = KvLedger(64, requests=4, block_tokens=1)
+    ledger.grow(0, 20)
+    ledger.lend(0, 1, start=10, tokens=5)
+    ledger.lend(0, 2, start=15, tokens=5)
+    ledger.lend(0, 3, start=6, tokens=4)
+    assert ledger.room.tolist() == [6, 5, 5, 4]
+    assert ledger.lent_tokens == 14
+    for start, tokens in ((14, 2), (9, 2), (10, 5), (0, 7)):
+        with pytest.raises(KvLedgerError, match="cannot be lent"):
+            ledger.lend(0, 3, start, tokens)
+
+
+def test_a_guest_grows_only_once_it_is_moved_out() -> None:
+    ledger = ledger_of_two()
+    ledger.lend(0, 1, start=20, tokens=12)
+    with pytest.raises(KvLedgerError, match="request 1 lives in another's region"):
+        ledger.grow(1, 32)
+    ledger.release(1)
+    assert ledger.grow(1, 32)
+    assert ledger.room.tolist() == [32, 32]
+
+
+def test_a_ledger_has_a_block_at_least() -> None:
+    assert KvLedger(16, requests=1, block_tokens=16).blocks == 1
+    for capacity, block in ((15, 16), (16, 0)):
+        with pytest.raises(ValueError, match=f"{capacity} tokens make no block of {block}"):
+            KvLedger(capacity, requests=1, block_tokens=block)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 40)), max_size=40))
 def test_no_place_is_ever_given_to_two(moves: list[tuple[int, int, int]]) -> None:

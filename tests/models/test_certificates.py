@@ -504,6 +504,27 @@ def test_requests_fit_just_the_stages_and_rounds_that_trying_everything_finds(se
             assert fits(lengths, slots, stages, rounds, Work()) == (rounds >= fewest), (stages, rounds)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "slots", "stages", "rounds"),
+    [
+        ([1, 4, 4, 7, 8, 8, 9, 9, 12], 3, 3, 24),
+        ([2, 3, 4, 5, 6, 7, 7, 9, 10, 11], 3, 4, 23),
+    ],
+)
+def test_stages_in_which_all_slots_must_meet_are_found(
+    lengths: list[int], slots: int, stages: int, rounds: int
+) -> None:
+    # Found by search: what the orders of each slot allow by itself, no stages serve together in fewer rounds.
+    assert fewest_rounds(tuple(lengths), (), slots, stages) == rounds
+    for fewer in range(rounds - 4, rounds):
+        assert not fits(lengths, slots, stages, fewer, Work())
+    assert fits(lengths, slots, stages, rounds, Work())
+
+
+def test_each_request_of_a_slot_needs_a_stage_of_its_own() -> None:
+    assert not fits([1, 2, 4, 4, 5, 5, 7, 9, 10, 12], 3, 3, 59, Work())
+
+
 # Differences at work: six lengths on three slots, two stages leave two differences below the longest.
 APART = problem_of([1] * 6, [1, 2, 3, 4, 5, 6], 3, UNIT)
 

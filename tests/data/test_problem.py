@@ -1,0 +1,79 @@
+"""What a problem derives from its requests, by hand, and which requests it refuses by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import problem_of
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import MOST_SLOTS, ProblemError
+
+
+def test_the_first_token_at_prefill_is_a_round_less_and_a_token_held_more() -> None:
+    paper = problem_of([3, 5], [1, 4], 2)
+    assert paper.rounds.tolist() == [1, 4]
+    assert paper.kv_at_start.tolist() == [3, 5]
+    assert paper.kv_peak.tolist() == [3, 8]
+    assert paper.kv_token_rounds == 3 + (5 + 6 + 7 + 8)
+    engine = problem_of([3, 5], [1, 4], 2, prefill_emits_first_token=True)
+    assert engine.rounds.tolist() == [0, 3]
+    assert engine.kv_at_start.tolist() == [4, 6]
+    assert engine.kv_peak.tolist() == [3, 8], "a request that is done at prefill holds its prompt only"
+    assert engine.kv_token_rounds == 6 + 7 + 8
+
+
+@pytest.mark.parametrize(
+    ("limit", "least", "what"),
+    [
+        ("max_position", 9, "prompt and .* take 9 tokens"),
+        ("kv_capacity", 8, "its keys and values take 8 tokens at the end"),
+        ("prefill_token_cap", 5, "its prompt takes 5 tokens"),
+    ],
+)
+def test_a_request_that_fits_no_limit_is_named(limit: str, least: int, what: str) -> None:
+    enough: dict[str, Any] = {limit: least}
+    assert getattr(problem_of([3, 5], [1, 4], 2, **enough), limit) == least
+    with pytest.raises(
+        ProblemError, match=rf"request '1': {what}, more than {limit} = {least - 1}"
+    ) as refused:
+        problem_of([3, 5], [1, 4], 2, **{**enough, limit: least - 1})
+    assert (refused.value.request, refused.value.limit, refused.value.allowed) == (1, limit, least - 1)
+
+
+@pytest.mark.parametrize("limit", ["slots", "kv_capacity", "prefill_token_cap", "max_position"])
+def test_a_limit_below_one_is_refused(limit: str) -> None:
+    given: dict[str, Any] = {"slots": 1, limit: 0}
+    with pytest.raises(ValueError, match=rf"{limit} is 0; it must be at least 1"):
+        problem_of([1], [1], **given)
+
+
+def test_slots_beyond_any_device_are_refused() -> None:
+    assert problem_of([1], [1], MOST_SLOTS).slots == MOST_SLOTS
+    with pytest.raises(ValueError, match="it must be at most 1,000,000"):
+        problem_of([1], [1], MOST_SLOTS + 1)
+
+
+@pytest.mark.parametrize(
+    ("bend", "beyond", "cap", "reached"),
+    [
+        (9, 0.1, None, True),
+        (10, 0.1, None, False),
+        (9, 0.0, None, False),
+        (9, 0.1, 9, False),
+        (8, 0.1, 9, True),
+    ],
+)
+def test_a_bend_matters_where_a_stage_can_reach_it(
+    bend: float, beyond: float, cap: int | None, reached: bool
+) -> None:
+    cost = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=bend, prefill_per_token_beyond=beyond)
+    assert problem_of([4, 6], [1, 1], 2, cost, prefill_token_cap=cap).reaches_bend == reached
+
+
+def test_arrivals_can_be_left_out() -> None:
+    problem = problem_of([1, 1], [1, 1], 2, arrival=[0.0, 3.0])
+    assert problem.without_arrivals().workload.arrival.tolist() == [0.0, 0.0]
+    there = problem_of([1], [1], 1)
+    assert there.without_arrivals() is there

@@ -1,0 +1,78 @@
+"""A workload is read-only columns of one length, and names the row and the column of what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import workload_of
+
+from batchbound.data.workload import LATEST, LONGEST, Request, Workload, WorkloadError, numbered_ids
+
+
+def test_columns_that_are_left_out_have_the_defaults_of_a_request() -> None:
+    workload = workload_of([3, 4], [5, 6])
+    assert workload[1] == Request("1", 4, 6)
+    assert [request.id for request in workload] == ["0", "1"]
+    assert len(workload) == 2
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input_tokens": [3, 0]}, "input_tokens of request 1: 0 must be at least one token"),
+    ({"output_tokens": [0, 3]}, "output_tokens of request 0: 0 must be at least one token"),
+    ({"output_tokens": [1, LONGEST + 1]}, "output_tokens of request 1: 2147483648 is beyond any model"),
+    ({"input_tokens": [1.5, 1]}, "input_tokens of request 0: 1.5 must be a whole number"),
+    ({"input_tokens": ["x", "y"]}, "input_tokens: is not a column of whole numbers"),
+    ({"input_tokens": [1, float("nan")]}, "input_tokens of request 1: nan must be a whole number"),
+    ({"output_tokens": [1]}, r"output_tokens: has \(1,\) values for 2 requests"),
+    ({"output_tokens": [[1, 2]]}, r"output_tokens: has \(1, 2\) values for 2 requests"),
+    ({"arrival": [0.0, -1.0]}, "arrival of request 1: -1.0 must be seconds, not negative"),
+    ({"arrival": [float("nan"), 0.0]}, "arrival of request 0: nan must be seconds"),
+    ({"arrival": [0.0, 2 * LATEST]}, "arrival of request 1: .* is too late"),
+    ({"deadline": [-1.0, 1.0]}, "deadline of request 0: -1.0 must be seconds"),
+    ({"group": ["x", "y"]}, "group: is not a column of whole numbers"),
+    ({"group": [0.5, 1]}, "group of request 0: 0.5 must be a whole number"),
+    ({"priority": [1, None]}, "priority"),
+    ({"ids": ["a", "a"]}, "id of request 1: 'a' also names request 0"),
+    ({"ids": ["a"]}, r"ids: has \(1,\) values for 2 requests"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), REFUSED)
+def test_what_no_request_has_is_refused(columns: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"ids": ["a", "b"], "input_tokens": [1, 2], "output_tokens": [3, 4]}
+    Workload(**given)
+    with pytest.raises(WorkloadError, match=message):
+        Workload(**{**given, **columns})
+
+
+def test_the_largest_values_pass() -> None:
+    workload = workload_of([LONGEST], [LONGEST], arrival=[LATEST], deadline=[float("inf")])
+    assert workload.input_tokens.tolist() == [LONGEST]
+
+
+def test_no_requests_are_refused() -> None:
+    with pytest.raises(WorkloadError, match="there is no request"):
+        workload_of([], [])
+
+
+def test_columns_cannot_be_changed() -> None:
+    lengths = np.array([1, 2])
+    workload = Workload(np.array(["a", "b"]), lengths, lengths)
+    for name in workload.__slots__:
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(workload, name)[0] = 9
+
+
+def test_a_part_and_other_lengths_keep_the_other_columns() -> None:
+    workload = workload_of([3, 4, 5], [6, 7, 8], arrival=[0.0, 1.0, 2.0], group=[1, 2, 1])
+    part = workload.select([2, 0])
+    assert (part.ids.tolist(), part.group.tolist(), part.arrival.tolist()) == (["2", "0"], [1, 1], [2.0, 0.0])
+    longer = workload.with_output_tokens([9, 9, 9])
+    assert (longer.output_tokens.tolist(), longer.group.tolist()) == ([9, 9, 9], [1, 2, 1])
+    assert workload.without_arrivals().arrival.tolist() == [0.0] * 3
+
+
+def test_names_are_numbered() -> None:
+    assert numbered_ids(2).tolist() == ["request-0", "request-1"]
