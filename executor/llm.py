@@ -89,6 +89,8 @@ class LLM:
         Layout of keys and values: ``auto``, ``window`` or ``ragged``.
     kv_tokens
         The most tokens of keys and values on the device; None for as many as the slots need.
+    share_prompts
+        Whether a prompt that comes several times, or is to be completed several times, is computed once.
     cost
         Costs the scheduling and the report count with; the hybrid paper's by default.
 
@@ -106,12 +108,13 @@ class LLM:
         slots: int = 64,
         tier: str = "auto",
         kv_tokens: int | None = None,
+        share_prompts: bool = True,
         cost: CostModel | None = None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be positive, got {slots}")
         self.model, self.tokenizer = model, tokenizer_like(tokenizer)
-        self._slots, self._kv_tokens = slots, kv_tokens
+        self._slots, self._kv_tokens, self._share = slots, kv_tokens, share_prompts
         self._wanted_tier, self._tier = tier, choose_tier(model, tier)
         self._forward = vars(unwrapped(model)).get("forward")
         self._cost = CostModel.paper() if cost is None else cost
@@ -224,7 +227,13 @@ class LLM:
         if self._ran is None:
             raise RuntimeError("no call of generate has been exhausted, so there is nothing to report")
         problem, trace = self._ran
-        served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
+        cost = problem.cost
+        if self._share:
+            # Which of those that share a prompt pays for it would matter beyond the bend: left out, the bound
+            # holds whoever does.
+            cost = replace(cost, prefill_per_token_beyond=0.0, prefill_floor=0.0)
+        workload = problem.workload.with_output_tokens(trace.tokens)
+        served = replace(problem, workload=workload, cost=cost)
         return report(problem, trace, None, None, run_bound=best_bound(served))
 
     def _look_again(self) -> None:
@@ -245,7 +254,10 @@ class LLM:
     ) -> Iterator[Completion]:
         if not prompts:
             return
-        workload = Workload.from_lengths([len(prompt) for prompt in prompts], expected)
+        lengths = [len(prompt) for prompt in prompts]
+        if self._share:
+            lengths = _computed_once(prompts, expected if order == "lpt-ski" else np.zeros(len(prompts)))
+        workload = Workload.from_lengths(lengths, expected)
         names = [str(name) for name in workload.ids]
         eos = end_tokens(self.model, self.tokenizer)
         rule = rules_of(dict(zip(names, asked, strict=True)), prompts, most.tolist(), self.tokenizer, eos)
@@ -256,7 +268,7 @@ class LLM:
             self.model,
             prompts,
             most,
-            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens),
+            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, self._share),
             tier=self._tier,
             on_token=on_token,
         )
@@ -364,3 +376,14 @@ def _each_sample(
     counts = [one.n for one in asked]
     at = np.repeat(np.arange(len(prompts)), counts)
     return [prompts[i] for i in at], [asked[i] for i in at], most[at], expected[at]
+
+
+def _computed_once(prompts: Sequence[tuple[int, ...]], longest: np.ndarray[Any, Any]) -> list[int]:
+    """Return the tokens each prompt's prefill computes: one for those that begin as another did before."""
+    lengths = [1] * len(prompts)
+    begun: set[tuple[int, ...]] = set()
+    for index in np.argsort(-longest, kind="stable").tolist():
+        if prompts[index] not in begun:
+            begun.add(prompts[index])
+            lengths[index] = len(prompts[index])
+    return lengths

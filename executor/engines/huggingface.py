@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,11 +43,15 @@ class DecodeOptions:
     kv_tokens
         The most tokens of KV cache to allocate on the device, padding included; requests beyond take turns
         with the host. None for as many as the slots need.
+    share_prompts
+        Whether a prompt that several requests begin with is computed once, and kept until the last of them
+        has begun. The problem counts it once, and one token for each of the others.
     """
 
     eos_ids: frozenset[int] = NO_EOS
     sampler: TokenRule | None = None
     kv_tokens: int | None = None
+    share_prompts: bool = False
 
 
 _GREEDY = DecodeOptions()
@@ -102,7 +107,8 @@ class HuggingFaceEngine:
         if not problem.prefill_emits_first_token:
             raise ValueError("an engine's prefill emits the first token; the problem counts a round for it")
         for index, prompt in enumerate(prompts):
-            if len(prompt) != problem.prompt_tokens[index]:
+            counts = (len(prompt), 1) if decoding.share_prompts else (len(prompt),)
+            if problem.prompt_tokens[index] not in counts:
                 name = str(problem.workload.ids[index])
                 planned = int(problem.prompt_tokens[index])
                 raise ValueError(
@@ -110,7 +116,7 @@ class HuggingFaceEngine:
                 )
         # The buffers grow for an answer that outgrows the plan; without max_tokens it might fill the model.
         expected = np.minimum(most_tokens, problem.workload.output_tokens)
-        capacity = int((problem.prompt_tokens + expected).max())
+        capacity = int((np.array([len(prompt) for prompt in prompts]) + expected).max())
         self._model = inner = unwrapped(model)
         slots = (
             problem.slots
@@ -141,6 +147,7 @@ class HuggingFaceEngine:
             )
         self._prompts, self._most, self._eos = prompts, most_tokens, decoding.eos_ids
         self._on_token = on_token
+        self._to_begin = Counter(map(tuple, prompts)) if decoding.share_prompts else None
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [[] for _ in prompts]
@@ -158,14 +165,17 @@ class HuggingFaceEngine:
         # The last token of an evicted request was never fed to the model: the prefill yields it once more.
         kept = [self.answers[request][:-1] for request in fresh]
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
+        before = self._residence.prefilled
         with evaluating(self._model):
-            first = self._residence.prefill(fresh, prompts, [len(tokens) for tokens in kept])
+            first = self._residence.prefill(
+                fresh, prompts, [len(tokens) for tokens in kept], self._later(fresh, prompts)
+            )
         for request, tokens, token in zip(fresh, kept, first, strict=True):
             new = not self.answers[request]
             self.answers[request] = [*tokens, token]
             if new and self._on_token is not None:
                 self._on_token(request, token)
-        count = sum(len(prompt) for prompt in prompts)
+        count = self._residence.prefilled - before
         stage = Stage("prefill", start, self.time, 0, len(requests), count, count, count)
         return stage, self._release(requests)
 
@@ -232,6 +242,17 @@ class HuggingFaceEngine:
             "transformers": transformers.__version__,
             **troubles,
         }
+
+    def _later(self, requests: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[int] | None:
+        """Return how many requests still to begin share each one's prompt."""
+        if self._to_begin is None:
+            return None
+        later = []
+        for request, prompt in zip(requests, prompts, strict=True):
+            if not self.answers[request]:
+                self._to_begin[tuple(prompt)] -= 1
+            later.append(self._to_begin[tuple(prompt)])
+        return later
 
     def _release(self, requests: Sequence[int]) -> list[int]:
         finished = [

@@ -63,6 +63,8 @@ class OffloadingBatch:
         self._calm, self._patience = 0, CALM_ROUNDS
         self.ran_out = 0
         """How often memory ran out."""
+        self.prefilled = 0
+        """Prompt tokens computed so far, and one for each request that shared them."""
         self.moved = 0
         """How often a running request was moved to the host."""
 
@@ -82,7 +84,11 @@ class OffloadingBatch:
         return self._padding_before + self._batch.padding_read
 
     def prefill(
-        self, requests: Sequence[int], prompts: Sequence[Sequence[int]], emitted: Sequence[int]
+        self,
+        requests: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        emitted: Sequence[int],
+        later: Sequence[int] | None = None,
     ) -> list[int]:
         """
         Run prompts and let them join.
@@ -95,6 +101,8 @@ class OffloadingBatch:
             Token ids of each, with the tokens it has emitted before.
         emitted
             Tokens each has emitted before.
+        later
+            As :meth:`~.batch.RunningBatch.prefill` takes it.
 
         Returns
         -------
@@ -118,7 +126,9 @@ class OffloadingBatch:
                     prompts[part],
                     request_ids=[self._names[request] for request in requests[part]],
                     emitted=emitted[part],
+                    later=None if later is None else later[part],
                 )
+                self.prefilled += self._batch.prefilled
             except OutOfMemoryError as error:
                 if len(slots) > 1:
                     self.ran_out += 1

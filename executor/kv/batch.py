@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..attention.decoder import Decoder
 from ..models.faults import NotFiniteError, OutOfMemoryError, out_of_memory
 from ..models.sampling import Sampler, TokenRule
+from .kept_prompts import KeptPrompts
 from .store import KeyValueStore, Suspended
 
 
@@ -64,6 +65,10 @@ class RunningBatch(ABC):
         self._row_of_slot: dict[int, int] = {}
         self._state = torch.zeros(4, slots, dtype=torch.int64, device=self._decoder.device)
         self._scores: tuple[torch.Tensor, list[int]] = torch.empty(0, 0), []
+        # A quarter of what the slots hold: what is beyond is computed again.
+        self._kept = KeptPrompts(slots * capacity // 4)
+        self.prefilled = 0
+        """Prompt tokens that the latest prefill computed, and one for each request that shared them."""
         self._layers_of = Counter(self._decoder.sliding_windows)
         self._padding_columns = 0
 
@@ -134,6 +139,7 @@ class RunningBatch(ABC):
         *,
         request_ids: Sequence[str] | None = None,
         emitted: Sequence[int] | None = None,
+        later: Sequence[int] | None = None,
     ) -> list[int]:
         """
         Run prompts and let them join the batch: all of them, or on an error none.
@@ -148,6 +154,9 @@ class RunningBatch(ABC):
             Name each request's random stream; needed unless sampling is greedy.
         emitted
             Tokens each request has emitted before; none if left out.
+        later
+            How many requests with the same prompt come after each, in this call or a later one: a prompt is
+            then computed once, and kept until the last of them. Without it every prompt is computed.
 
         Returns
         -------
@@ -178,13 +187,14 @@ class RunningBatch(ABC):
         rows = [self._take_row(slot) for slot in slots]
         self._changed()
         try:
-            for indices, logits in self._insert(rows, prompts):
+            for indices, logits in self._first_logits(rows, prompts, later):
                 chosen = self._sampler.choose(logits, state[2, indices], state[3, indices])
                 state[0, indices] = chosen
                 scores[indices] = self._score(logits, chosen)
         except BaseException as error:
             for slot in slots:
                 self.release(slot)
+            self._kept.clear()
             if out_of_memory(error):
                 raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
             raise
@@ -320,6 +330,43 @@ class RunningBatch(ABC):
             raise
         self._state[:, row] = request.state.to(self._decoder.device)
         self._changed()
+
+    def _first_logits(
+        self, rows: Sequence[int], prompts: Sequence[Sequence[int]], later: Sequence[int] | None
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Fill rows with prompts; yield the indices and logits of those that each call completes."""
+        self.prefilled = sum(len(prompt) for prompt in prompts)
+        if later is None:
+            yield from self._insert(rows, prompts)
+            return
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            alike.setdefault(tuple(prompt), []).append(index)
+        new: list[tuple[tuple[int, ...], list[int]]] = []
+        for prompt, indices in alike.items():
+            kept = self._kept.get(prompt)
+            if kept is None:
+                new.append((prompt, indices))
+                continue
+            for index in indices:
+                self._store.write_row(rows[index], kept.layers)
+            if not later[indices[-1]]:
+                self._kept.drop(prompt)
+            yield indices, kept.logits.expand(len(indices), -1)
+        self.prefilled = sum(len(prompt) for prompt, _ in new) + len(prompts) - len(new)
+        first = [rows[indices[0]] for _, indices in new]
+        for done, logits in self._insert(first, [prompt for prompt, _ in new]) if new else ():
+            filled: list[int] = []
+            of: list[int] = []
+            for at, one in enumerate(done):
+                prompt, indices = new[one]
+                for index in indices[1:]:
+                    self._store.move_row(rows[indices[0]], rows[index])
+                if later[indices[-1]]:
+                    self._kept.keep(prompt, self._store.read_row(rows[indices[0]]), logits[at : at + 1])
+                filled += indices
+                of += [at] * len(indices)
+            yield filled, logits[of]
 
     def _run(self, history: torch.Tensor, scores: torch.Tensor, until: frozenset[int]) -> Iterator[int]:
         """Run as many rounds as there is room for in the results; yield how many are done."""

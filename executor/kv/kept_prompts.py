@@ -1,0 +1,71 @@
+"""
+Prompts that are computed once for all requests that begin with them, now or later.
+
+This module needs torch when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptPrompt:
+    """
+    What a request needs to begin after a prompt that was computed before.
+
+    Parameters
+    ----------
+    layers
+        Keys and values of each layer, each of shape (key-value heads, tokens, head size).
+    logits
+        Of the token that follows, shape (1, vocabulary).
+    """
+
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    logits: torch.Tensor
+
+
+class KeptPrompts:
+    """
+    The prompts that requests still to come begin with.
+
+    Parameters
+    ----------
+    most_tokens
+        Tokens kept at once; a prompt beyond is computed again.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._kept: dict[Prompt, KeptPrompt] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values are kept."""
+        return sum(len(prompt) for prompt in self._kept)
+
+    def get(self, prompt: Prompt) -> KeptPrompt | None:
+        """Return what is kept of a prompt."""
+        return self._kept.get(prompt)
+
+    def keep(
+        self, prompt: Prompt, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor
+    ) -> None:
+        """Copy a prompt's keys and values, if there is room."""
+        if self.tokens + len(prompt) <= self._most_tokens:
+            copies = [(keys.clone(), values.clone()) for keys, values in layers]
+            self._kept[prompt] = KeptPrompt(copies, logits.clone())
+
+    def drop(self, prompt: Prompt) -> None:
+        """Let go of a prompt: no request to come begins with it."""
+        self._kept.pop(prompt, None)
+
+    def clear(self) -> None:
+        """Let go of all, as memory is needed."""
+        self._kept.clear()

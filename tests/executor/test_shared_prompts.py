@@ -1,0 +1,153 @@
+"""A prompt is computed once for all that begin with it, and nobody's tokens change by it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+from tier_cases import RAGGED, generate_alone
+
+from batchbound.executor.kv.kept_prompts import KeptPrompts
+from batchbound.executor.kv.ragged import RaggedBatch
+from batchbound.executor.kv.window_batch import WindowBatch
+from batchbound.executor.llm import LLM
+from batchbound.executor.models.source import load_model
+from batchbound.executor.models.tiny import FAMILIES
+from batchbound.executor.models.tokenizers import ByteTokenizer
+
+# GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+]
+
+
+def groups(count: int, size: int, seed: int, longest: int = 40) -> tuple[list[list[int]], list[int]]:
+    """Prompts, each several times in a row, and lengths that differ within a group."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+    return [prompt for prompt in prompts for _ in range(size)], [
+        rng.randint(1, 20) for _ in range(count * size)
+    ]
+
+
+def answers(engine: LLM, prompts: Any, lengths: Any, **options: Any) -> list[list[int]]:
+    done = engine.generate(prompts, max_tokens=lengths, ignore_eos=True, **options)
+    return [list(one.completion_ids) for one in sorted(done, key=lambda one: one.index)]
+
+
+FAST = ("bloom", "deepseek-v3", "gemma3", "gpt-neo", "gpt-oss", "llama", "mpt", "qwen3-moe")
+
+
+@pytest.mark.parametrize("tier", ["ragged", "window"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in FAST else pytest.mark.slow)
+        for family in sorted(set(FAMILIES) - {"xglm"})
+    ],
+)
+def test_groups_that_begin_in_different_stages_have_the_tokens_of_generate(family: str, tier: str) -> None:
+    if tier == "ragged" and family not in RAGGED:
+        pytest.skip("the layout refuses it")
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    prompts, lengths = groups(3, 4, seed=1)
+    expected = [generate_alone(model, *each) for each in zip(prompts, lengths, strict=True)]
+    engine = LLM(model, ByteTokenizer(), slots=3, tier=tier)
+    assert answers(engine, prompts, lengths) == expected, "as they come: a group begins over several stages"
+    assert answers(engine, prompts, lengths, expected_tokens=lengths) == expected, "the longest first: all do"
+
+
+@pytest.mark.parametrize("tier", ["ragged", "window"])
+def test_a_prompt_is_computed_once_for_its_group(tier: str) -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    prompts, lengths = groups(6, 8, seed=2, longest=30)
+    once = sum(len(prompt) for prompt in prompts[::8])
+    for options in ({}, {"expected_tokens": lengths}):
+        engine = LLM(model, ByteTokenizer(), slots=16, tier=tier)
+        answers(engine, prompts, lengths, **options)
+        assert engine.report().prompt_tokens == once + 6 * 7
+        apart = LLM(model, ByteTokenizer(), slots=16, tier=tier, share_prompts=False)
+        answers(apart, prompts, lengths, **options)
+        assert apart.report().prompt_tokens == 8 * once
+        assert engine._ran is not None
+        stages = engine._ran[1].stages
+        assert sum(stage.tokens for stage in stages if stage.kind == "prefill") == once + 6 * 7
+        assert (engine.report().run_gap or 0.0) >= -1e-9
+
+
+def test_completions_of_one_prompt_are_drawn_each_on_its_own_as_without_sharing() -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    asked: dict[str, Any] = {"n": 6, "temperature": 1.0, "seed": 4, "log_probabilities": True}
+    drawn = []
+    for share in (True, False):
+        engine = LLM(model, ByteTokenizer(), slots=4, share_prompts=share)
+        done = engine.generate(["a prompt", "another"], max_tokens=12, repetition_penalty=1.2, **asked)
+        drawn.append({(one.index, one.sample): one for one in done})
+    assert {key: one.completion_ids for key, one in drawn[0].items()} == {
+        key: one.completion_ids for key, one in drawn[1].items()
+    }
+    assert len({one.completion_ids for one in drawn[0].values()}) == 12
+    for key, one in drawn[0].items():
+        assert one.log_probabilities == pytest.approx(drawn[1][key].log_probabilities, abs=1e-9)
+
+
+def test_prompts_beyond_the_room_and_requests_on_the_host_are_served_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = load_model("tiny:gemma3", dtype="float64", device="cpu")
+    prompts, lengths = groups(3, 5, seed=3)
+    expected = [generate_alone(model, *each) for each in zip(prompts, lengths, strict=True)]
+    tight = LLM(model, ByteTokenizer(), slots=6, kv_tokens=130)
+    assert answers(tight, prompts, lengths, expected_tokens=lengths) == expected
+    monkeypatch.setattr(KeptPrompts, "keep", lambda *_: None)
+    assert answers(LLM(model, ByteTokenizer(), slots=3), prompts, lengths) == expected
+
+
+def test_weights_that_change_between_calls_leave_nothing_stale() -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    engine = LLM(model, ByteTokenizer(), slots=3)
+    prompts, lengths = groups(2, 4, seed=5)
+    before = answers(engine, prompts, lengths)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    after = answers(engine, prompts, lengths)
+    assert after == [generate_alone(model, *each) for each in zip(prompts, lengths, strict=True)]
+    assert after != before
+
+
+@pytest.mark.parametrize("kind", [RaggedBatch, WindowBatch])
+def test_what_is_kept_goes_with_the_last_of_its_group(kind: type[RaggedBatch] | type[WindowBatch]) -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    batch = kind(model, 4, 40)
+    first = batch.prefill([0, 1], [[1, 2, 3], [4, 5]], later=[2, 0])
+    assert batch.prefilled == 5
+    assert batch._kept.tokens == 3
+    assert batch.prefill([2], [[1, 2, 3]], later=[1]) == first[:1]
+    assert batch.prefilled == 1
+    batch.decode(3)
+    assert batch.prefill([3], [[1, 2, 3]], later=[0]) == first[:1]
+    assert batch._kept.tokens == 0
+    rows = [batch._store.read_row(batch._row_of_slot[slot])[0][0][:, :3] for slot in (0, 2, 3)]
+    assert all(row.equal(rows[0]) for row in rows)
+    assert batch.decode(2).shape == (2, 4)
+
+
+def test_there_is_room_for_a_number_of_tokens_and_no_more() -> None:
+    kept, states = KeptPrompts(5), [(torch.ones(1, 3, 2), torch.ones(1, 3, 2))]
+    kept.keep((1, 2, 3), states, torch.ones(1, 4))
+    kept.keep((4, 5, 6), states, torch.ones(1, 4))
+    assert kept.tokens == 3
+    assert kept.get((4, 5, 6)) is None
+    found = kept.get((1, 2, 3))
+    assert found is not None
+    states[0][0].zero_()
+    assert found.layers[0][0].eq(1).all(), "a copy: the row it came from goes on"
+    kept.drop((1, 2, 3))
+    assert kept.tokens == 0
