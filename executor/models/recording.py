@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,25 +63,39 @@ class Recorder:
         """
         import torch
 
-        modes = set(self.modes.values())
-        told = weights.log() - weights.sum(dim=-1, keepdim=True).log() if "processed" in modes else None
-        if "raw" in modes:
-            raw = logits.double().log_softmax(dim=-1)
-            if told is not None:
-                processed = [stream for stream, mode in self.modes.items() if mode == "processed"]
-                own = torch.isin(streams, torch.tensor(processed, device=streams.device))
-                told = told.where(own[:, None], raw)
-            else:
-                told = raw
-        assert told is not None
-        values = [told.gather(-1, chosen[:, None])[:, 0]]
+        told = [self._told(mode, logits, weights) for mode in sorted(set(self.modes.values()))]
+        own = None
+        if len(told) > 1:
+            processed = [stream for stream, mode in self.modes.items() if mode == "processed"]
+            own = torch.isin(streams, torch.tensor(processed, device=streams.device))
+
+        def of_mode(found: list[torch.Tensor]) -> torch.Tensor:
+            if own is None:
+                return found[0]
+            return found[0].where(own.view(-1, *[1] * (found[0].dim() - 1)), found[1])
+
+        # Of the whole vocabulary only what is asked for: its logarithms cost as much as the choice itself.
+        values = [of_mode([log(scores.gather(-1, chosen[:, None]))[:, 0] for scores, log in told])]
         tokens: list[torch.Tensor] = []
         if self.likeliest:
-            best = told.topk(min(self.likeliest, told.shape[-1]), dim=-1)
+            every = of_mode([log(scores) for scores, log in told])
+            best = every.topk(min(self.likeliest, every.shape[-1]), dim=-1)
             tokens, values = [*best.indices.T], [*values, *best.values.T]
         # A stream has 64 bits, which float64 does not hold: its bits go along as they are.
         bits = [value.contiguous().view(torch.int64) for value in values]
         self._kept.append(torch.stack([streams, indices, *bits, *tokens]))
+
+    @staticmethod
+    def _told(
+        mode: LogprobsMode, logits: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return scores of every token, and what makes log-probabilities of some of each row's."""
+        if mode == "processed":
+            total = weights.sum(dim=-1, keepdim=True).log()
+            return weights, lambda some: some.log() - total
+        scores = logits.double()
+        total = scores.logsumexp(dim=-1, keepdim=True)
+        return scores, lambda some: some - total
 
     def read(self, stream: int, tokens: int) -> tuple[TokenLogprob, ...]:
         """
