@@ -31,7 +31,7 @@ from batchbound.executor.models.source import load_model
 from batchbound.executor.serving.engine import ServingEngine
 from batchbound.executor.serving.regions import PlacedLedger
 from batchbound.executor.serving.run import own_answer
-from batchbound.executor.serving.simulation import WAITING, ServingRun, serve
+from batchbound.executor.serving.simulation import WAITING, ServingRun, serve_on_device
 from batchbound.heuristics.serving.device import DeviceBatch, ServingDevice
 from batchbound.heuristics.serving.econoserve.sizes import EconoServeSizes
 from batchbound.heuristics.serving.registry import BLOCK_ALLOCATION, ServingOptions, serving_policy
@@ -134,7 +134,7 @@ def grid(options: argparse.Namespace) -> None:
                 ledger = PlacedLedger(capacity, len(workload), block, paged=system in BLOCK_ALLOCATION)
                 recorder = Recorder(Clock())
                 policy = serving_policy(system, ServingOptions(longest, 1024, sizes))
-                run = serve(workload, policy, recorder, ledger, predicted=predicted)
+                run = serve_on_device(workload, policy, recorder, ledger, predicted=predicted)
                 rows.append(figures(run, recorder.useful(), 0, 0))
             means = {name: np.mean([row[name] for row in rows]) for name in GRID}
             cells = (f"{mean:{GRID[name][1]}{'.0f' if mean >= 2 else '.3f'}}" for name, mean in means.items())
@@ -204,7 +204,7 @@ def main() -> None:
             engine = ServingEngine(model, prompts, ledger)
             recorder = Recorder(engine)
             policy = serving_policy(system, ServingOptions(longest, 1024, sizes))
-            run = serve(workload, policy, recorder, ledger, predicted=predicted)
+            run = serve_on_device(workload, policy, recorder, ledger, predicted=predicted)
             wrong = sum(a != b for a, b in zip(engine.answers, own, strict=True))
             row = figures(run, recorder.useful(), wrong, engine.moved_tokens)
             found[f"{label} {block}"] = row

@@ -10,13 +10,13 @@ from ..data.problem import Problem
 from ..models.bounds.partition_heuristics import longest_processing_time
 from .policy import Policy
 from .queues.adaptive_batch import AdaptiveBatch
-from .queues.admission import Admission
+from .queues.admission import Admission, Reserve
 from .queues.algorithm1 import SortingPreemptive
 from .queues.assignment import Assigned, round_robin
 from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.preemption import PriorityPreemption
-from .queues.prefill_rules import Lagrangian, PrefillFirst, SkiRental, Threshold
-from .queues.queue_policy import QueuePolicy
+from .queues.prefill_rules import Lagrangian, PrefillFirst, PrefillRule, SkiRental, Threshold
+from .queues.queue_policy import Queue, QueuePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,77 +43,68 @@ def _packed(problem: Problem) -> IntArray:
     return longest_processing_time(problem.rounds, problem.slots)
 
 
-def _fcfs(problem: Problem, _: IntArray) -> Policy:
-    return QueuePolicy(Ordered(arrival_order(problem)), PrefillFirst(), Admission(problem, "present"))
+def _arrival(problem: Problem, _: IntArray) -> Queue:
+    return Ordered(arrival_order(problem))
 
 
-def _fcfs_ski(problem: Problem, _: IntArray) -> Policy:
-    return QueuePolicy(Ordered(arrival_order(problem)), SkiRental(), Admission(problem))
+def _longest(problem: Problem, _: IntArray) -> Queue:
+    return Ordered(longest_first(problem))
 
 
-def _packing(problem: Problem, assignment: IntArray) -> Policy:
-    return QueuePolicy(Assigned(problem, assignment), PrefillFirst(), Admission(problem))
+def _policy(
+    queue: Callable[[Problem, IntArray], Queue], rule: Callable[[], PrefillRule], reserve: Reserve = "future"
+) -> Callable[[Problem, IntArray], Policy]:
+    """Return what makes a policy of a queue, a prefill rule, and the memory that admission reserves."""
 
+    def make(problem: Problem, assignment: IntArray) -> Policy:
+        return QueuePolicy(queue(problem, assignment), rule(), Admission(problem, reserve))
 
-def _algorithm1(problem: Problem, assignment: IntArray) -> Policy:
-    return QueuePolicy(SortingPreemptive(problem, assignment), PrefillFirst(), Admission(problem))
-
-
-def _lagrangian(problem: Problem, assignment: IntArray) -> Policy:
-    return QueuePolicy(SortingPreemptive(problem, assignment), Lagrangian("round"), Admission(problem))
-
-
-def _lagrangian_token(problem: Problem, assignment: IntArray) -> Policy:
-    return QueuePolicy(SortingPreemptive(problem, assignment), Lagrangian("token"), Admission(problem))
-
-
-def _lpt(problem: Problem, _: IntArray) -> Policy:
-    return QueuePolicy(Ordered(longest_first(problem)), PrefillFirst(), Admission(problem))
-
-
-def _lpt_ski(problem: Problem, _: IntArray) -> Policy:
-    return QueuePolicy(Ordered(longest_first(problem)), SkiRental(), Admission(problem))
-
-
-def _threshold(problem: Problem, _: IntArray) -> Policy:
-    return QueuePolicy(Ordered(longest_first(problem)), Threshold(share=0.1), Admission(problem))
-
-
-def _priority(problem: Problem, _: IntArray) -> Policy:
-    return PriorityPreemption(problem)
-
-
-def _adaptive(problem: Problem, _: IntArray) -> Policy:
-    return AdaptiveBatch(problem)
+    return make
 
 
 POLICIES: Mapping[str, Entry] = {
     "adaptive-batch": Entry(
-        "as many as predicted memory allows, fewer past a threshold, more again (MICO)", _adaptive
+        "as many as predicted memory allows, fewer past a threshold, more again (MICO)",
+        lambda problem, _: AdaptiveBatch(problem),
     ),
-    "fcfs": Entry("first come, first served, prefill first: vLLM's rule, the papers' baseline", _fcfs),
-    "fcfs-ski": Entry("first come, first served, prefill by the ski-rental rule", _fcfs_ski),
-    "packing": Entry("each slot serves its own list of an offline bin packing", _packing, _packed),
+    "fcfs": Entry(
+        "first come, first served, prefill first: vLLM's rule, the papers' baseline",
+        _policy(_arrival, PrefillFirst, "present"),
+    ),
+    "fcfs-ski": Entry(
+        "first come, first served, prefill by the ski-rental rule", _policy(_arrival, SkiRental)
+    ),
+    "packing": Entry(
+        "each slot serves its own list of an offline bin packing", _policy(Assigned, PrefillFirst), _packed
+    ),
     "algorithm1": Entry(
         "the hybrid paper's Algorithm 1: own list longest first, then help the busiest slot",
-        _algorithm1,
+        _policy(SortingPreemptive, PrefillFirst),
         round_robin,
     ),
-    "packing-algorithm1": Entry("Algorithm 1 on an offline bin packing", _algorithm1, _packed),
+    "packing-algorithm1": Entry(
+        "Algorithm 1 on an offline bin packing", _policy(SortingPreemptive, PrefillFirst), _packed
+    ),
     "lagrangian": Entry(
         "packing and Algorithm 1, prefill by the paper's rule (41)-(43), per slot-round",
-        _lagrangian,
+        _policy(SortingPreemptive, lambda: Lagrangian("round")),
         _packed,
     ),
     "lagrangian-token": Entry(
         "packing and Algorithm 1, prefill by the paper's rule (41)-(43), per token",
-        _lagrangian_token,
+        _policy(SortingPreemptive, lambda: Lagrangian("token")),
         _packed,
     ),
-    "lpt": Entry("longest first, prefill first", _lpt),
-    "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _lpt_ski),
-    "priority": Entry("most urgent first, preempting what is less urgent (BATON)", _priority),
-    "threshold": Entry("longest first, prefill when a tenth of the slots is free", _threshold),
+    "lpt": Entry("longest first, prefill first", _policy(_longest, PrefillFirst)),
+    "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _policy(_longest, SkiRental)),
+    "priority": Entry(
+        "most urgent first, preempting what is less urgent (BATON)",
+        lambda problem, _: PriorityPreemption(problem),
+    ),
+    "threshold": Entry(
+        "longest first, prefill when a tenth of the slots is free",
+        _policy(_longest, lambda: Threshold(share=0.1)),
+    ),
 }
 
 

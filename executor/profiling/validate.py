@@ -15,7 +15,7 @@ from ...heuristics.serving.chunked_prefill import ChunkedPrefill
 from ...heuristics.serving.device import DeviceBatch, ServingDevice
 from ...heuristics.serving.kv_ledger import KvLedger
 from ...models.exegpt.layer_cost import LayerCost
-from ..serving.simulation import ServingRun, serve
+from ..serving.simulation import ServingRun, serve_on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def replay_on(run: MeasuredRun, device: ServingDevice) -> ServingRun:
     workload = run.workload
     each = workload.input_tokens + workload.output_tokens + run.block_tokens
     capacity = int(each.sum()) if run.kv_capacity is None else run.kv_capacity
-    return serve(
+    return serve_on_device(
         workload,
         ChunkedPrefill(run.batched_tokens, run.sequences),
         device,

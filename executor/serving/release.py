@@ -14,7 +14,7 @@ from ...data.workload import Workload
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill
 from ...heuristics.serving.device import DeviceBatch
 from ...heuristics.serving.kv_ledger import KvLedger
-from .simulation import serve
+from .simulation import serve_on_device
 
 MOST_SIMULATED = 3_000_000
 """Tokens of completions of a job up to which its iterations are simulated, seconds of work; none beyond."""
@@ -105,7 +105,7 @@ def predict(sequences: Sequences, limits: EngineLimits, order: Sequence[int] | I
     capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
     ledger = KvLedger(capacity, len(work), limits.block_tokens)
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
-    run = serve(work, policy, _OneSecond(), ledger)
+    run = serve_on_device(work, policy, _OneSecond(), ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
     return Predicted(len(run.start), policy.preemptions, tokens)
 

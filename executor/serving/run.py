@@ -17,7 +17,7 @@ from ...data.workload import Workload
 from ...heuristics.serving.policy import ServingPolicy
 from .engine import ServingEngine
 from .regions import PlacedLedger
-from .simulation import ServingRun, serve
+from .simulation import ServingRun, serve_on_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +82,11 @@ def serve_on_model(
     UnsupportedModelError
         If the model's answers would be wrong.
     ServingError, KvLedgerError
-        As :func:`~.serving_simulation.serve` says.
+        As :func:`~.simulation.serve_on_device` says.
     """
     ledger = PlacedLedger(kv_capacity, len(workload), block_tokens, paged=paged)
     engine = ServingEngine(model, prompts, ledger)
-    run = serve(workload, policy, engine, ledger, predicted=predicted)
+    run = serve_on_device(workload, policy, engine, ledger, predicted=predicted)
     return EngineRun(run, engine.answers, engine.moved_tokens, ledger.compactions)
 
 

@@ -126,7 +126,7 @@ def simulate_serving(
     return _Job(workload, policy, device, ledger, predicted, prefilled=prefilled, until=until).run()
 
 
-def serve(
+def serve_on_device(
     workload: Workload,
     policy: ServingPolicy,
     device: ServingDevice,

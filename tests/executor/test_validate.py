@@ -20,7 +20,7 @@ from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.data.workload import Workload
 from batchbound.executor.profiling.validate import validate_run, validate_trace
-from batchbound.executor.serving.simulation import ServingError, ServingRun, serve
+from batchbound.executor.serving.simulation import ServingError, ServingRun, serve_on_device
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.serving.chunked_prefill import ChunkedPrefill
 from batchbound.heuristics.serving.device import DeviceBatch
@@ -49,7 +49,7 @@ def replayed(
     ahead: bool = False,
 ) -> ServingRun:
     ledger = KvLedger(capacity, len(requests), block_tokens, reuse=reuse)
-    return serve(requests, policy, OneSecond(), ledger, ahead=ahead)
+    return serve_on_device(requests, policy, OneSecond(), ledger, ahead=ahead)
 
 
 def test_a_prompt_longer_than_the_budget_is_encoded_in_chunks() -> None:
