@@ -46,7 +46,9 @@ class SlotTrial:
     schedule: Schedule
 
 
-def choose_slots(problem: Problem, *, seconds: float, seed: int = 0) -> tuple[SlotTrial, ...]:
+def choose_slots(
+    problem: Problem, *, seconds: float, seed: int = 0, most: int | None = None
+) -> tuple[SlotTrial, ...]:
     """
     Return the numbers of slots tried, best first.
 
@@ -63,8 +65,11 @@ def choose_slots(problem: Problem, *, seconds: float, seed: int = 0) -> tuple[Sl
         Wall-clock limit of the searches together.
     seed
         Of the searches.
+    most
+        The most slots to try, such as those that the cost model was measured with; None for all that fit.
     """
-    most = _most_that_fit(problem)
+    fitting = _most_that_fit(problem)
+    most = fitting if most is None else min(fitting, most)
     trials: dict[int, SlotTrial] = {}
     begun = time.monotonic()
     ladder = np.unique(np.rint(most / STEP ** np.arange(40)).astype(np.int64))[::-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
         default=DEFAULT_SLOTS,
         metavar="N|auto" if auto_slots else "N",
         help="requests in progress at a time"
-        + ("; auto chooses them, given --kv-capacity" if auto_slots else "")
+        + ("; auto chooses them, given --kv-capacity or a measured --cost" if auto_slots else "")
         + " (default %(default)s)",
     )
     group.add_argument(
@@ -137,7 +137,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
             workload,
             cost,
             args.slots or len(workload),
-            kv_capacity=args.kv_capacity,
+            kv_capacity=args.kv_capacity or (None if args.slots else measured_capacity(source)),
             prefill_token_cap=args.prefill_token_cap,
             max_position=args.max_position or _positions(args.model),
             prefill_emits_first_token=first == "prefill",
@@ -165,6 +165,19 @@ def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
         )
     calibrated = CalibratedCost.load(spec)
     return calibrated.cost, {"name": spec, **plain(calibrated)}
+
+
+def measured_capacity(source: Mapping[str, object]) -> int | None:
+    """
+    Return the tokens of keys and values that fitted where a cost model was measured, or None if unknown.
+
+    Parameters
+    ----------
+    source
+        Where the costs come from, as :func:`read_cost` returns it.
+    """
+    tokens = source.get("kv_tokens")
+    return tokens if isinstance(tokens, int) and tokens > 0 else None
 
 
 def provenance_of(inputs: Inputs, plan_path: str | os.PathLike[str]) -> Provenance:

@@ -13,7 +13,6 @@ from ..data.fleet import Groups
 from ..data.lengths.prediction_error import parse_prediction_error
 from ..data.plan import Plan, Provenance
 from ..data.predictor import prompt_text
-from ..data.problem import Problem
 from ..data.workload import LONGEST
 from ..heuristics.dispatch import RULES
 from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
@@ -117,7 +116,7 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
         )
     problem, others, start = inputs.problem, [], None
     if not args.slots:
-        trials = _choose(problem, limits)
+        trials = _choose(inputs, limits)
         problem, start = replace(problem, slots=trials[0].slots), trials[0].schedule
         others = [trial.slots for trial in trials[1:COMPARED_SLOTS]]
     if error is None:
@@ -133,13 +132,16 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
     )
 
 
-def _choose(problem: Problem, limits: Limits) -> tuple[SlotTrial, ...]:
+def _choose(inputs: Inputs, limits: Limits) -> tuple[SlotTrial, ...]:
+    problem, measured = inputs.problem, inputs.cost_source.get("slots_grid")
     if problem.kv_capacity is None:
         raise InputError(
             "--slots auto needs to know the memory: without it, more slots always look better",
-            hint="Give --kv-capacity TOKENS (`batchbound profile` measures a model), or a number of slots.",
+            hint="Give --cost FILE of `batchbound profile`, --kv-capacity TOKENS, or a number of slots.",
         )
-    trials = choose_slots(problem, seconds=limits.seconds or 1.0, seed=limits.seed)
+    # Beyond the slots that were measured the costs are not known.
+    most = max(measured) if isinstance(measured, list | tuple) and measured else None
+    trials = choose_slots(problem, seconds=limits.seconds or 1.0, seed=limits.seed, most=most)
     tried = ", ".join(f"{t.slots} ({t.makespan:,.2f} s)" for t in sorted(trials, key=lambda t: t.slots))
     note(f"slots tried: {tried}")
     return trials

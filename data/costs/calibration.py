@@ -53,6 +53,9 @@ class CalibratedCost:
         Slots and prompt lengths (tokens) that were measured; outside them the model extrapolates.
     held_out
         Error on a whole job that the fit was not made from; None if none was run.
+    kv_token_bytes, kv_tokens
+        Bytes that a token's keys and values take, and how many tokens fitted beside the weights; 0 if
+        unknown.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_cost", 1)
@@ -65,6 +68,8 @@ class CalibratedCost:
     slots_grid: tuple[int, ...]
     prompt_grid: tuple[int, ...]
     held_out: FitError | None = None
+    kv_token_bytes: float = 0.0
+    kv_tokens: int = 0
 
     def beyond(self, slots: int, longest: int, held: float) -> tuple[str, ...]:
         """

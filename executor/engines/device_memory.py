@@ -27,10 +27,6 @@ def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
     """
     import torch
 
-    batch = tier.batch(model, 1, _MEASURED_TOKENS)
-    batch.prefill([0], [[0]])
-    held = batch.take(0)
-    token_bytes = sum(part.nbytes for part in (*held.keys, *held.values)) / held.tokens
     weights = sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
     if model.device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(model.device)
@@ -38,7 +34,22 @@ def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
     else:
         free = available_bytes()
         whole = free + weights
-    return float(whole), int(_USABLE * free / token_bytes)
+    return float(whole), int(_USABLE * free / token_bytes_of(model, tier))
+
+
+def token_bytes_of(model: Any, tier: Tier) -> float:
+    """
+    Return the bytes that a token's keys and values take in all layers, measured on a batch.
+
+    Parameters
+    ----------
+    model, tier
+        As of :func:`memory_of`.
+    """
+    batch = tier.batch(model, 1, _MEASURED_TOKENS)
+    batch.prefill([0], [[0]])
+    held = batch.take(0)
+    return sum(part.nbytes for part in (*held.keys, *held.values)) / held.tokens
 
 
 def available_bytes() -> int:

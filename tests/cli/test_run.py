@@ -407,3 +407,29 @@ def test_a_quiet_command_says_nothing_on_stderr_but_what_stops_it(
     assert capsys.readouterr().err == ""
     assert copy_context().run(main, ["plan", "p.jsonl", "--work", "1", "--quiet"]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_slots_are_chosen_by_the_cost_file_alone_within_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from batchbound.data.costs.calibration import CalibratedCost
+
+    monkeypatch.chdir(tmp_path)
+    words = ["profile", "--model", "tiny:llama", "--slots", "4", "--prompt-tokens", "16", "--points", "2"]
+    assert main([*words, "--repeats", "1", "--threads", "1"]) == 0
+    said = capsys.readouterr().out
+    measured = CalibratedCost.load("cost.json")
+    # Two layers of two heads of 16 numbers, keys and values, four bytes each.
+    assert measured.kv_token_bytes == 2 * 2 * 16 * 2 * 4
+    assert f"{measured.kv_tokens:,} tokens fit" in said
+    assert "on a job it was not fitted to" in said
+    write_prompts(tmp_path / "prompts.jsonl", count=30, longest=9)
+    words = ["plan", "prompts.jsonl", "--model", "tiny:llama", "--cost", "cost.json", "--time-limit", "0.2"]
+    assert main([*words, "--slots", "auto"]) == 0
+    assert "in the seconds of llama on cpu" in capsys.readouterr().out.splitlines()[0]
+    problem = Plan.load("plan.json").problem
+    assert problem.kv_capacity == measured.kv_tokens
+    assert problem.slots <= 4
+    assert main([*words, "--slots", "8", "--overwrite"]) == 0
+    assert "extrapolates: 8 slots, measured up to 4" in capsys.readouterr().err
+    assert Plan.load("plan.json").problem.kv_capacity is None

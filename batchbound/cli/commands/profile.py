@@ -7,6 +7,7 @@ import datetime
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,10 @@ def run(args: argparse.Namespace) -> int:
         f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
     )
     print(f"  change of the batch  {cost.decode_per_change * 1e3:.3f} ms")
+    print(
+        f"  keys and values  {calibrated.kv_token_bytes:,.0f} bytes/token,"
+        f" {calibrated.kv_tokens:,} tokens fit beside the weights"
+    )
     beyond = calibrated.held_out
     if beyond is not None:
         print(
@@ -281,6 +286,7 @@ def measure(
     tier
         The layout of keys and values; chosen if left out.
     """
+    from ...executor.engines.device_memory import memory_of, token_bytes_of
     from ...executor.engines.huggingface import HuggingFaceEngine, vocabulary_of
     from ...executor.engines.tiers import choose_tier
     from ...executor.models.source import position_limit
@@ -315,7 +321,7 @@ def measure(
         )
         # A whole job has batches as runs have them; another one, of other lengths, judges the fit.
         stages += serve(fit_cost(stages), 0)
-        return calibrate(
+        found = calibrate(
             stages,
             engine=described,
             date=datetime.date.today().isoformat(),
@@ -323,3 +329,5 @@ def measure(
             prompt_grid=prompt_grid,
             held_out=lambda cost: serve(cost, 1),
         )
+    _, fitting = memory_of(model, tier)
+    return replace(found, kv_token_bytes=token_bytes_of(model, tier), kv_tokens=fitting)
