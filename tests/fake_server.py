@@ -156,6 +156,7 @@ class FakeServer:
     def metrics(self) -> str:
         return (
             f"# HELP vllm:num_requests_running running\n"
+            f"process_start_time_seconds {self.deaths}\n"
             f'vllm:num_requests_running{{engine="0"}} {len(self._running)}.0\n'
             f'vllm:num_requests_waiting{{engine="0"}} {len(self._waiting)}.0\n'
             f'vllm:iteration_tokens_total_count{{engine="0"}} {self.iterations}.0\n'

@@ -265,7 +265,7 @@ def _limits(args: argparse.Namespace, slots: int, facts: Sequence[ServerFacts]) 
 
 def _release(asked: str, batch: _Batch, limits: EngineLimits, seed: int) -> Release:
     """Return the order asked for, or the one of fewest simulated iterations."""
-    from ..executor.serving.release import choose_release, shuffled_orders
+    from ..executor.serving.release import choose_release, predict, shuffled_orders
 
     output = batch.output
     choices = np.array([request.choices for request in batch.requests])
@@ -293,7 +293,12 @@ def _release(asked: str, batch: _Batch, limits: EngineLimits, seed: int) -> Rele
         )
     else:
         put_back = f", {found.predicted.preemptions} put back" if found.predicted.preemptions else ""
-        note(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}")
+        given = predict(sequences, limits, np.arange(len(sequences)))
+        saved = ""
+        if given is not None and found.name != "file order":
+            change = found.predicted.iterations / given.iterations - 1
+            saved = f" ({change:+.1%} of the file's order)"
+        note(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}{saved}")
     return replace(found, order=orders[found.name])
 
 

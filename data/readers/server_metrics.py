@@ -13,6 +13,7 @@ _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:re
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
 _ITERATIONS = ("vllm:iteration_tokens_total_count", "llamacpp:n_decode_total")
 _PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
+_STARTED = ("vllm:num_preemptions_created", "process_start_time_seconds")
 _CACHED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total")
 
 
@@ -37,6 +38,8 @@ class ServerMetrics:
         Tokens of keys and values its requests have room for, and of one block of them.
     prefix_caching
         Whether prompts may share keys and values.
+    started
+        Seconds since 1970 at which its counters began.
     """
 
     engine: str = "unknown"
@@ -48,6 +51,7 @@ class ServerMetrics:
     kv_tokens: int | None = None
     block_tokens: int | None = None
     prefix_caching: bool | None = None
+    started: float | None = None
 
 
 def parse_metrics(text: str) -> ServerMetrics:
@@ -89,6 +93,7 @@ def parse_metrics(text: str) -> ServerMetrics:
         kv_tokens=kv if kv is not None else _first(totals, ("sglang:max_total_num_tokens",)),
         block_tokens=block,
         prefix_caching=None if caching is None else caching == "True",
+        started=next((totals[name] for name in _STARTED if name in totals), None),
     )
 
 

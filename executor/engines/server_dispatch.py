@@ -91,7 +91,7 @@ class Served:
 class _Server:
     def __init__(self, client: ServerClient, room: int) -> None:
         self.client, self.most, self.held, self.flying = client, room, 0, 0
-        self.down = False
+        self.down = self.was_down = False
         self.paused_until = self.broke_at = 0.0
         self.breaks = 0
 
@@ -126,6 +126,8 @@ class Dispatch:
         With failures.
     rng
         Of the waits.
+    proven
+        Whether requests of this job were completed before, so that failures are their own.
     """
 
     def __init__(
@@ -135,6 +137,8 @@ class Dispatch:
         in_flight: int,
         patience: Patience,
         rng: random.Random,
+        *,
+        proven: bool = False,
     ) -> None:
         self._requests, self._patience, self._rng = requests, patience, rng
         self._servers = [_Server(client, in_flight) for client in clients]
@@ -149,7 +153,7 @@ class Dispatch:
         self._replies: asyncio.Queue[tuple[int, int, float, Reply] | None] = asyncio.Queue()
         self._reached = self._begun = 0.0
         self._held_back: list[Served] = []
-        self._answered = False
+        self._answered = proven
         self.retries = 0
 
     async def run(self, order: Sequence[int], on_served: Callable[[Served], None]) -> str | None:
@@ -188,6 +192,11 @@ class Dispatch:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         return None
+
+    @property
+    def interrupted(self) -> list[bool]:
+        """Whether each server could not be reached at some time, and may have started anew."""
+        return [server.was_down for server in self._servers]
 
     def _tell(self, served: Served, on_served: Callable[[Served], None], *, last: bool) -> None:
         self._answered |= served.reply.kind is Kind.ANSWERED
@@ -284,5 +293,5 @@ class Dispatch:
 
     def _mark_down(self, server: _Server) -> None:
         if not server.down:
-            server.down = True
+            server.down = server.was_down = True
             self._start(self._revive(server))

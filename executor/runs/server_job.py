@@ -147,7 +147,14 @@ class ServerJob:
             watches = [Watch(client) for client in clients]
             before = await asyncio.gather(*(watch.read() for watch in watches))
             readers = [asyncio.create_task(watch.run()) for watch in watches]
-            dispatch = Dispatch(self.requests, clients, self.flying, self.patience, random.Random(self.seed))
+            dispatch = Dispatch(
+                self.requests,
+                clients,
+                self.flying,
+                self.patience,
+                random.Random(self.seed),
+                proven=any(completed(line) for line in journal.finished.values()),
+            )
             try:
                 stopped = await dispatch.run(left, keep)
             finally:
@@ -156,8 +163,10 @@ class ServerJob:
                 await asyncio.gather(*readers, return_exceptions=True)
             after = await asyncio.gather(*(watch.read() for watch in watches))
         counts = [
-            _count(fact, watch, first, last)
-            for fact, watch, first, last in zip(facts, watches, before, after, strict=True)
+            _count(fact, watch, first, last, interrupted=interrupted)
+            for fact, watch, first, last, interrupted in zip(
+                facts, watches, before, after, dispatch.interrupted, strict=True
+            )
         ]
         failed = sum(not completed(line) for line in journal.finished.values())
         return ServerOutcome(self._record(served, counts, dispatch.retries), failed, stopped)
@@ -210,16 +219,23 @@ def _usage(reply: Reply) -> tuple[int, int]:
 
 
 def _count(
-    fact: ServerFacts, watch: Watch, first: ServerMetrics | None, last: ServerMetrics | None
+    fact: ServerFacts,
+    watch: Watch,
+    first: ServerMetrics | None,
+    last: ServerMetrics | None,
+    *,
+    interrupted: bool,
 ) -> ServerCount:
     known = ServerCount(fact.url, fact.engine, fact.version)
     if first is None or last is None:
         return known
 
+    # Counters of a server that started anew leave out what it did before.
+    anew = interrupted if last.started is None else first.started != last.started
+
     def during(name: str) -> int | None:
         start, end = getattr(first, name), getattr(last, name)
-        # A counter that went back belongs to a server that started anew.
-        return None if start is None or end is None or end < start else int(end - start)
+        return None if anew or start is None or end is None or end < start else int(end - start)
 
     return replace(
         known,

@@ -17,7 +17,9 @@ import pytest
 from fake_server import FakeServer
 
 from batchbound.cli import main
+from batchbound.data.files.jsonl import file_digest
 from batchbound.data.readers.server_run import ServerRun
+from batchbound.executor.runs.journal import Journal
 
 
 def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
@@ -162,6 +164,23 @@ def test_the_run_ends_at_once_where_every_request_fails(
     assert not (tmp_path / "answers.jsonl.journal").exists()
 
 
+def test_failures_of_the_last_requests_do_not_stop_a_job_that_was_under_way(tmp_path: Path) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 40)
+    faults: dict[str, list[int | str]] = {f"r{k}": [404] for k in range(10, 40)}
+    journal = Journal(
+        tmp_path / "answers.jsonl.journal",
+        {"batch": file_digest(batch), "server": "OpenAI", "model": None},
+    )
+    with journal:
+        for k in range(10):
+            journal.append(f"r{k}", {"custom_id": f"r{k}", "response": {"status_code": 200}})
+    with FakeServer(4, faults=faults) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == 1
+        assert server.attempts.total() == 30
+    rows = rows_of(batch)
+    assert sum(row["response"]["status_code"] == 404 for row in rows.values()) == 30
+
+
 def test_a_server_that_dies_and_comes_back_serves_every_request_once(tmp_path: Path) -> None:
     batch = write_batch(tmp_path / "in.jsonl", heavy_tailed(80, seed=1))
     rng = random.Random(2)
@@ -169,6 +188,8 @@ def test_a_server_that_dies_and_comes_back_serves_every_request_once(tmp_path: P
     with FakeServer(6, die_after=deaths) as server:
         assert main(run_words(batch, server, "--slots", "6")) == 0
         assert server.deaths == 20
+    # What a server counted before it started anew is lost, so that nothing is counted at all.
+    assert ServerRun.load(tmp_path / "trace.jsonl").servers[0].iterations is None
     rows = rows_of(batch)
     assert len(rows) == 80
     assert all(row["response"]["status_code"] == 200 for row in rows.values())
