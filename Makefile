@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo style test test-all clean
+.PHONY: demo style test test-all mutants clean
 
 # Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
@@ -30,6 +30,16 @@ $(VENV)/engine: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/engine
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,ray,dev]'
+	touch $@
+
+# Changes the judges line by line and says which changes no test notices: docs/mutation.md.
+mutants: $(VENV)/mutation
+	mkdir -p build/mutants
+	cp -RL batchbound tests pyproject.toml README.md build/mutants/
+	cd build/mutants && $(CURDIR)/$(BIN)/mutmut run $(MUTANTS)
+
+$(VENV)/mutation: $(VENV)/dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,dev,mutation]'
 	touch $@
 
 clean:
