@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from .. import __version__
 from ..data.costs.cost import CostModel, IntArray
 from ..data.expectation import Expectation
 from ..data.files.disk import InputError, read_json_object
+from ..data.files.record import Positive, record, refuse_unknown
 from ..data.fleet import Fleet, FleetSchedule, Groups, Replica
 from ..data.lengths.prediction_error import LogNormalError, PredictionError
 from ..data.plan import Maker, Plan, Provenance
@@ -238,29 +239,37 @@ def _read_replicas(spec: str, one: Replica) -> list[Replica]:
         raise InputError("lists no replicas", file=spec, where="field 'replicas'", hint=_MEND)
     replicas: list[Replica] = []
     for number, entry in enumerate(entries):
-        where = f"replica {number}"
-        if not isinstance(entry, dict):
-            raise InputError("is not an object", file=spec, where=where, hint=_MEND)
-        known = {"speed", "count", "slots", "kv_capacity", "prefill_token_cap", "busy"}
-        if entry.keys() - known:
-            what = f"knows no field {min(entry.keys() - known)!r}; there are {', '.join(sorted(known))}"
-            raise InputError(what, file=spec, where=where, hint="Correct the field's name.")
-        for name, value in entry.items():
-            whole = name not in ("speed", "busy")
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                what = f"{name} is {value!r}, not a {'whole ' if whole else ''}number"
-                raise InputError(what, file=spec, where=where, hint="Correct the value.")
-        speed, count = entry.pop("speed", 1.0), entry.pop("count", 1)
-        if not 0 < speed < float("inf") or count < 1:
-            what = f"speed {speed} and count {count} must be above 0"
-            raise InputError(what, file=spec, where=where, hint="Correct the value.")
+        within, hint = f"replicas.{number}", "Correct it there."
+        refuse_unknown(_Differing, entry, file=spec, within=within, hint=hint)
+        given = record(_Differing, entry, file=spec, within=within, hint=hint)
+        limits = {name: getattr(given, name) for name in _LIMITS if getattr(given, name) is not None}
+        where = f"field '{within}'"
         try:
-            replica = replace(one, cost=_faster(one.cost, speed), **entry)
+            replica = replace(one, cost=_faster(one.cost, given.speed), busy=given.busy, **limits)
         except ValueError as error:
-            raise InputError(str(error), file=spec, where=where, hint="Correct the value.") from None
-        _refuse_many(len(replicas) + count, file=spec, where=where)
-        replicas += [replica] * count
+            raise InputError(str(error), file=spec, where=where, hint=hint) from None
+        _refuse_many(len(replicas) + given.count, file=spec, where=where)
+        replicas += [replica] * given.count
     return replicas
+
+
+@dataclass(frozen=True, slots=True)
+class _Differing:
+    """What a file says of a replica that differs from the problem, or of several alike."""
+
+    speed: float = 1.0
+    count: Positive = 1
+    slots: Positive | None = None
+    kv_capacity: Positive | None = None
+    prefill_token_cap: Positive | None = None
+    busy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.speed <= 0:
+            raise ValueError(f"speed is {self.speed}; it must be above 0")
+
+
+_LIMITS = ("slots", "kv_capacity", "prefill_token_cap")
 
 
 def _refuse_many(count: int, *, file: str | None = None, where: str) -> None:

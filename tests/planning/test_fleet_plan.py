@@ -84,7 +84,7 @@ def test_a_file_says_how_replicas_differ(tmp_path: Path) -> None:
     [
         ([], "lists no replicas"),
         ([3], "not an object"),
-        ([{"size": 3}], "no field 'size'"),
+        ([{"size": 3}], "field 'replicas.0.size': the field is unknown"),
         ([{"slots": 1.5}], "not a whole number"),
         ([{"speed": 0}], "above 0"),
         ([{"busy": -1}], "not negative"),
