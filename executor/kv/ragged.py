@@ -33,6 +33,9 @@ _CAPTURED_NAME = "batchbound_ragged_captured"
 _PREFILL_TOKENS = 4_096
 """Prompt tokens of one forward call: bounds the activations. Longer prompts are prefilled in chunks."""
 
+_SPARE_ROUNDS = 16
+"""Rounds that are run to be captured, beyond those that are asked for."""
+
 _UNHEARD = frozenset({"softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask"})
 """What some layers tell their attention function that this one does not act on."""
 
@@ -74,8 +77,7 @@ class RaggedBatch(RunningBatch):
         self._prefill_tokens = prefill_tokens
         if capture is None and self._decoder.device.type == "cuda":
             capture = cuda_graph
-        # What it keeps in lists of the host's a replay would not reach.
-        self._capture = capture if self._sampler.captured and kv_tokens is None else None
+        self._capture = capture if kv_tokens is None else None
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
@@ -163,7 +165,10 @@ class RaggedBatch(RunningBatch):
         while self._capture is not None and done < len(history):
             captured = self._captured_rounds(self._capture)
             try:
-                with attending(self._decoder.model, _CAPTURED_NAME, self._attend_held):
+                with (
+                    attending(self._decoder.model, _CAPTURED_NAME, self._attend_held),
+                    self._sampler.in_place(self.slots, MOST_ROUNDS + _SPARE_ROUNDS),
+                ):
                     results = captured.run(min(MOST_ROUNDS, len(history) - done), until)
             except Exception as error:  # whatever a model does that a graph cannot hold
                 if out_of_memory(error):

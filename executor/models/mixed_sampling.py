@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,6 @@ class MixedSampler:
         return all(sampler.greedy for sampler in self.samplers.values())
 
     @property
-    def captured(self) -> bool:
-        """Whether it works on tensors that stay in place: it keeps nothing on the host."""
-        return self.recorder is None
-
-    @property
     def ends(self) -> frozenset[int]:
         """Tokens that may end a completion, of whichever request."""
         return frozenset().union(*(ending.tokens for ending in self.endings.values()))
@@ -68,6 +64,10 @@ class MixedSampler:
         """Tell whether the last token ends a request's completion; None leaves it to the engine."""
         ending = self.endings.get(request_id)
         return None if ending is None else ending.ended(tokens, self.decode or _no_text)
+
+    def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
+        """Keep what is chosen meanwhile in one place on the device: whole rounds can be captured."""
+        return nullcontext() if self.recorder is None else self.recorder.in_place(rows, rounds)
 
     def stream(self, request_id: str) -> int:
         """

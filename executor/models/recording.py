@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,48 @@ class TokenLogprob(NamedTuple):
 
     value: float
     likeliest: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Ring:
+    """
+    Entries of captured rounds.
+
+    Parameters
+    ----------
+    entries
+        Shape (rounds, what an entry holds, rows).
+    cursor
+        The next round, int64, shape (1,).
+    active
+        Whether rounds write here.
+    """
+
+    entries: torch.Tensor
+    cursor: torch.Tensor
+    active: bool = False
+
+    @classmethod
+    def of(cls, held: int, rows: int, rounds: int, device: torch.device) -> _Ring:
+        import torch
+
+        entries = torch.zeros(rounds, held, rows, dtype=torch.int64, device=device)
+        return cls(entries, torch.zeros(1, dtype=torch.int64, device=device))
+
+    def write(self, entries: torch.Tensor) -> None:
+        """Keep a round's entries, shape (what an entry holds, rows of the round)."""
+        import torch
+
+        missing = self.entries.shape[2] - entries.shape[1]
+        whole = torch.nn.functional.pad(entries, (0, missing), value=-1)
+        self.entries.index_copy_(0, self.cursor, whole[None])
+        self.cursor.add_(1).clamp_(max=len(self.entries) - 1)
+
+    def taken(self) -> list[torch.Tensor]:
+        """Return the entries of the rounds so far, and begin anew."""
+        rounds = int(self.cursor)
+        self.cursor.zero_()
+        return list(self.entries[:rounds].clone().unbind())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +79,9 @@ class Recorder:
 
     modes: Mapping[int, LogprobsMode]
     likeliest: int = 0
+    _ring: list[_Ring] = field(default_factory=list, init=False, repr=False)
+    _processed: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _shape: list[tuple[int, torch.device]] = field(default_factory=list, init=False, repr=False)
     _kept: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _read: dict[int, dict[int, TokenLogprob]] = field(default_factory=dict, init=False, repr=False)
 
@@ -66,8 +112,10 @@ class Recorder:
         told = [self._told(mode, logits, weights) for mode in sorted(set(self.modes.values()))]
         own = None
         if len(told) > 1:
-            processed = [stream for stream, mode in self.modes.items() if mode == "processed"]
-            own = torch.isin(streams, torch.tensor(processed, device=streams.device))
+            if streams.device not in self._processed:
+                processed = [stream for stream, mode in self.modes.items() if mode == "processed"]
+                self._processed[streams.device] = torch.tensor(processed, device=streams.device)
+            own = torch.isin(streams, self._processed[streams.device])
 
         def of_mode(found: list[torch.Tensor]) -> torch.Tensor:
             if own is None:
@@ -83,7 +131,35 @@ class Recorder:
             tokens, values = [*best.indices.T], [*values, *best.values.T]
         # A stream has 64 bits, which float64 does not hold: its bits go along as they are.
         bits = [value.contiguous().view(torch.int64) for value in values]
-        self._kept.append(torch.stack([streams, indices, *bits, *tokens]))
+        entries = torch.stack([streams, indices, *bits, *tokens])
+        if self._ring and self._ring[0].active:
+            self._ring[0].write(entries)
+            return
+        self._kept.append(entries)
+        if not self._shape:
+            self._shape.append((len(entries), entries.device))
+
+    @contextmanager
+    def in_place(self, rows: int, rounds: int) -> Iterator[None]:
+        """
+        Keep what is chosen meanwhile in one place on the device, so that whole rounds can be captured.
+
+        Parameters
+        ----------
+        rows, rounds
+            The most rows of a round, and the most rounds.
+        """
+        if not self._ring:
+            # A prefill has kept some before.
+            held, device = self._shape[0]
+            self._ring.append(_Ring.of(held, rows, rounds, device))
+        ring = self._ring[0]
+        ring.active = True
+        try:
+            yield
+        finally:
+            ring.active = False
+            self._kept.extend(ring.taken())
 
     @staticmethod
     def _told(
@@ -128,6 +204,7 @@ class Recorder:
         values = kept[2 : 3 + alternatives].view(torch.float64).T.tolist()
         tokens = kept[3 + alternatives :].T.tolist()
         for stream, index, value, token in zip(*kept[:2].tolist(), values, tokens, strict=True):
-            if stream in self.modes:
+            # An index below zero is of a row that was not there.
+            if stream in self.modes and index >= 0:
                 likeliest = tuple(zip(token, value[1:], strict=True))
                 self._read.setdefault(stream, {})[index] = TokenLogprob(value[0], likeliest)

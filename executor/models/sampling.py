@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,9 +24,8 @@ class TokenRule(Protocol):
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
 
-    @property
-    def captured(self) -> bool:
-        """Whether it works on tensors that stay in place, so that a whole round can be captured."""
+    def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
+        """Keep what is chosen meanwhile in one place on the device: whole rounds can be captured."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -94,10 +94,9 @@ class Sampler:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0.0
 
-    @property
-    def captured(self) -> bool:
-        """Whether it works on tensors that stay in place: it keeps nothing."""
-        return True
+    def in_place(self, rows: int, rounds: int) -> AbstractContextManager[None]:
+        """Whatever is captured: nothing is kept."""
+        return nullcontext()
 
     @property
     def ends(self) -> frozenset[int]:

@@ -19,6 +19,7 @@ from tier_cases import RAGGED, Request, draw_requests, generate_alone
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from batchbound.data.readers.sampling import Sampling
 from batchbound.executor.attention.kernels import KERNELS, fastest, masked
 from batchbound.executor.engines.offloading import OffloadingBatch
 from batchbound.executor.kv import captured as captured_module
@@ -27,6 +28,7 @@ from batchbound.executor.kv.captured import Round, compiled, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.faults import NotFiniteError, OutOfMemoryError
+from batchbound.executor.models.logit_edits import Edit, LogitEdits
 from batchbound.executor.models.mixed_sampling import MixedSampler
 from batchbound.executor.models.recording import Recorder
 from batchbound.executor.models.sampling import Sampler
@@ -225,22 +227,35 @@ def test_requests_that_ask_for_different_sampling_share_captured_rounds(llama: A
         assert served[i::3] == serve(RaggedBatch(llama, 2, 64, sampler=sampler), requests)[i::3]
 
 
-def test_a_sampler_that_keeps_what_it_chooses_is_not_captured(llama: Any) -> None:
+@pytest.mark.parametrize("modes", [("raw", "raw"), ("processed", "processed"), ("raw", "processed")])
+def test_log_probabilities_of_captured_rounds_are_those_of_others(llama: Any, modes: tuple[Any, Any]) -> None:
+    requests = draw_requests(7, seed=5)
+    asked = [Sampler(temperature=0.9, top_p=0.95), Sampler(temperature=1.5, top_k=9, seed=2)]
     captures: list[Round] = []
 
     def noting(round_: Round) -> Round:
         captures.append(round_)
-        return round_
+        return taped(round_)
 
-    plain = Sampler()
-    stream = plain.stream("a")
-    sampler = MixedSampler({"a": plain}, recorder=Recorder({stream: "raw"}))
-    batch = RaggedBatch(llama, 1, 64, sampler=sampler, capture=noting)
-    batch.prefill([0], [[1, 2, 3]], request_ids=["a"])
-    batch.decode(4)
-    assert not captures
-    assert sampler.recorder is not None
-    assert len(sampler.recorder.read(stream, 5)) == 5
+    told = []
+    for capture in (None, noting):
+        samplers = {str(i): asked[i % 2] for i in range(len(requests))}
+        streams = {name: sampler.stream(name) for name, sampler in samplers.items()}
+        recorder = Recorder({stream: modes[int(name) % 2] for name, stream in streams.items()}, likeliest=2)
+        edit = Edit(Sampling(repetition_penalty=1.3), tuple(requests[0][0]), requests[0][1])
+        mixed = MixedSampler(samplers, LogitEdits({streams["0"]: edit}), recorder)
+        batch = RaggedBatch(llama, 3, 64, sampler=mixed, capture=capture)
+        answers = serve(batch, requests)
+        assert batch._capture is capture, "captured to the end"
+        read = [recorder.read(streams[str(i)], len(answer)) for i, answer in enumerate(answers)]
+        told.append((answers, read))
+    assert captures
+    assert told[0][0] == told[1][0]
+    for plain, captured in zip(told[0][1], told[1][1], strict=True):
+        assert [one.value for one in captured] == pytest.approx([one.value for one in plain], abs=1e-9)
+        assert [[token for token, _ in one.likeliest] for one in captured] == [
+            [token for token, _ in one.likeliest] for one in plain
+        ]
 
 
 def test_a_model_that_cannot_be_captured_runs_uncaptured(

@@ -20,6 +20,7 @@ from batchbound.executor.llm import LLM, Completion
 from batchbound.executor.models.endings import Ending
 from batchbound.executor.models.logit_edits import Edit, LogitEdits
 from batchbound.executor.models.request_rules import rules_of, word_tokens
+from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.tokenizers import ByteTokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -209,7 +210,7 @@ def test_requests_without_edits_share_a_batch_with_others_and_keep_their_logits(
 
 def test_a_request_that_asks_for_nothing_has_the_plain_sampler() -> None:
     rule = rules_of({"a": Sampling(), "b": Sampling(top_k=3)}, [(1,), (2,)], [4, 4], ByteTokenizer(), {EOS})
-    assert rule.captured
+    assert isinstance(rule, Sampler)
     assert rule.greedy
     assert rule.ends == frozenset()
 
