@@ -333,14 +333,17 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
 
 def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, object]:
     """Return what the answers depend on: a journal goes on only where all of it is the same."""
+    from ...executor.models.fingerprint import files_fingerprint
     from ...executor.models.sampling import Sampler
 
     return {
         "plan": plan.digest(),
         "model": args.model,
+        "weights": files_fingerprint(args.model),
         "load_format": args.load_format,
         "dtype": str(job.model.dtype).removeprefix("torch."),
         "tokenizer": job.tokenizer.name,
+        "tokenizer_files": files_fingerprint(job.tokenizer.name, weights=False),
         "pinned": args.pinned,
         # What requests ask each for itself stands in the prompts, of which the plan holds the digest.
         "sampling": (
