@@ -189,8 +189,8 @@ def _run_gap_row(report: Report, group: str) -> Row:
         parts = {"padding read": report.padding_seconds, "changes of the batch": report.change_seconds}
         if any(parts.values()) and report.run_bound:
             note += f": {percent(report.schedule_gap, 2)} by its schedule"
-            for name, seconds in parts.items():
-                note += f", {percent(seconds / report.run_bound, 2)} by {name}"
+            for cause in (cause for cause, seconds in parts.items() if seconds):
+                note += f", {percent(parts[cause] / report.run_bound, 2)} by {cause}"
         return Row(group, name, percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")

@@ -33,7 +33,10 @@ def random_run(rng: np.random.Generator) -> tuple[Problem, Trace]:
     )
     prefill_base, per_token, decode_base, per_slot = rng.uniform(0.001, 0.05, 4).tolist()
     read = float(rng.choice([0.0, 1e-4]))
-    cost = CostModel(prefill_base, per_token, decode_base, per_slot, decode_per_kv_token=read)
+    changing = float(rng.choice([0.0, 0.003]))
+    cost = CostModel(
+        prefill_base, per_token, decode_base, per_slot, decode_per_kv_token=read, decode_per_change=changing
+    )
     problem = Problem(workload, cost, slots=int(rng.integers(1, 5)), prefill_emits_first_token=True)
     return problem, execute(problem, Replay(ski_rental_schedule(problem), problem), Simulator(problem))
 
@@ -84,6 +87,10 @@ def test_no_report_line_or_picture_shows_a_run_that_beats_its_bound(seed: int) -
 
     values = {(row.group, row.name): row.value for row in report_rows(found)}
     shown = {name: value_of(values["Model seconds", name]) for name in ("planned", "run", "bound")}
+    assert float(values["Model seconds", "gap of the run"].removesuffix(" %")) >= 0
+    noted = next(row.note for row in report_rows(found) if row.name == "gap of the run")
+    parts = [float(part) for part in re.findall(r"([\d.]+) % by", noted)]
+    assert not parts or sum(parts) == pytest.approx(100 * (found.run_gap or 0), abs=0.02)
     # Figures are shown to half a unit in the third digit.
     assert min(shown["planned"], shown["run"]) >= 0.99 * shown["bound"]
     assert "bound" not in "".join(name for group, name in values if group != "Model seconds")

@@ -236,7 +236,7 @@ def _show(plan: Plan, traces: Sequence[Trace], files: _Files, args: argparse.Nam
         return
     before = f" after {report.resumed:,} from before" if report.resumed else ""
     where = f" from {len(traces)} replicas" if len(traces) > 1 else ""
-    print(f"{args.output}: {report.requests:,} completions{before}{where}, {run_line(report)}")
+    print(f"{args.output}: {report.requests:,} completions{before}{where} {run_line(report)}")
     if len(traces) > 1:
         print_report(report, as_json=False)
     print(
