@@ -9,27 +9,8 @@ from .inputs import positive, seconds, slot_count
 
 _ORDERS = ("auto", "plan", "longest", "file")
 
-_NOT_OURS = {
-    "--tokenizer": "tokenizer",
-    "--load-format": "load_format",
-    "--dtype": "dtype",
-    "--device": "device",
-    "--threads": "threads",
-    "--tier": "tier",
-    "--pinned": "pinned",
-    "--temperature": "temperature",
-    "--top-p": "top_p",
-    "--top-k": "top_k",
-    "--kv-tokens": "kv_tokens",
-    "--policy": "policy",
-    "--replicas": "replicas",
-    "--ray-address": "ray_address",
-    "--encode-device": "encode_device",
-    "--replan": "replan",
-    "--tensor-parallel": "tensor_parallel",
-    "--stall-seconds": "stall_seconds",
-}
-"""Options of ``run`` that say how our own engine works."""
+_SHARED = frozenset({"plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed"})
+"""Options of ``run`` that a run on servers heeds as well; its others say how our own engine works."""
 
 _SERVER_ONLY = {
     "--slots": "slots",
@@ -111,7 +92,8 @@ def refuse_without_server(args: argparse.Namespace) -> None:
 
 def refuse_with_server(args: argparse.Namespace, defaults: argparse.Namespace) -> None:
     """Raise InputError if an option of our own engine is given, which no server would heed."""
-    for option, name in _NOT_OURS.items():
-        if getattr(args, name, None) != getattr(defaults, name, None):
+    heeded = {*_SHARED, *_SERVER_ONLY.values(), "server"}
+    for name, default in vars(defaults).items():
+        if name not in heeded and getattr(args, name, default) != default:
             hint = "Leave it out: the server decides, or the request's body."
-            raise InputError(f"{option} has no effect on a server", hint=hint)
+            raise InputError(f"--{name.replace('_', '-')} has no effect on a server", hint=hint)
