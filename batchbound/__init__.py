@@ -5,10 +5,88 @@ Plan a whole job of prompts, run the plan on a HuggingFace model, and report how
 proven lower bound.
 """
 
-from .data import Bound, CostModel, Problem, Schedule, Workload
-from .data.plan import Plan
-from .planning.plan import make_plan
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .comparing.runner import compare
+    from .data import Bound, CostModel, Problem, Schedule, Workload
+    from .data.plan import Plan
+    from .data.readers.requests import read_workload
+    from .data.report import Report
+    from .data.trace import Trace
+    from .executor.llm import LLM
+    from .executor.rollout import rollout_function
+    from .heuristics.registry import policy_named
+    from .heuristics.simulate import simulate
+    from .judging import report, verify
+    from .planning.plan import make_plan
+    from .planning.plan import make_plan as plan
+    from .solvers import Limits, Result, solve
 
 __version__ = "0.2.0"
 
-__all__ = ["Bound", "CostModel", "Plan", "Problem", "Schedule", "Workload", "__version__", "make_plan"]
+__all__ = [
+    "LLM",
+    "Bound",
+    "CostModel",
+    "Limits",
+    "Plan",
+    "Problem",
+    "Report",
+    "Result",
+    "Schedule",
+    "Trace",
+    "Workload",
+    "__version__",
+    "compare",
+    "make_plan",
+    "plan",
+    "policy_named",
+    "read_workload",
+    "report",
+    "rollout_function",
+    "simulate",
+    "solve",
+    "verify",
+]
+
+_HOMES = {
+    "LLM": ".executor.llm",
+    "Bound": ".data.bound",
+    "CostModel": ".data.costs.cost",
+    "Limits": ".solvers.result",
+    "Plan": ".data.plan",
+    "Problem": ".data.problem",
+    "Report": ".data.report",
+    "Result": ".solvers.result",
+    "Schedule": ".data.schedule",
+    "Trace": ".data.trace",
+    "Workload": ".data.workload",
+    "compare": ".comparing.runner",
+    "make_plan": ".planning.plan",
+    "plan": ".planning.plan:make_plan",
+    "policy_named": ".heuristics.registry",
+    "read_workload": ".data.readers.requests",
+    "report": ".judging",
+    "rollout_function": ".executor.rollout",
+    "simulate": ".heuristics.simulate",
+    "solve": ".solvers.solve",
+    "verify": ".judging",
+}
+"""The module of each public name, imported when the name is first used: planning loads no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'batchbound' has no attribute {name!r}")
+    module, _, original = _HOMES[name].partition(":")
+    value = getattr(import_module(module, __name__), original or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

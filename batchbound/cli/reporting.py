@@ -6,22 +6,13 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.bound import Bound
-from ..data.costs.calibration import CalibratedCost
-from ..data.files.disk import InputError
-from ..data.files.record import record
-from ..data.fleet import Fleet
 from ..data.plan import Plan
 from ..data.report import Report
 from ..data.trace import Trace
-from ..executor.reports.report import plan_report, served_part
-from ..executor.reports.steady_state import reached
-from ..models.bounds.fleet import fleet_bound
-from ..solvers.bounds.proven_bound import proven_bound
+from ..judging import calibration_of
 from .output import note
 
 if TYPE_CHECKING:
@@ -29,44 +20,6 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
-
-
-def report_of(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> Report:
-    """
-    Return the report of a run of a plan, its gap taken to the bound of the lengths that came out.
-
-    Parameters
-    ----------
-    plan
-        What was run.
-    traces
-        Of the run, one for each replica.
-    seconds
-        What the work behind the report took.
-
-    Raises
-    ------
-    InputError
-        If the traces are of another plan.
-    """
-    calibrated = calibration_of(plan)
-    try:
-        served = served_part(plan.fleet, traces)
-        run_bound = None if served is None else _proven(served)
-        fit = None if calibrated is None else calibrated.error
-        found = plan_report(plan, traces, fit=fit, run_bound=run_bound)
-    except ValueError as error:
-        raise InputError(str(error), hint="Give the plan that was run.") from None
-    configuration = plan.configuration
-    came_of_it = (
-        None if configuration is None or found.clock == "model" else reached(configuration, traces[0])
-    )
-    return replace(found, reached=came_of_it, seconds=seconds)
-
-
-def _proven(fleet: Fleet) -> Bound:
-    alone = len(fleet.replicas) == 1 and not fleet.replicas[0].busy
-    return proven_bound(fleet.problem()) if alone else fleet_bound(fleet)
 
 
 def trace_paths(trace: str, replicas: int) -> list[Path]:
@@ -101,14 +54,6 @@ def shared_plan_path(trace: str) -> Path:
 def run_trace(trace: str) -> str:
     """Return the name that ``run --trace`` was given, by the name of one replica's trace."""
     return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
-
-
-def calibration_of(plan: Plan) -> CalibratedCost | None:
-    """Return the calibration behind a plan's cost model, or None if its costs were not measured by us."""
-    if "cost" not in plan.provenance.cost_source:
-        return None
-    recorded = {name: value for name, value in plan.provenance.cost_source.items() if name != "name"}
-    return record(CalibratedCost, recorded)
 
 
 def warn_of_other_machine(plan: Plan, trace: Trace) -> None:

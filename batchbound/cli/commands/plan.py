@@ -7,6 +7,7 @@ import time
 
 from ...data.files.disk import InputError
 from ...data.plan import Plan
+from ...judging import calibration_of
 from ...models.formulations.full_model import UnsupportedProblemError
 from ...planning.plan import PlanningError
 from ...solvers.backends.linear import BackendError
@@ -26,7 +27,6 @@ from ..inputs import (
 from ..interrupts import terminating
 from ..output import fail, note, plan_summary, show, whose_seconds
 from ..plan_options import add_fleet, add_uncertainty, planned, refuse_unused
-from ..reporting import calibration_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

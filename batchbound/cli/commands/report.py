@@ -9,9 +9,10 @@ from ...data.files.disk import InputError
 from ...data.plan import Plan
 from ...data.trace import Trace
 from ...executor.reports.report import simulated
+from ...judging import report as report_of
 from ..inputs import refuse_outputs
 from ..output import note
-from ..reporting import print_report, report_of, run_trace, shared_plan_path, trace_paths
+from ..reporting import print_report, run_trace, shared_plan_path, trace_paths
 
 MOST_PANELS = 32
 """Replicas that fit into one picture."""

@@ -18,6 +18,7 @@ from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...data.readers.sampling import Sampling
 from ...heuristics.registry import POLICIES
+from ...judging import report as report_of
 from ...planning.fleet import shared_out
 from .. import INTERRUPTED
 from ..inputs import named_files, positive, refuse_outputs
@@ -27,7 +28,6 @@ from ..output import note, warn
 from ..progress import plan_progress, progress
 from ..reporting import (
     print_report,
-    report_of,
     run_line,
     shared_plan_path,
     trace_paths,

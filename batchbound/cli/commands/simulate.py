@@ -21,12 +21,13 @@ from ...heuristics.fleet.simulation import simulate_fleet
 from ...heuristics.follow import following
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulate import simulate
+from ...judging import report as report_of
 from ...models.bounds.fleet import fleet_bound
 from ...planning.fleet import fleet_of
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
 from ..inputs import add_problem, named_files, read_inputs, refuse_outputs
-from ..reporting import print_report, report_of, trace_paths
+from ..reporting import print_report, trace_paths
 
 OF_THE_PLAN = (
     "replicas",
