@@ -146,6 +146,18 @@ def priced_bound(
     return PartitionBound(int(capacity) + 1, source, witness)
 
 
+def refuted_by_trial(capacity: int) -> PartitionBound:
+    """
+    Return the bound that no packing into a capacity proves, where all of them have been tried.
+
+    Parameters
+    ----------
+    capacity
+        The capacity: the bound is one more. A checker tries them again.
+    """
+    return PartitionBound(capacity + 1, "every packing", {"kind": "every packing", "capacity": capacity})
+
+
 def packing_bound(weights: IntArray, capacity: int) -> tuple[int, Mapping[str, object]]:
     """
     Return how many bins of a capacity the items need at least, with the prices that prove it.

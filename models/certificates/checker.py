@@ -13,6 +13,7 @@ from ...data.problem import Problem
 from ...data.schedule import Violation
 from .claims import RefutedError, Work, entries, prices, unreadable, whole, wholes
 from .enumeration import MOST_REQUESTS, fits
+from .packings import packs
 from .slot_ends import EndClaim, checked_ends
 from .states import check_no_cheaper
 
@@ -234,6 +235,11 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
         worth, capacity, limit = _checked_prices(rounds, claim, work)
         if worth <= slots * limit:
             raise RefutedError("rounds", f"prices of {worth} fit {slots} slots of {limit}")
+        proven = capacity + 1
+    elif claim["kind"] == "every packing":
+        capacity = whole(claim, "capacity", "rounds")
+        if packs(rounds, slots, capacity, work):
+            raise RefutedError("rounds", f"all requests fit {slots} slots of {capacity}")
         proven = capacity + 1
     elif claim["kind"] == "KV tokens over capacity":
         held = _held_over_rounds(problem)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...models.bounds.partition import PartitionBound, dual_feasible_bound, lifted_bound
+from ...models.bounds.partition import PartitionBound, dual_feasible_bound, lifted_bound, refuted_by_trial
 from ...models.bounds.partition_heuristics import (
     IntArray,
     checked_weights,
@@ -20,6 +20,7 @@ from ...models.bounds.partition_heuristics import (
 )
 from .local_search import Resplit
 from .patterns import PatternMaster
+from .small import settle_packing
 
 FIRST_RESPLIT = 1.0
 """Seconds that re-splits get before anything slower: they close nearly every instance of many items."""
@@ -90,9 +91,9 @@ def solve_partition(
     """
     Return the best assignment found, proven optimal where time allows.
 
-    Bounds and constructive heuristics first, then re-splits of pairs of machines towards the bound, then
-    (only when a gap is left) column generation, which lifts the bound and assembles an assignment from its
-    patterns.
+    Bounds and constructive heuristics first; a small packing is then settled by trying every one. Else come
+    re-splits of pairs of machines towards the bound, then (only when a gap is left) column generation, which
+    lifts the bound and assembles an assignment from its patterns.
 
     Parameters
     ----------
@@ -106,6 +107,7 @@ def solve_partition(
     weights = checked_weights(weights, machines)
     search = _Search(weights, machines, seconds, seed)
     search.construct()
+    search.settle()
     search.resplit(search.bound.value, max(0.1 * seconds, FIRST_RESPLIT))
     knapsack = search.master(search.bound.value).work
     if knapsack <= LARGEST_KNAPSACK:
@@ -134,6 +136,7 @@ def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int 
     """
     search = _Search(checked_weights(weights, machines), machines, seconds, seed)
     search.construct()
+    search.settle()
     search.resplit(search.bound.value, SHARE_TO_MEET * seconds)
     if search.master(search.bound.value).work <= LARGEST_KNAPSACK:
         search.price_out()
@@ -178,6 +181,18 @@ class _Search:
         if self.makespan > self.bound.value:
             refuted = dual_feasible_bound(self.weights, self.machines, self.bound.value, self.makespan)
             self.bound = refuted or self.bound
+
+    def settle(self) -> None:
+        """Settle a small packing by trying every one, halving the gap each time."""
+        while self.open():
+            capacity = (self.bound.value + self.makespan - 1) // 2
+            settled = settle_packing(self.weights, self.machines, capacity)
+            if settled is None:
+                return
+            if settled.assignment is None:
+                self.bound = refuted_by_trial(capacity)
+            else:
+                self.accept(settled.assignment)
 
     def resplit(self, target: int, seconds: float) -> bool:
         """Return whether re-splits reach the target."""

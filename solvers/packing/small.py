@@ -1,0 +1,91 @@
+"""Small packings settled: every way to fill machines up, by their loads alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+
+MOST_ITEMS = 24
+"""Items up to which it is tried; the states decide whether it ends."""
+MOST_STATES = 40_000
+"""Loads of the machines met after one item beyond which it gives up: a tenth of a second or so."""
+
+Loads = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """
+    Whether items fit.
+
+    Parameters
+    ----------
+    assignment
+        The machine of each item, shape (items,), or None if they do not fit.
+    """
+
+    assignment: IntArray | None
+
+
+def settle_packing(weights: IntArray, machines: int, capacity: int) -> Settled | None:
+    """
+    Return whether items fit machines of a capacity, or None if there is too much to try.
+
+    Items go to the machines from the heaviest on. Machines are alike, so after each item only their sorted
+    loads matter; and what lies idle on machines that take no further item may not exceed what is to spare.
+
+    Parameters
+    ----------
+    weights
+        Weight of each item, not negative, shape (items,).
+    machines
+        Machines there are.
+    capacity
+        The most that a machine may be loaded with.
+    """
+    order = np.argsort(-weights, kind="stable")
+    heavy: list[int] = weights[order].tolist()
+    spare = machines * capacity - sum(heavy)
+    if len(heavy) > MOST_ITEMS:
+        return None
+    if spare < 0 or heavy[0] > capacity:
+        return Settled(None)
+    layers: list[dict[Loads, Loads]] = [{(0,) * machines: ()}]
+    for weight in heavy:
+        reached: dict[Loads, Loads] = {}
+        for loads in layers[-1]:
+            for at in range(machines):
+                if loads[at] + weight > capacity or (at and loads[at] == loads[at - 1]):
+                    continue
+                after = tuple(sorted((*loads[:at], loads[at] + weight, *loads[at + 1 :])))
+                idle = sum(capacity - load for load in after if capacity - load < heavy[-1])
+                if idle <= spare:
+                    reached.setdefault(after, loads)
+        if len(reached) > MOST_STATES:
+            return None
+        if not reached:
+            return Settled(None)
+        layers.append(reached)
+    return Settled(_traced(layers, order, machines))
+
+
+def _traced(layers: list[dict[Loads, Loads]], order: IntArray, machines: int) -> IntArray:
+    """Return an assignment that leads to the last loads."""
+    path = [next(iter(layers[-1]))]
+    for layer in reversed(layers[1:]):
+        path.append(layer[path[-1]])
+    assignment, loads = np.empty(len(order), dtype=np.int64), [0] * machines
+    for item, before, after in zip(order.tolist(), path[::-1], path[-2::-1], strict=False):
+        # One load of those before is gone, and one of those after is new; none for an item of no weight.
+        left, new = list(before), list(after)
+        for load in before:
+            if load in new:
+                new.remove(load)
+                left.remove(load)
+        machine = loads.index(left[0]) if left else 0
+        loads[machine] = new[0] if new else loads[machine]
+        assignment[item] = machine
+    return assignment
