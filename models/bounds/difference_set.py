@@ -316,6 +316,12 @@ class Differences:
         most_late = counts.rounds // steps - self._longest - 1 if steps else 0
         self._late = (0, most_late) if most_late > 0 else (0,)
 
+    def with_counts(self, counts: Counts) -> Differences:
+        """Return the same with other least counts of the same slots; refutations and wastes hold for any."""
+        other = Differences(self._problem, counts)
+        other.refuted, other.ends = self.refuted, self.ends
+        return other
+
     @property
     def slots(self) -> int:
         """Slots that can be in use."""

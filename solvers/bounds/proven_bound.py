@@ -21,6 +21,12 @@ DEFAULT_SECONDS = 5.0
 PACKING_SHARE = 0.4
 """The share of them that packing the requests as they are takes at most."""
 
+FIRST_STAGE = 0.4
+"""Seconds of the first stage of a proof."""
+
+STAGE_GROWTH = 4
+"""How many times longer it takes to the end of each later stage."""
+
 LONGEST = 2048
 """Rounds of a longest request up to which the ends of slots are looked at: a step takes as many."""
 
@@ -44,7 +50,8 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     slot, there is nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are
     refuted, again and again until they stand: by the first and the last requests of slots, which have few
     values to be rounded up to (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), and in small problems
-    by packing lengths rounded up to the differences that so many stages have.
+    by packing lengths rounded up to the differences that so many stages have. What is proven is kept, so the
+    bound does not fall with more time.
 
     Parameters
     ----------
@@ -58,16 +65,31 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     Bound
         Its certificate holds all a checker needs: prices in place of the search.
     """
-    deadline = time.perf_counter() + seconds
+    begun = time.perf_counter()
     counts = least_counts(problem)
-    counts = counts.with_packing(partition_bound(problem.rounds, counts.slots, PACKING_SHARE * seconds))
     differences = Differences(problem, counts)
+    end = begun + seconds
+    stage, best = begun, trivial_bound(problem, counts)
+    while True:
+        # A longer limit goes through the stages of a shorter one, then through more.
+        stage, before = min(end, begun + max(FIRST_STAGE, STAGE_GROWTH * (stage - begun))), stage
+        packing = partition_bound(problem.rounds, counts.slots, PACKING_SHARE * (stage - before))
+        if packing.value > counts.rounds:
+            counts = counts.with_packing(packing)
+            differences = differences.with_counts(counts)
+        if len(differences.lengths):
+            _refute_ends(differences, stage)
+            while _refute_packings(differences, stage):
+                _refute_ends(differences, stage)
+        found = max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
+        stands = found.seconds <= best.seconds and time.perf_counter() < stage
+        best = max(best, found, key=lambda bound: bound.seconds)
+        if stage >= end or stands:
+            break
     if len(differences.lengths):
-        _refute_ends(differences, deadline)
-        while _refute_packings(differences, deadline):
-            _refute_ends(differences, deadline)
         _drop_idle_ends(differences)
-    return max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
+        best = max(differences.bound(), best, key=lambda bound: bound.seconds)
+    return best
 
 
 def bound_within(problem: Problem, seconds: float | None, least: float = 0.0) -> tuple[Bound, float | None]:

@@ -180,7 +180,7 @@ def test_generated_prices_convince_the_checker() -> None:
     trivial = trivial_bound(problem)
     certificate = {**trivial.certificate, "rounds": {"at_least": result.bound, **result.witness}}
     terms = cost_terms(problem, 3, result.bound)
-    bound = Bound(sum(terms.values()), "column generation", terms, certificate)
+    bound = Bound(sum(terms.values()), trivial.source, terms, certificate)
     assert bound.seconds > trivial.seconds
     assert verify_bound(problem, bound) is None
 
