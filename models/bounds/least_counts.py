@@ -167,9 +167,9 @@ def cheapest_stages(problem: Problem, at_least: int) -> int:
     problem
         The problem.
     at_least
-        Stages at least, no more than requests.
+        Stages at least; more than one a request never take less.
     """
-    if not problem.reaches_bend:
+    if not problem.reaches_bend or at_least >= len(problem):
         return at_least
     return at_least + int(prefill_seconds(problem, at_least).argmin())
 

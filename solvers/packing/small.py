@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.cost import IntArray
+from ...models.bounds.partition_heuristics import IntArray
 
 MOST_ITEMS = 24
 """Items up to which it is tried; the states decide whether it ends."""

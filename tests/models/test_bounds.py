@@ -205,7 +205,7 @@ def test_tokens_beyond_the_bend_are_paid_by_each_prompt_and_by_what_stages_leave
 def test_more_stages_than_needed_are_counted_where_they_take_less(optimal_makespan: Optimum) -> None:
     cost = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
     problem = problem_of([10, 10, 10], [2, 2, 2], slots=3, cost=cost)
-    assert cheapest_stages(problem, 1) == 3
+    assert [cheapest_stages(problem, at_least) for at_least in (1, 3, 5)] == [3, 3, 5]
     for bound in (trivial_bound(problem), best_bound(problem)):
         assert bound.seconds == optimal_makespan(problem) == 5.0
         assert verify_bound(problem, bound) is None
