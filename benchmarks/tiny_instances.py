@@ -1,0 +1,173 @@
+"""
+Bounds and exact search against brute force on random tiny problems over all options.
+
+Each problem has one to seven requests on one to four slots; a KV capacity, a token cap, a floor and a bend
+of prefill stages, first tokens from the prefill and costs of nothing are there or not. For each: no bound is
+above the optimum, the exact search finds and proves it, the independent checker accepts every certificate,
+and refuses the exact one with a millionth more claimed. The optimum is Dijkstra's over what waits and what is
+under way, decode round by decode round, and shares nothing with solver or checker. Counts are written as
+JSON; whatever is wrong is listed by its seed.
+
+    python benchmarks/tiny_instances.py --instances 10000 --json tiny.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.models.bounds.makespan import best_bound, trivial_bound
+from batchbound.models.certificates.checker import verify_bound
+from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.solvers.exact.stage_states import best_by_states
+from batchbound.solvers.result import Limits
+
+SECONDS = 0.02
+"""Of the bound that takes a search."""
+ROUNDING = 1e-9
+
+
+def random_problem(seed: int) -> Problem:
+    """Return a tiny problem; each option is there or not."""
+    rng = np.random.default_rng(seed)
+    requests, longest = int(rng.integers(1, 8)), int(rng.choice([3, 5, 8]))
+    prompts, outputs = rng.integers(1, longest + 1, requests), rng.integers(1, longest + 1, requests)
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.0, 0.3, 1.0, 4.0])),
+        prefill_per_token=float(rng.choice([0.0, 0.1])),
+        decode_base=float(rng.choice([0.0, 1.0, 1.0, 1.0])),
+        decode_per_slot=float(rng.choice([0.0, 0.2])),
+        prefill_floor=float(rng.choice([0.0, 0.0, 1.0, 4.0])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+        prefill_bend=float(rng.choice([0.0, 4.0, 9.5])),
+        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.1, 0.5])),
+    )
+    largest = int((prompts + outputs).max())
+    return Problem(
+        Workload.from_lengths(prompts, outputs),
+        cost,
+        slots=int(rng.integers(1, 5)),
+        kv_capacity=int(largest + rng.integers(0, 2 * longest)) if rng.random() < 0.5 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, longest)) if rng.random() < 0.4 else None,
+        prefill_emits_first_token=bool(rng.random() < 0.5),
+    )
+
+
+def optimum(problem: Problem) -> float:
+    """Return the least makespan, by Dijkstra over what waits and (rounds left, tokens held) under way."""
+    rounds, prompts = problem.rounds.tolist(), problem.prompt_tokens.tolist()
+    first, cost = int(problem.prefill_emits_first_token), problem.cost
+    capacity, cap = problem.kv_capacity or 10**9, problem.prefill_token_cap or 10**9
+    frontier: list[tuple[float, tuple[int, ...], tuple[tuple[int, int], ...]]] = [
+        (0.0, tuple(range(len(rounds))), ())
+    ]
+    settled = set()
+    while True:
+        seconds, waiting, busy = heapq.heappop(frontier)
+        if (waiting, busy) in settled:
+            continue
+        settled.add((waiting, busy))
+        if not waiting and not busy:
+            return seconds
+        held = sum(tokens for _, tokens in busy)
+        if busy and held <= capacity:
+            after = tuple((left - 1, tokens + 1) for left, tokens in busy if left > 1)
+            heapq.heappush(frontier, (seconds + cost.decode_seconds(len(busy), held), waiting, after))
+        for size in range(1, min(len(waiting), problem.slots - len(busy)) + 1):
+            for chosen in combinations(waiting, size):
+                tokens = sum(prompts[i] for i in chosen)
+                if tokens <= cap and held + tokens <= capacity:
+                    new = ((rounds[i], prompts[i] + first) for i in chosen if rounds[i] > 0)
+                    rest = tuple(i for i in waiting if i not in chosen)
+                    then = seconds + cost.prefill_seconds(tokens)
+                    heapq.heappush(frontier, (then, rest, tuple(sorted((*busy, *new)))))
+
+
+def faults(problem: Problem, least: float) -> list[str]:
+    """Return what is wrong with the bounds and the exact search of a problem, nothing if all is well."""
+    wrong = []
+    one_by_one = Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+    exact = best_by_states(problem, Limits(), one_by_one)
+    makespan, proven = exact.schedule.makespan(problem), exact.bound(problem)
+    if exact.schedule.check(problem) is not None:
+        wrong.append("the exact search breaks a rule")
+    if proven is None or abs(makespan - least) > ROUNDING * max(1.0, least):
+        wrong.append("the exact search misses the optimum")
+    bounds = [trivial_bound(problem), best_bound(problem), proven_bound(problem, SECONDS)]
+    for bound in [*bounds, *([] if proven is None else [proven])]:
+        if bound.seconds > least * (1 + ROUNDING) + ROUNDING:
+            wrong.append(f"{bound.source}: above the optimum")
+        if verify_bound(problem, bound) is not None:
+            wrong.append(f"{bound.source}: its certificate is refused")
+    if proven is not None and proven.seconds > 0 and verify_bound(problem, raised(proven)) is None:
+        wrong.append("a bound above the optimum is accepted")
+    return wrong
+
+
+def raised(bound: Bound) -> Bound:
+    """Return a bound with a millionth more claimed."""
+    more = 1e-6 * bound.seconds
+    terms = {**bound.terms, "decode rounds": bound.terms["decode rounds"] + more}
+    return replace(bound, seconds=bound.seconds + more, terms=terms)
+
+
+def options(problem: Problem) -> list[str]:
+    """Return the names of what a problem has."""
+    present: dict[str, Callable[[Problem], object]] = {
+        "KV capacity": lambda each: each.kv_capacity,
+        "token cap": lambda each: each.prefill_token_cap,
+        "floor": lambda each: each.cost.prefill_floor,
+        "bend": lambda each: each.reaches_bend,
+        "first token from the prefill": lambda each: each.prefill_emits_first_token,
+        "decode rounds of no cost": lambda each: each.cost.decode_base == 0,
+    }
+    return [name for name, has in present.items() if has(problem)]
+
+
+def main() -> None:
+    """Print counts as JSON, and write them where told to."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--instances", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first instance (default 0)")
+    parser.add_argument("--json", type=Path, help="file to write the counts to")
+    given = parser.parse_args()
+    begun, wrong, having = time.process_time(), {}, Counter[str]()
+    tight = 0
+    for seed in range(given.first, given.first + given.instances):
+        problem = random_problem(seed)
+        least = optimum(problem)
+        having.update(options(problem))
+        tight += best_bound(problem).seconds >= least * (1 - ROUNDING)
+        if found := faults(problem, least):
+            wrong[seed] = found
+    counts = {
+        "instances": given.instances,
+        "first_seed": given.first,
+        "with": dict(having),
+        "best_bound_is_the_optimum": tight,
+        "wrong": wrong,
+        "cpu_seconds": round(time.process_time() - begun, 1),
+    }
+    text = json.dumps(counts, indent=2)
+    print(text)
+    if given.json is not None:
+        given.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
