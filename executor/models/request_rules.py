@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ...data.readers.sampling import Sampling
 from .endings import Ending
@@ -61,6 +62,23 @@ def rules_of(
     return MixedSampler(
         samplers, LogitEdits(edits) if edits else None, recorder, endings, decode=tokenizer.decode
     )
+
+
+def declared_sampling(model: Any) -> dict[str, float]:
+    """
+    Return what a model's generation settings ask for, where that differs from what is done without asking.
+
+    Parameters
+    ----------
+    model
+        A transformers causal language model; its ``generation_config`` is read.
+    """
+    settings, plain = getattr(model, "generation_config", None), Sampling()
+    names = ["repetition_penalty", "min_p"]
+    if getattr(settings, "do_sample", False):
+        names += ["temperature", "top_p", "top_k"]
+    found = {name: getattr(settings, name, None) for name in names}
+    return {name: value for name, value in found.items() if value not in (None, getattr(plain, name))}
 
 
 def sampler_of(sampling: Sampling) -> Sampler:

@@ -19,7 +19,7 @@ from batchbound.data.readers.sampling import Sampling
 from batchbound.executor.llm import LLM, Completion
 from batchbound.executor.models.endings import Ending
 from batchbound.executor.models.logit_edits import Edit, LogitEdits
-from batchbound.executor.models.request_rules import rules_of, word_tokens
+from batchbound.executor.models.request_rules import declared_sampling, rules_of, word_tokens
 from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.tokenizers import ByteTokenizer
 
@@ -230,6 +230,15 @@ def test_a_request_that_asks_for_nothing_has_the_plain_sampler() -> None:
 def test_what_is_out_of_range_is_refused_by_name(engine: LLM, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine.generate(PROMPTS, **asked)
+
+
+def test_what_a_models_generation_settings_ask_for_is_told(engine: LLM) -> None:
+    asked = transformers.GenerationConfig(do_sample=True, temperature=0.7, top_k=20, repetition_penalty=1.1)
+    model = type("Model", (), {"generation_config": asked})()
+    assert declared_sampling(model) == {"repetition_penalty": 1.1, "temperature": 0.7, "top_k": 20}
+    asked.do_sample = False
+    assert declared_sampling(model) == {"repetition_penalty": 1.1}, "what counts for greedy completions, too"
+    assert declared_sampling(engine.model) == {}
 
 
 def test_sampling_and_fields_beside_it_are_refused(engine: LLM) -> None:

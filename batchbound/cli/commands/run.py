@@ -328,6 +328,8 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
         kv_tokens=args.kv_tokens,
         policy=args.policy,
     )
+    if shape is None:
+        _name_unused_settings(model, asked, args)
     return _with_rules(job, asked, path)
 
 
@@ -413,6 +415,21 @@ def _asked(
                 hint="Remove it, or plan for one replica and one process.",
             )
     return asked or [plain] * len(plan.workload)
+
+
+def _name_unused_settings(model: Any, asked: Sequence[Sampling], args: argparse.Namespace) -> None:
+    """Say which of the model's own generation settings no request asks for: other engines heed them."""
+    from ...executor.models.request_rules import declared_sampling
+
+    plain = Sampling()
+    unused = {
+        name: value
+        for name, value in declared_sampling(model).items()
+        if all(getattr(one, name) == getattr(plain, name) for one in asked)
+    }
+    if unused:
+        said = ", ".join(f"{name} {value:g}" for name, value in unused.items())
+        note(f"{args.model}: its generation_config.json asks for {said}; not used, as no request asks for it")
 
 
 def _not_carried(asked: Sampling, plan: Plan) -> str | None:
