@@ -118,6 +118,11 @@ class _Line:
             raise self.error("body.stream", "a streamed answer cannot be kept", hint)
         for field in ("n", *_CAPS):
             self.whole(body.get(field), f"body.{field}")
+        try:
+            json.dumps(body, allow_nan=False)
+        except ValueError:
+            hint = "Write null, or leave the field out."
+            raise self.error("body", "holds NaN or an infinite number, which JSON has not", hint) from None
         tokens = self.whole(entry.get("output_tokens"), "output_tokens")
         return ServerRequest(name, self.url(entry.get("url"), body), self.number, body, tokens)
 

@@ -154,6 +154,7 @@ class Dispatch:
         self._reached = self._begun = 0.0
         self._held_back: list[Served] = []
         self._answered = proven
+        self._mistake: BaseException | None = None
         self.retries = 0
 
     async def run(self, order: Sequence[int], on_served: Callable[[Served], None]) -> str | None:
@@ -177,6 +178,8 @@ class Dispatch:
             while left:
                 self._release(loop.time())
                 got = await self._next(loop.time())
+                if self._mistake is not None:
+                    raise self._mistake
                 served = None if got is None else self._judge(*got, loop.time())
                 if served is not None:
                     left -= 1
@@ -226,7 +229,14 @@ class Dispatch:
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # A mistake of ours, which nobody would see otherwise: the run would wait for a reply for ever.
+            self._mistake = task.exception()
+            self._replies.put_nowait(None)
 
     async def _send(self, request: int, k: int) -> None:
         sent = asyncio.get_running_loop().time()

@@ -146,6 +146,20 @@ def test_failures_that_pass_are_retried_and_those_that_do_not_become_error_rows(
     assert said["retries"] == 2 + 2 + 2 + 1 + 7 + 1
 
 
+def test_a_mistake_of_ours_ends_the_run_instead_of_stopping_it_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from batchbound.executor.engines.server_client import ServerClient
+
+    async def send(*_: object) -> None:
+        raise ArithmeticError("a mistake")
+
+    monkeypatch.setattr(ServerClient, "send", send)
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 3)
+    with FakeServer(4) as server, pytest.raises(ArithmeticError, match="a mistake"):
+        main(run_words(batch, server, "--slots", "4"))
+
+
 def test_a_server_that_ignores_a_field_is_found_out(tmp_path: Path) -> None:
     batch = write_batch(tmp_path / "in.jsonl", [2, 2], n=2)
     with FakeServer(4, faults={"r1": ["ignore n"]}) as server:
@@ -299,6 +313,7 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
         ({"body": {"prompt": "a"}}, "field 'custom_id': None is not a name"),
         ({"custom_id": "a"}, "field 'body': is missing"),
         ({"custom_id": "a", "body": {"prompt": "a", "stream": True}}, "field 'body.stream': a streamed"),
+        ({"custom_id": "a", "body": {"prompt": "a", "top_p": float("nan")}}, "field 'body': holds NaN"),
         ({"custom_id": "a", "body": {"prompt": "a", "n": 0}}, "field 'body.n': 0 is not a whole number"),
         ({"custom_id": "a", "body": {"prompt": ["a", "b"]}}, "field 'body.prompt': is a list of prompts"),
         ({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "field 'url': '/v1/embeddings' is not"),
