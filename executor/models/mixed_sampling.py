@@ -89,8 +89,9 @@ class MixedSampler:
             weights = edited.double().softmax(dim=-1) if self.recorder is not None else edited
         else:
             temperature, weights = rules.weights(edited, streams)
-            drawn_ = drawn(weights, streams, indices)
-            chosen = drawn_.where(temperature > 0, edited.argmax(dim=-1))
+            chosen = drawn(weights, streams, indices)
+            if rules.some_greedy:
+                chosen = chosen.where(temperature > 0, edited.argmax(dim=-1))
         if self.edits is not None:
             self.edits.note(chosen, streams, indices)
         if self.recorder is not None:
@@ -115,6 +116,8 @@ class _Rules:
         The largest ``top_k`` that leaves something out; 0 if none does.
     cut_mass, cut_unlikely
         Whether a ``top_p`` or a ``min_p`` may leave something out.
+    some_greedy
+        Whether a request always takes the likeliest token.
     """
 
     streams: torch.Tensor
@@ -125,6 +128,7 @@ class _Rules:
     most_kept: int
     cut_mass: bool
     cut_unlikely: bool
+    some_greedy: bool
 
     @classmethod
     def of(cls, mixed: MixedSampler, logits: torch.Tensor) -> _Rules:
@@ -151,6 +155,7 @@ class _Rules:
             max(top_k),
             min(top_p) < torch.inf,
             max(min_p) > 0.0,
+            min(temperature) == 0.0,
         )
 
     def weights(self, logits: torch.Tensor, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

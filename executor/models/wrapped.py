@@ -63,10 +63,11 @@ def evaluating(model: Any) -> Iterator[None]:
     model
         A torch module.
     """
-    training = [module for module in model.modules() if module.training]
+    modules = list(model.modules())
+    training = [module for module in modules if module.training]
     compiled = [
         (module, module._compiled_call_impl)
-        for module in model.modules()
+        for module in modules
         if getattr(module, "_compiled_call_impl", None) is not None
     ]
     try:
