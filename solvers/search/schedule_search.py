@@ -29,6 +29,12 @@ STARTS_SECONDS = 0.1
 START_SHARE = 0.3
 """The share of what is left of the limits after which the annealing looks for no better start."""
 
+START_SPANS = (1200, 800, 400)
+"""Spans between the stages that the annealing begins with; fewer where more made no schedule."""
+
+BRIEF = 3.0
+"""Seconds left up to which it begins with fewer."""
+
 TIMETABLE_SHARES = (0.2, 0.65)
 """Shares of the limits for timetables where memory is scarce; the second only if the first was worth it."""
 
@@ -239,14 +245,10 @@ class ScheduleSearch:
         costs, best = self._costs(), self.incumbent
         if costs.round == 0 or best.progress >= 1.0:
             return True
-        late = best.progress + START_SHARE * (1.0 - best.progress)
-        annealing = StageAnnealing.of(self._problem, costs, self._rng, lambda: best.progress > late)
+        annealing = self._begun(costs)
         if annealing is None:
             return False
         begun, next_rounding = best.progress, FIRST_ROUNDING
-        if self._problem.prefill_token_cap is None:
-            # Under a cap the first times hardly ever make a schedule, and it takes a while to see that.
-            self._realise(annealing.walk.times, annealing)
         while best.progress < 1.0 - self._reserve:
             best.steps += 1
             done = (best.progress - begun) / (1.0 - self._reserve - begun)
@@ -261,6 +263,21 @@ class ScheduleSearch:
         # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
         self._realise(annealing.walk.times, annealing)
         return True
+
+    def _begun(self, costs: StageCosts) -> StageAnnealing | None:
+        """Return an annealing from stages that make a schedule, or from few; None if all have too many."""
+        best, annealing = self.incumbent, None
+        late = best.progress + START_SHARE * (1.0 - best.progress)
+        for spans in START_SPANS if best.left > BRIEF else START_SPANS[1:]:
+            annealing = StageAnnealing.of(
+                self._problem, costs, self._rng, lambda: best.progress > late, spans
+            )
+            # Under a cap the first times hardly ever make a schedule, and it takes a while to see that.
+            if annealing is None or self._problem.prefill_token_cap is not None:
+                break
+            if self._realise(annealing.walk.times, annealing) or best.progress > late:
+                break
+        return annealing
 
     @property
     def _clock(self) -> float:
@@ -285,7 +302,7 @@ class ScheduleSearch:
 
     def _realise(self, times: IntArray, annealing: StageAnnealing) -> bool:
         """
-        Offer a schedule with these stage times, if there is one, and return whether it is better.
+        Offer a schedule with these stage times, and return whether there is one.
 
         Where whole slots are too few though fractions of them suffice, a few rounds more, spread evenly over
         the stages, make up for it. The next times are first stretched by a little less than was needed.
@@ -301,7 +318,8 @@ class ScheduleSearch:
             if schedule is not None:
                 self._attempt = attempt
                 self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (best.elapsed - begun) / best.seconds)
-                return best.offer(schedule)
+                best.offer(schedule)
+                return True
         return False
 
     def _served(self, times: IntArray, annealing: StageAnnealing) -> Schedule | None:

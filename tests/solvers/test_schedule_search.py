@@ -398,11 +398,11 @@ def test_a_start_is_good_enough_where_time_is_short(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stage_annealing, "slot_price", priced)
     problem = batch_like(4, 120, 20)
     rng, costs = np.random.default_rng(0), StageCosts(0.1, 0.03, 20)
-    StageAnnealing.of(problem, costs, rng, lambda: False)
+    StageAnnealing.of(problem, costs, rng, lambda: False, 400)
     # Constructed stages and some spread unevenly, then the best of them once more for how long it is.
     assert len(asked) == len(stage_annealing.START_PATIENCE) + stage_annealing.SPREAD + 1
     asked.clear()
-    StageAnnealing.of(problem, costs, rng, lambda: True)
+    StageAnnealing.of(problem, costs, rng, lambda: True, 400)
     assert len(asked) == 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 
@@ -164,10 +164,15 @@ class StageAnnealing:
 
     @classmethod
     def of(
-        cls, problem: Problem, costs: StageCosts, rng: np.random.Generator, late: Callable[[], bool]
+        cls,
+        problem: Problem,
+        costs: StageCosts,
+        rng: np.random.Generator,
+        late: Callable[[], bool],
+        most_spans: int,
     ) -> StageAnnealing | None:
         """
-        Return an annealing from stages of a construction, or None if all have too many to be priced.
+        Return an annealing from the best stages of some, or None if all have too many to be priced.
 
         Parameters
         ----------
@@ -175,10 +180,13 @@ class StageAnnealing:
             As of the class.
         late
             Whether no further start is to be tried.
+        most_spans
+            Spans between stages that are spread unevenly, about.
         """
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.rounds, _starts_per_stage(problem))
-        start = _start_times(split.rest, profile, costs, rng, late)
+        spread = spread_times(profile, costs, rng, most_spans)
+        start = _start_times(split.rest, profile, costs, spread, late)
         return None if start is None else cls(problem, costs, rng, split, profile, start)
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
@@ -242,15 +250,15 @@ def _start_times(
     problem: Problem,
     profile: LengthProfile,
     costs: StageCosts,
-    rng: np.random.Generator,
+    spread: Iterator[IntArray],
     late: Callable[[], bool],
 ) -> IntArray | None:
     """Return the stage times from which there is least to make up for, or None if all have too many."""
     schedules = (ski_rental_schedule(problem, patience=patience) for patience in START_PATIENCE)
     constructed = [np.asarray(schedule.starts) for schedule in schedules]
     capped = profile.starts_per_stage is not None
-    spread = islice(spread_times(profile, costs, rng), 0 if capped else SPREAD)
-    tried = [times for pair in zip_longest(spread, constructed) for times in pair if times is not None]
+    some = islice(spread, 0 if capped else SPREAD)
+    tried = [times for pair in zip_longest(some, constructed) for times in pair if times is not None]
     priceable = [times for times in tried if len(Spans.between(times, profile)) <= MOST_SPANS]
     if not priceable:
         return None

@@ -7,8 +7,8 @@ import numpy as np
 from ....data.costs.cost import FloatArray, IntArray
 from .slot_flow import LengthProfile, Spans
 
-WORK = 0.1
-"""CP-SAT's own deterministic seconds for one rounding; they pass about as fast as seconds."""
+WORK, MOST_WORK = 0.2, 1.0
+"""CP-SAT's own, deterministic seconds for one rounding without a time limit, and the most with one."""
 
 WHOLE = 1e-6
 """How far from a whole number a flow may be that counts as one."""
@@ -71,7 +71,7 @@ def nearly_whole(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 2
-    solver.parameters.max_deterministic_time = WORK
+    solver.parameters.max_deterministic_time = WORK if np.isinf(seconds) else min(seconds, MOST_WORK)
     solver.parameters.max_time_in_seconds = seconds
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ....data.costs.cost import IntArray
-from .slot_flow import LengthProfile
+from .slot_flow import LengthProfile, Spans
 from .slot_price import slots_by_lengths
 from .times import StageCosts
 
@@ -17,9 +17,6 @@ RATIO = 1.25
 DRAWS = 12
 """Stage times drawn for each number of stages, of which the best by lengths alone is tried."""
 
-MOST_STAGES = 48
-"""Most stages, unless requests need more: a price of more takes a tenth of a second and does not say less."""
-
 KEPT = 3
 """Draws of each number of stages that are handed out."""
 
@@ -27,7 +24,9 @@ UNEVEN = 0.5
 """How far a stage is from its place among evenly spread ones at most, in their distances."""
 
 
-def spread_times(profile: LengthProfile, costs: StageCosts, rng: np.random.Generator) -> Iterator[IntArray]:
+def spread_times(
+    profile: LengthProfile, costs: StageCosts, rng: np.random.Generator, most_spans: int
+) -> Iterator[IntArray]:
     """
     Yield stage times, each with another number of stages, the most promising number first.
 
@@ -42,6 +41,8 @@ def spread_times(profile: LengthProfile, costs: StageCosts, rng: np.random.Gener
         What a stage and a round cost, and the slots.
     rng
         Draws the times.
+    most_spans
+        Spans between stages from which on no more stages are tried.
     """
     worked = int(np.diff(profile.at_most, prepend=0) @ np.arange(profile.longest + 1))
     end = max(profile.longest, -(-worked // costs.slots))
@@ -49,15 +50,16 @@ def spread_times(profile: LengthProfile, costs: StageCosts, rng: np.random.Gener
     if profile.starts_per_stage is not None:
         fewest = max(fewest, int(np.ceil(profile.requests / profile.starts_per_stage)))
     tried: list[tuple[float, int, IntArray]] = []
-    count, most = fewest, max(MOST_STAGES, fewest)
+    count = fewest
     while True:
         drawn = _drawn(end, count, rng)
         guide = costs.guide(drawn, slots_by_lengths(drawn, profile), 0.0)
         best = np.argsort(guide, kind="stable")[:KEPT]
         tried += [(float(guide[k]), count, drawn[k]) for k in best if np.isfinite(guide[k])]
-        if count == most:
+        count = max(count + 1, round(RATIO * count))
+        # No request needs a stage of its own, and one to spare helps nobody.
+        if count > profile.requests or len(Spans.between(drawn[0], profile)) * RATIO**2 > most_spans:
             break
-        count = min(most, max(count + 1, round(RATIO * count)))
     # The best of each number first: lengths alone say more of the numbers than of the draws.
     by_count: dict[int, list[IntArray]] = {}
     for _, count, times in sorted(tried, key=lambda each: each[:2]):
