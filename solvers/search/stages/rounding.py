@@ -60,13 +60,18 @@ def nearly_whole(
     held = np.bincount(rank, weights=below, minlength=len(at_least))[::-1].cumsum()[::-1]
     lacking = (at_least - held).astype(np.int64)
     longer, short = [], []
-    for level in range(len(at_least) - 1, -1, -1):
+    # From one level of open spans down to the next, the same spans are long enough: one row for all of them.
+    levels = np.unique(rank[open_spans])[::-1].tolist()
+    for level, below_it in zip([len(at_least), *levels], [*levels, -1], strict=True):
         longer += [up[int(span)] for span in open_spans[rank[open_spans] == level]]
-        if lacking[level] > 0:
-            # Every request needs some span, however short it is.
-            missing = model.new_int_var(0, int(lacking[level]) if level else 0, "")
-            model.add(sum(longer) + missing >= int(lacking[level]))
-            short.append(int(gap[level]) * missing)
+        here = slice(below_it + 1, min(level, len(at_least) - 1) + 1)
+        most = int(lacking[here].max(initial=0))
+        if most > 0:
+            missing = model.new_int_var(0, most, "")
+            model.add(sum(longer) + missing >= most)
+            short.append(int(gap[here].sum()) * missing)
+    # Every request needs some span, however short it is.
+    model.add(sum(longer) >= int(lacking[0]))
     model.minimize(sum(short))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -1,0 +1,121 @@
+"""Stage times spread unevenly, and fractional slot flows made whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.solvers.search.schedule_search import search_schedule
+from batchbound.solvers.search.stages.rounding import nearly_whole, settled
+from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, stages_of_requests, whole_slots
+from batchbound.solvers.search.stages.slot_price import slot_price
+from batchbound.solvers.search.stages.spread import spread_times
+from batchbound.solvers.search.stages.times import StageCosts
+from batchbound.solvers.search.starts import PATIENCES, simulated_schedule
+
+
+def profile_of(rounds: list[int]) -> LengthProfile:
+    return LengthProfile.of(np.array(rounds))
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=40).filter(any), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_spread_stages_rise_from_the_start_to_the_end_and_are_no_more_than_requests(
+    rounds: list[int], slots: int
+) -> None:
+    profile = profile_of(rounds)
+    costs = StageCosts(0.02, 0.03, slots, profile.longest)
+    end = max(profile.longest, -(-sum(rounds) // slots))
+    for times in spread_times(profile, costs, np.random.default_rng(0), 300):
+        assert times[0] == 0
+        assert times[-1] == end
+        assert (np.diff(times) >= 0).all()
+        assert len(times) - 1 <= max(len(rounds), -(-len(rounds) // slots))
+
+
+def test_uneven_stages_need_fewer_slots_than_even_ones() -> None:
+    rounds = np.random.default_rng(1).integers(20, 400, 200)
+    profile = LengthProfile.of(rounds)
+    end = -(-int(rounds.sum()) // 10)
+    costs = StageCosts(0.02, 0.03, 10, profile.longest)
+    uneven = next(spread_times(profile, costs, np.random.default_rng(0), 400))
+    even = np.rint(np.linspace(0, end, len(uneven))).astype(np.int64)
+    prices = [slot_price(times, profile) for times in (uneven, even)]
+    assert prices[0] is not None
+    assert prices[1] is not None
+    assert prices[0].slots < prices[1].slots
+
+
+def test_a_request_too_long_for_its_span_moves_the_stages_that_follow() -> None:
+    # Two slots, stages at 0 and 4, the end at 8; the spans serve 4 + 4 and 4 + 4, but one request needs 5.
+    times, profile = np.array([0, 4, 8]), profile_of([5, 4, 4, 4])
+    spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([4, 4]))
+    moved, between = settled(times, spans, np.array([2, 2]), profile)
+    assert moved.tolist() in ([0, 5, 9], [0, 4, 9])
+    stages = stages_of_requests(between, np.array([2, 2]), np.array([5, 4, 4, 4]))
+    problem = Problem(Workload.from_lengths([1] * 4, [5, 4, 4, 4]), CostModel.paper(), 2)
+    assert Schedule.from_bins(problem, stages, np.diff(moved)).check(problem) is None
+
+
+def test_rounds_that_no_request_needs_are_left_out() -> None:
+    times, profile = np.array([0, 10, 30]), profile_of([6, 6, 9])
+    spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([10, 20]))
+    moved, between = settled(times, spans, np.array([2, 1]), profile)
+    assert moved.tolist() == [0, 6, 15]
+    assert between.rounds.tolist() == [6, 9]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rounds = rng.integers(10, 300, 120)
+    problem = Problem(Workload.from_lengths([1] * 120, rounds.tolist()), CostModel.paper(), 12)
+    profile = LengthProfile.of(problem.rounds)
+    end = int(1.02 * rounds.sum() / 12)
+    times = np.concatenate(([0], np.sort(rng.integers(1, end, 34)), [end]))
+    price = slot_price(times, profile)
+    assert price is not None
+    times = np.rint(times * max(1.0, price.slots / 12) * 1.01).astype(np.int64)
+    flow = whole_slots(times, profile, 12, np.inf)
+    if flow is None:
+        pytest.skip("no whole flow near the fractional one")
+    spans, used = flow
+    net = np.bincount(spans.first, used, len(times)) - np.bincount(spans.last, used, len(times))
+    assert np.cumsum(net)[:-1].max() <= 12
+    moved, between = settled(times, spans, used, profile)
+    schedule = Schedule.from_bins(problem, stages_of_requests(between, used, problem.rounds), np.diff(moved))
+    assert schedule.check(problem) is None
+
+
+def test_a_flow_of_whole_numbers_stays_as_it_is() -> None:
+    spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([4, 4]))
+    used = nearly_whole(spans, profile_of([4, 4, 4, 4]), 2, 2, np.array([2.0, 2.0]), np.inf)
+    assert used is not None
+    assert used.tolist() == [2, 2]
+
+
+def test_lengths_that_all_differ_are_scheduled_better_than_by_any_rule() -> None:
+    rng = np.random.default_rng(3)
+    rounds = np.unique(rng.gamma(1.5, 300, 260).astype(np.int64) + 5)[:240]
+    rng.shuffle(rounds)
+    problem = Problem(Workload.from_lengths([1] * len(rounds), rounds.tolist()), CostModel.paper(), 24)
+    rules = [simulated_schedule(problem, name, np.inf) for name in ("lpt", "lpt-ski", "threshold")]
+    least = min(rule.makespan(problem) for rule in rules if rule is not None)
+    found = search_schedule(problem, iterations=12, seed=0)
+    assert found.schedule.check(problem) is None
+    assert found.makespan < 0.99 * least
+    assert len(PATIENCES) == len(set(PATIENCES))
+
+
+def test_the_same_work_gives_the_same_schedule_with_stages_by_the_dozen() -> None:
+    problem = Problem(generate("sharegpt", 1, 200), CostModel.paper(), 16)
+    one, other = (search_schedule(problem, iterations=15, seed=4).schedule for _ in range(2))
+    assert np.array_equal(one.bin_of, other.bin_of)
+    assert np.array_equal(one.rounds, other.rounds)
