@@ -10,17 +10,18 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .order_search import OrderSearch
 from .stages.annealing import FEW, StageAnnealing
 from .stages.rounding import settled
-from .stages.slot_flow import stages_of_requests, whole_slots
+from .stages.slot_flow import Spans, stages_of_requests, whole_slots
 from .stages.times import StageCosts
 from .stages.token_caps import stages_within_cap
 from .starts import starts
 from .timetable import TimetableAnnealing
 
-STARTS_SHARE = 0.2
+STARTS_SHARE = 0.25
 """The share of the limits after which no further rule is tried for a start."""
 
 STARTS_SECONDS = 0.1
@@ -184,7 +185,9 @@ class ScheduleSearch:
             if schedule is not None:
                 best.offer(schedule)
             if best.elapsed > most:
-                return
+                break
+        if best.schedule is None:
+            best.offer(ski_rental_schedule(self._problem))
 
     def improve(self, enough: float = 0.0) -> None:
         """
@@ -276,6 +279,8 @@ class ScheduleSearch:
             if annealing is None or self._problem.prefill_token_cap is not None:
                 break
             if self._realise(annealing.walk.times, annealing) or best.progress > late:
+                break
+            if len(Spans.between(annealing.walk.times, annealing.profile)) <= START_SPANS[-1]:
                 break
         return annealing
 

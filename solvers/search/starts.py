@@ -14,12 +14,24 @@ from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulator import Simulator
 from .constructive import ski_rental_schedule
 
-PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0)
+PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
 """Settings of the ski-rental rule tried, the best one of Table III first; 0 never waits."""
 
-PROMISING = ("lpt", "lpt-ski", "packing", "fcfs", "fcfs-ski", "packing-algorithm1", "threshold")
+PROMISING = (
+    "lpt-ski",
+    "packing",
+    "lpt",
+    "fcfs",
+    "threshold",
+    "lagrangian-token",
+    "lagrangian",
+    "fcfs-ski",
+    "packing-algorithm1",
+)
 """Policies simulated before the others, as they were best most often."""
 
+IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
+"""Policies whose schedules one pass makes as well where neither memory nor tokens are limited."""
 
 SIMULATED = 100_000
 """Requests up to which policies are simulated: beyond, one takes as long as any plan should."""
@@ -33,9 +45,9 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     """
     Return what makes each rule's schedule, given the makespan to beat; None where it does not.
 
-    First longest first and first come, first served with several patiences of the ski-rental rule, made in
-    one pass, then every policy of :data:`~batchbound.heuristics.registry.POLICIES` in the simulator. A policy
-    that evicts has no schedule.
+    They are longest first and first come, first served with several patiences of the ski-rental rule, made in
+    one pass, and every policy of :data:`~batchbound.heuristics.registry.POLICIES` in the simulator, the
+    cheapest and most promising first. A policy that evicts has no schedule.
 
     Parameters
     ----------
@@ -52,12 +64,17 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     def simulated(policy: str) -> Callable[[float], Schedule | None]:
         return lambda least: simulated_schedule(problem, policy, least, late)
 
-    first = [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in (longest, given)]
-    rest = [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
+    passes = [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in (longest, given)]
+    passes += [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
     if len(problem) > SIMULATED:
-        return first + rest
-    others = [name for name in POLICIES if name not in PROMISING]
-    return [*first, *map(simulated, PROMISING), *rest, *map(simulated, others)]
+        return passes
+    names = dict.fromkeys((*PROMISING, *POLICIES))
+    if problem.memory_can_run_out:
+        # With memory to look after, a pass takes longer than a simulation.
+        return [*map(simulated, names), *passes]
+    if problem.prefill_token_cap is None:
+        return [*passes, *(simulated(name) for name in names if name not in IN_ONE_PASS)]
+    return [*passes[:4], *map(simulated, names), *passes[4:]]
 
 
 def simulated_schedule(

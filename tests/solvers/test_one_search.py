@@ -21,6 +21,7 @@ from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload
+from batchbound.heuristics.queues.ordered import arrival_order, longest_first
 from batchbound.heuristics.registry import POLICIES
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.plan import make_plan
@@ -28,7 +29,7 @@ from batchbound.solvers import Limits, solve
 from batchbound.solvers.result import StoppedBy
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.schedule_search import ScheduleSearch
-from batchbound.solvers.search.starts import simulated_schedule
+from batchbound.solvers.search.starts import IN_ONE_PASS, simulated_schedule
 
 PROBLEMS = {
     "free": Problem(generate("table3", 0, 90), CostModel.paper(), 12),
@@ -80,6 +81,18 @@ def test_nothing_that_could_be_run_instead_is_better(name: str) -> None:
     found = solve(problem, limits=Limits(work=1))
     assert found.makespan is not None
     assert found.makespan <= least + 1e-12
+
+
+@pytest.mark.parametrize("name", ["free", "few", "bend"])
+def test_one_pass_makes_the_schedules_of_policies_where_nothing_is_limited(name: str) -> None:
+    problem = PROBLEMS[name]
+    orders = {"lpt": longest_first(problem), "fcfs": arrival_order(problem)}
+    for policy in IN_ONE_PASS:
+        order, patience = orders[policy.split("-")[0]], 0.5 if policy.endswith("ski") else 0.0
+        made = ski_rental_schedule(problem, order=order, patience=patience).without_idle_rounds(problem)
+        served = simulated_schedule(problem, policy, np.inf)
+        assert served is not None
+        assert made.makespan(problem) == pytest.approx(served.makespan(problem))
 
 
 def test_a_stage_is_full_when_the_cap_lets_no_waiting_request_join() -> None:
