@@ -186,7 +186,8 @@ class StageAnnealing:
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.rounds, _starts_per_stage(problem))
         spread = spread_times(profile, costs, rng, most_spans)
-        start = _start_times(split.rest, profile, costs, spread, late)
+        most = min(MOST_SPANS, most_spans + most_spans // 2)
+        start = _start_times(split.rest, profile, costs, spread, late, most)
         return None if start is None else cls(problem, costs, rng, split, profile, start)
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
@@ -252,6 +253,7 @@ def _start_times(
     costs: StageCosts,
     spread: Iterator[IntArray],
     late: Callable[[], bool],
+    most_spans: int,
 ) -> IntArray | None:
     """Return the stage times from which there is least to make up for, or None if all have too many."""
     schedules = (ski_rental_schedule(problem, patience=patience) for patience in START_PATIENCE)
@@ -259,7 +261,10 @@ def _start_times(
     capped = profile.starts_per_stage is not None
     some = islice(spread, 0 if capped else SPREAD)
     tried = [times for pair in zip_longest(some, constructed) for times in pair if times is not None]
-    priceable = [times for times in tried if len(Spans.between(times, profile)) <= MOST_SPANS]
+    sizes = [len(Spans.between(times, profile)) for times in tried]
+    # Those of a construction may have many more spans than the ones spread, and take as much longer.
+    few = [times for times, size in zip(tried, sizes, strict=True) if size <= most_spans and not capped]
+    priceable = few or [times for times, size in zip(tried, sizes, strict=True) if size <= MOST_SPANS]
     if not priceable:
         return None
     best = _cheapest(priceable, profile, costs, late)
