@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_library_snippets_run() -> None:
     names: dict[str, object] = {}
     snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(snippets) == 3
+    assert len(snippets) == 2
     for snippet in snippets:
         exec(snippet, names)
 
@@ -37,3 +37,8 @@ def test_the_two_commands_are_the_makefiles_targets() -> None:
     for target in ("demo", "test"):
         assert f"make {target}" in README
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_it_fits_on_a_screen_or_two() -> None:
+    assert len(README.splitlines()) <= 120
+    assert len(README.split()) <= 1200
