@@ -88,6 +88,7 @@ def run_server(args: argparse.Namespace) -> int:
     from ..executor.runs.job import journal_path
     from ..executor.runs.journal import Journal
     from ..executor.runs.server_job import ServerJob
+    from .commands.run import say_kept
 
     refuse_with_server(args, _defaults())
     batch = _read(args)
@@ -117,8 +118,7 @@ def run_server(args: argparse.Namespace) -> int:
         journal_path(args.output), {"batch": file_digest(batch.path), "server": "OpenAI", "model": args.model}
     )
     resumed = len(journal.finished)
-    if resumed:
-        note(f"{args.output}: going on after {resumed} finished requests")
+    say_kept(journal, args.output, "requests")
     outcome = _serve(job, journal, facts)
     if isinstance(outcome, int):
         return outcome

@@ -151,7 +151,7 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is no regular file")
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        handle, temporary = tempfile.mkstemp(_PARTIAL, f".{target.name}.", target.parent)
         os.chmod(handle, 0o666 & ~_umask())
         with os.fdopen(handle, "wb" if binary else "w", encoding=None if binary else "utf-8") as stream:
             yield stream
@@ -168,6 +168,15 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     except BaseException:
         _discard(temporary)
         raise
+
+
+def discard_partial(path: str | os.PathLike[str]) -> None:
+    """Delete what a killed :func:`atomic_write` of ``path`` left; nobody else may be writing it."""
+    target = Path(path)
+    pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
+    for other in target.parent.iterdir():
+        if pattern.fullmatch(other.name):
+            other.unlink(missing_ok=True)
 
 
 def write_json(path: str | os.PathLike[str], value: object, *, indent: int | None = None) -> None:
@@ -187,6 +196,9 @@ def _why_not_json(text: str) -> tuple[str, str]:
         return "not JSON that can be parsed", ""
     return "not valid JSON (a number that is not finite, or half of a Unicode surrogate pair)", ""
 
+
+_PARTIAL = ".partial"
+"""How the names of files end that are being written."""
 
 _LONG = re.compile(r"\d{19}")
 

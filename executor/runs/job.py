@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from ...data.files.disk import InputError, atomic_write
+from ...data.files.disk import InputError, atomic_write, discard_partial
 from ...data.plan import Plan
 from ...data.readers.completions import answer_line, dump_line
 from ...data.readers.length_source import LengthSource, longest_planned
@@ -189,6 +189,7 @@ class Job:
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
         """Write every answer in the plan's order, whole or not at all, and let go of the journal."""
+        discard_partial(path)
         with atomic_write(path) as stream:
             for name in self.plan.workload.ids.tolist():
                 stream.write(dump_line(journal.finished[name]))

@@ -6,13 +6,17 @@ import fcntl
 import json
 import logging
 import os
+import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 from ...data.files.disk import InputError
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
+SYNC_SECONDS = 1.0
+"""An answer that comes this long after the last sync is synced with all before it, so is the end of a run."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,8 +25,9 @@ class Journal:
     """
     A file of finished answers, one JSON line each, that survives the process being killed at any moment.
 
-    Its first line says which run it belongs to. A line that the end of the process cut short is dropped: its
-    answer is made again. As a context manager, it leaves no file in which no answer stands.
+    Its first line says which run it belongs to. Each line ends in a checksum: one that the end of the process
+    cut short, or a power cut or a disk damaged, is dropped, and its answer is made again. As a context
+    manager, it leaves no file in which no answer stands.
 
     Parameters
     ----------
@@ -31,17 +36,28 @@ class Journal:
     run
         What the run depends on, as plain JSON values: a journal of another run is refused.
 
+    Attributes
+    ----------
+    finished
+        The answers it holds, by request.
+    dropped
+        Lines that were damaged, counted from one: what they held is not among the finished.
+    ending
+        Whether all was answered and the run had begun to write its other outputs.
+
     Raises
     ------
     InputError
-        If the file belongs to another run, which may be under way, is damaged in its middle, or cannot be
-        written.
+        If the file is no journal, belongs to another run, which may be under way, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: Mapping[str, object]) -> None:
         self.path = Path(path)
         self._run = {"batchbound_journal": JOURNAL_VERSION, **run}
         self.finished: dict[str, dict[str, object]] = {}
+        self.dropped: tuple[int, ...] = ()
+        self.ending = False
+        self._synced = time.monotonic()
         try:
             # Unbuffered: a line is handed to the system when `append` returns. Open for the whole run.
             self._stream = open(self.path, "ab+", buffering=0)  # noqa: SIM115
@@ -81,14 +97,25 @@ class Journal:
         """
         self._write({"id": name, "answer": dict(answer)})
         self.finished[name] = dict(answer)
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self._sync()
+
+    def end(self) -> None:
+        """Note that all is answered: from here on, the run's outputs are its own to write again."""
+        if not self.ending:
+            self._write({"ending": True})
+            self.ending = True
+        self._sync()
 
     def close(self) -> None:
-        """Close the file and leave it."""
+        """Close the file and leave it, synced."""
+        if not self._stream.closed:
+            self._sync()
         self._stream.close()
 
     def remove(self) -> None:
         """Close the file and delete it: its answers stand elsewhere now."""
-        self.close()
+        self._stream.close()
         self.path.unlink(missing_ok=True)
 
     def _claim(self) -> None:
@@ -105,16 +132,18 @@ class Journal:
     def _recover(self) -> None:
         self._stream.seek(0)
         lines = self._stream.read().split(b"\n")
+        first = lines[0][: len(_BEGINNING)]
+        if not _BEGINNING.startswith(first) or (len(lines) > 1 and first != _BEGINNING):
+            hint = "Move it away, or choose another output."
+            raise InputError("is not a journal: it is left as it is", file=self.path, hint=hint)
         whole = sum(len(line) + 1 for line in lines[:-1])
-        self._stream.truncate(whole)
         if whole == 0:
-            self._write(self._run)
+            self._start()
             return
-        header = self._parse(lines[0], 1)
-        if header != self._run and len(lines) == 2 and "batchbound_journal" in header:
+        header = self._header(lines[0])
+        if header != self._run and len(lines) == 2:
             # Another run that was killed before its first answer: nothing is lost.
-            self._stream.truncate(0)
-            self._write(self._run)
+            self._start()
             return
         if header != self._run:
             changed = sorted(
@@ -124,29 +153,52 @@ class Journal:
             raise InputError(
                 f"belongs to another run (differs in: {', '.join(changed)})", file=self.path, hint=hint
             )
+        self._stream.truncate(whole)
         for number, line in enumerate(lines[1:-1], 2):
-            entry = self._parse(line, number)
+            entry = _checked(line) or {}
             name, answer = entry.get("id"), entry.get("answer")
-            if not isinstance(name, str) or not isinstance(answer, dict):
-                raise self._damaged(number)
-            self.finished[name] = answer
+            if isinstance(name, str) and isinstance(answer, dict):
+                self.finished[name] = answer
+            elif "ending" in entry:
+                self.ending = True
+            else:
+                self.dropped += (number,)
 
-    def _parse(self, line: bytes, number: int) -> dict[str, object]:
+    def _start(self) -> None:
+        """Begin the file; that it exists is synced, too."""
+        self._stream.truncate(0)
+        self._write(self._run)
+        self._sync()
+        folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            value = json.loads(line)
-        except ValueError:
-            raise self._damaged(number) from None
-        if not isinstance(value, dict):
-            raise self._damaged(number)
-        return value
+            os.fsync(folder)
+        except OSError as error:
+            _LOG.warning("%s cannot be synced (%s)", self.path.parent, error.strerror)
+        finally:
+            os.close(folder)
 
-    def _damaged(self, number: int) -> InputError:
-        hint = f"Delete line {number} to have its answer made again, or the file to start over."
-        return InputError("is not a journal entry", file=self.path, where=f"line {number}", hint=hint)
+    def _header(self, line: bytes) -> dict[str, object]:
+        header = _checked(line)
+        if header is not None:
+            return header
+        if line.startswith(_BEGINNING + b"1,"):
+            what, hint = "was written by an earlier version", "Finish it with that version, or delete it."
+        else:
+            what = "is damaged where it says which run it belongs to"
+            hint = "Delete it to start over, or choose another output."
+        raise InputError(what, file=self.path, where="line 1", hint=hint)
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._synced = time.monotonic()
 
     def _write(self, value: Mapping[str, object]) -> None:
         whole = self._stream.seek(0, os.SEEK_END)
-        line = memoryview(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        body = json.dumps(value, ensure_ascii=False).encode()
+        line = memoryview(body[:-1] + _CHECKSUM + b"%d}\n" % zlib.crc32(body))
         try:
             while line:
                 line = line[self._stream.write(line) :]
@@ -157,3 +209,19 @@ class Journal:
     def _unwritable(self, error: OSError) -> InputError:
         hint = "Check the folder, the permissions and the free space; finished answers are kept."
         return InputError(f"cannot be written ({error.strerror})", file=self.path, hint=hint)
+
+
+_BEGINNING = b'{"batchbound_journal": '
+_CHECKSUM = b', "crc32": '
+
+
+def _checked(line: bytes) -> dict[str, object] | None:
+    """Return what a line holds, None if its checksum is not that of the rest."""
+    body, found, checksum = line.rpartition(_CHECKSUM)
+    if not found or checksum != b"%d}" % zlib.crc32(body + b"}"):
+        return None
+    try:
+        value = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

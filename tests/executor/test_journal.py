@@ -96,14 +96,84 @@ def test_no_file_is_left_in_which_no_answer_stands(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damage_in_the_middle_names_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
+def written(path: Path, names: str) -> bytes:
     journal = Journal(path, RUN)
-    journal.append("a", {})
+    for name in names:
+        journal.append(name, {"text": name * 10})
     journal.close()
-    path.write_bytes(path.read_bytes() + b"not json\n")
-    with pytest.raises(InputError, match="line 3: is not a journal entry"):
+    return path.read_bytes()
+
+
+def test_a_bit_flipped_drops_its_own_answer_or_is_refused_and_changes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchbound.executor.runs.journal.os.fsync", lambda _: None)
+    path = tmp_path / "journal"
+    whole = written(path, "abcd")
+    expected = {name: {"text": name * 10} for name in "abcd"}
+    header = whole.index(b"\n")
+    for bit in range(0, 8 * len(whole), 5):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        if bit // 8 <= header:
+            with pytest.raises(InputError, match=r"is damaged where|is not a journal|earlier version"):
+                Journal(path, RUN)
+            assert path.read_bytes() == damaged
+            continue
+        journal = Journal(path, RUN)
+        # A line break that is none any more joins two lines; one more parts a line.
+        assert len(expected) - 2 <= len(journal.finished) <= 3
+        assert journal.finished.items() <= expected.items()
+        assert journal.dropped or bit // 8 == len(whole) - 1
+        journal.close()
+
+
+def test_zeros_in_the_middle_lose_only_what_stood_there(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    whole = bytearray(written(path, "abcde"))
+    lines = bytes(whole).split(b"\n")
+    start = whole.index(lines[2]) + 5
+    end = whole.index(lines[4]) - 1
+    whole[start:end] = bytes(end - start)
+    path.write_bytes(whole)
+    with Journal(path, RUN) as journal:
+        assert list(journal.finished) == ["a", "d", "e"]
+        assert journal.dropped == (3,)
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"\n", b"{}", b'{"batchbound_journaL": 2'])
+def test_a_file_of_somebody_else_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"is not a journal: it is left as it is\. Move it away"):
         Journal(path, RUN)
+    assert path.read_bytes() == content
+
+
+def test_a_journal_of_the_earlier_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(
+        b'{"batchbound_journal": 1, "plan": "abc", "model": "tiny"}\n{"id": "a", "answer": {}}\n'
+    )
+    with pytest.raises(InputError, match="line 1: was written by an earlier version"):
+        Journal(path, RUN)
+
+
+def test_answers_are_synced_at_the_interval_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, synced = [100.0], []
+    monkeypatch.setattr("batchbound.executor.runs.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batchbound.executor.runs.journal.os.fsync", lambda _: synced.append(now[0]))
+    journal = Journal(tmp_path / "journal", RUN)
+    begun = len(synced)
+    for step in range(10):
+        now[0] = 100.0 + 0.3 * step
+        journal.append(str(step), {})
+    assert synced[begun:] == pytest.approx([101.2, 102.4])
+    journal.close()
+    assert synced[-1] == pytest.approx(102.7)
 
 
 def test_a_full_disk_keeps_every_finished_answer(tmp_path: Path) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.files.disk import InputError
-from ...data.files.jsonl import file_digest
+from ...data.files.disk import InputError, discard_partial
+from ...data.files.jsonl import file_digest, json_lines
 from ...data.plan import Plan
 from ...data.readers.openai_batch import PromptRecord, read_batch
 from ...data.readers.sampling import Sampling
+from ...data.trace import Trace
 from ...heuristics.registry import POLICIES
 from ...judging import report as report_of
 from ...planning.fleet import shared_out
@@ -37,7 +40,7 @@ from ..run_configuration import add_workers, refuse_unused, say_reached, serving
 from ..server_options import add_server, refuse_without_server
 
 if TYPE_CHECKING:
-    from ...data.trace import Stage, Trace
+    from ...data.trace import Stage
     from ...executor.runs.job import Job, Outcome
     from ...executor.runs.journal import Journal
 
@@ -115,13 +118,16 @@ def run(args: argparse.Namespace) -> int:
     loaded = Plan.load(args.plan)
     plan = _for_replicas(loaded, args)
     files = _Files.of(args, plan, shared=plan is not loaded)
-    refuse_outputs([args.output, *files.all], args.overwrite, named_files(args, "output", "trace"))
+    outputs, read = [args.output, *files.all], named_files(args, "output", "trace")
+    refuse_outputs(outputs, args.overwrite or _begun_before(args), read)
     _refuse_unused(plan, args)
     job = load_job(plan, args, None if len(plan.fleet.replicas) == 1 else shape_of(args))
-    journal = Journal(journal_path(args.output), run_identity(loaded, job, args))
-    resumed = len(journal.finished)
-    if resumed:
-        note(f"{args.output}: going on after {resumed} finished completions")
+    identity = run_identity(loaded, job, args)
+    if not args.overwrite and finished_before(loaded, args, identity):
+        note(f"{args.output}: this job is finished; --overwrite would serve it again")
+        return 0
+    journal = Journal(journal_path(args.output), identity)
+    _going_on(journal, outputs, args.overwrite, read)
     try:
         with (
             journal,
@@ -135,13 +141,14 @@ def run(args: argparse.Namespace) -> int:
                 on_progress(stage, done)
 
             outcome = _serving(plan, job, args)(journal, on_stage=on_stage)
+            journal.end()
     except (RunStoppedError, TerminatedError) as error:
         say_stopped(str(error), journal)
         return 1
     except KeyboardInterrupt:
         say_stopped("interrupted", journal)
         return INTERRUPTED
-    files.save(plan, outcome.traces, Path(args.plan).parent)
+    files.save(plan, outcome.traces, Path(args.plan).parent, run_digest(identity))
     job.write_answers(journal, args.output)
     if not outcome.traces:
         note(f"{args.output}: every completion was there already")
@@ -169,12 +176,14 @@ class _Files:
     def all(self) -> list[Path]:
         return [*self.traces, *(path for path in (self.picture, self.shared) if path is not None)]
 
-    def save(self, plan: Plan, traces: Sequence[Trace], planned_in: Path) -> None:
-        """Write what there is to write, prompts named as seen from there."""
+    def save(self, plan: Plan, traces: Sequence[Trace], planned_in: Path, run: str) -> None:
+        """Write what there is to write, prompts named as seen from there; traces name the run."""
         from ...executor.reports.perfetto import save_perfetto
 
+        for path in self.all:
+            discard_partial(path)
         for path, trace in zip(self.traces, traces, strict=False):
-            trace.save(path)
+            dataclasses.replace(trace, engine={**trace.engine, "run": run}).save(path)
         if not traces:
             return
         if self.picture is not None:
@@ -355,6 +364,52 @@ def run_identity(plan: Plan, job: Job, args: argparse.Namespace) -> dict[str, ob
         ),
         "weights_seed": args.seed or 0,
     }
+
+
+def run_digest(identity: Mapping[str, object]) -> str:
+    """Return what names a run in its traces."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def finished_before(plan: Plan, args: argparse.Namespace, identity: Mapping[str, object]) -> bool:
+    """Return whether the outputs are whole and of this very run: its trace says so, nothing is left to do."""
+    from ...executor.runs.job import journal_path
+
+    trace = trace_paths(args.trace, max(len(plan.fleet.replicas), args.replicas))[0]
+    if journal_path(args.output).exists() or not trace.is_file() or not Path(args.output).is_file():
+        return False
+    try:
+        named = [line.get("custom_id") for _, line in json_lines(args.output)]
+        found = Trace.load(trace).engine.get("run")
+    except InputError:
+        return False
+    return found == run_digest(identity) and named == plan.workload.ids.tolist()
+
+
+def _begun_before(args: argparse.Namespace) -> bool:
+    """Return whether outputs that exist may be an earlier part's of this run, which is looked into later."""
+    from ...executor.runs.job import journal_path
+
+    return journal_path(args.output).exists() or Path(args.output).is_file()
+
+
+def _going_on(journal: Journal, outputs: Sequence[str | Path], overwrite: bool, read: Sequence[str]) -> None:
+    """Say what a journal holds; refuse outputs that exist and that this run had not begun to write."""
+    try:
+        refuse_outputs(outputs, overwrite or journal.ending, read)
+    except InputError:
+        with journal:
+            raise
+    say_kept(journal, str(outputs[0]), "completions")
+
+
+def say_kept(journal: Journal, output: str, what: str) -> None:
+    """Say on stderr what an earlier part of a run left, and what of it is damaged."""
+    if journal.finished:
+        note(f"{output}: going on after {len(journal.finished)} finished {what}")
+    if journal.dropped:
+        lines = ", ".join(map(str, journal.dropped[:10])) + (" ..." if len(journal.dropped) > 10 else "")
+        warn(f"{journal.path}: damaged in line {lines}; what stood there is done again")
 
 
 def _prompts_path(plan: Plan, args: argparse.Namespace) -> Path:

@@ -1,0 +1,120 @@
+"""The last steps of a run, each of them cut off: the same command finishes, and a finished job says so."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchbound.cli import main
+from batchbound.executor.runs.journal import Journal
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="the engine extra is not installed")
+
+
+class Killed(BaseException):
+    """Ends a command where it stands, as SIGKILL would: nothing is tidied up for it."""
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes, Path]:
+    folder = tmp_path_factory.mktemp("job")
+    lines = [{"custom_id": f"r{i}", "body": {"prompt": "abc" * i, "max_tokens": 4}} for i in range(1, 6)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = str(folder / "plan.json")
+    words = ["plan", str(folder / "prompts.jsonl"), "--model", "tiny:llama", "--slots", "2", "-o", plan]
+    assert main([*words, "--time-limit", "0.1"]) == 0
+    run = ["run", plan, "--model", "tiny:llama", "--dtype", "float64"]
+    out = folder / "reference.jsonl"
+    assert main([*run, "-o", str(out), "--trace", str(folder / "reference.trace")]) == 0
+    return run, out.read_bytes(), folder
+
+
+def command(run: list[str], folder: Path) -> list[str]:
+    return [*run, "-o", str(folder / "answers.jsonl"), "--trace", str(folder / "trace.jsonl")]
+
+
+def kill_at(call: int, patch: pytest.MonkeyPatch) -> None:
+    """Kill the command at its n-th change to the files of its end."""
+    seen = [0]
+
+    def counted(function: Any) -> Any:
+        def wrapped(*words: Any, **options: Any) -> Any:
+            seen[0] += 1
+            if seen[0] >= call:
+                raise Killed
+            return function(*words, **options)
+
+        return wrapped
+
+    patch.setattr(os, "replace", counted(os.replace))
+    patch.setattr(os, "unlink", counted(os.unlink))
+    patch.setattr(Journal, "remove", counted(Journal.remove))
+    patch.setattr(Journal, "end", counted(Journal.end))
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
+    call: int, planned: tuple[list[str], bytes, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, expected, _ = planned
+    words = command(run, tmp_path)
+    with monkeypatch.context() as patch:
+        kill_at(call, patch)
+        with pytest.raises(Killed):
+            main(words)
+    assert (tmp_path / "answers.jsonl.journal").exists()
+    with monkeypatch.context() as patch:
+        # The resumed command is killed, too.
+        kill_at(2, patch)
+        with pytest.raises(Killed):
+            main(words)
+    assert main(words) == 0
+    assert (tmp_path / "answers.jsonl").read_bytes() == expected
+    assert {path.name for path in tmp_path.iterdir()} <= {"answers.jsonl", "trace.jsonl"}
+
+
+def test_a_finished_job_typed_again_says_so_and_changes_nothing(
+    planned: tuple[list[str], bytes, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, expected, _ = planned
+    words = command(run, tmp_path)
+    assert main(words) == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "answers.jsonl: this job is finished; --overwrite would serve it again" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert (tmp_path / "answers.jsonl").read_bytes() == expected
+
+
+@pytest.mark.parametrize("change", [["--temperature", "0.5"], ["--pinned"], ["--seed", "3"]])
+def test_outputs_of_another_job_are_refused_and_left(
+    change: list[str],
+    planned: tuple[list[str], bytes, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, expected, _ = planned
+    words = command(run, tmp_path)
+    assert main(words) == 0
+    assert main([*words, *change]) == 2
+    assert "answers.jsonl: exists already. Say --overwrite" in capsys.readouterr().err
+    assert (tmp_path / "answers.jsonl").read_bytes() == expected
+    assert not (tmp_path / "answers.jsonl.journal").exists()
+
+
+def test_files_of_the_user_named_like_outputs_or_their_parts_are_left(
+    planned: tuple[list[str], bytes, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _, _ = planned
+    mine = {"trace.jsonl": "mine", ".answers.jsonl.original": "mine", ".answers.jsonl.notes.partial": "mine"}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    assert main(command(run, tmp_path)) == 2
+    assert "trace.jsonl: exists already" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == mine
