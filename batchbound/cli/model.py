@@ -22,9 +22,9 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     )
     group.add_argument(
         "--load-format",
-        choices=("auto", "dummy"),
+        choices=("auto", "partial", "dummy"),
         default="auto",
-        help="dummy: random weights for the model's configuration",
+        help="partial: random weights where the checkpoint has none; dummy: for the whole configuration",
     )
     group.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
@@ -90,7 +90,7 @@ def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
 
 def shape_of(args: argparse.Namespace) -> Any:
     """Return the model without its weights, whose vocabulary and positions are all that a driver looks at."""
-    from ..executor.models.source import load_config
+    from ..executor.models.source import load_config, take_generation_settings
 
     config = load_config(args.model)
     import torch
@@ -98,4 +98,6 @@ def shape_of(args: argparse.Namespace) -> Any:
 
     named = config.dtype if args.dtype == "auto" else getattr(torch, args.dtype)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=named or torch.float32)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, dtype=named or torch.float32)  # type: ignore[no-untyped-call]
+    take_generation_settings(model, args.model)
+    return model

@@ -81,6 +81,9 @@ def refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
             "--tensor-parallel is for an RRA plan of `batchbound search`, carried out without a --policy"
         )
         raise InputError(message, file=args.plan, hint="Leave it out.")
+    if args.on_error is not None and plan.configuration is not None and args.policy is None:
+        message = "--on-error is for a plan without a configuration: this one stops at an error"
+        raise InputError(message, file=args.plan, hint="Leave it out.")
     if args.tensor_parallel > 1 and args.replan is not None:
         message = "--replan would let the processes that share layers fall out of step"
         raise InputError(message, hint="Leave it or --tensor-parallel out.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.faults import NotFiniteError, OutOfMemoryError, RunStoppedError
+from ..models.faults import NotFiniteError, OutOfMemoryError, RequestFailedError, RunStoppedError
 
 if TYPE_CHECKING:
     from ..kv.batch import RunningBatch
@@ -311,9 +311,10 @@ class OffloadingBatch:
         return batch
 
     def _not_finite(self, request: int, before: int) -> RunStoppedError:
-        return RunStoppedError(
+        return RequestFailedError(
+            self._names[request],
             f"the model's logits for request {self._names[request]!r} are not finite after {before} tokens;"
-            " check the weights, or use a wider number format (--dtype float32)"
+            " check the weights, or use a wider number format (--dtype float32)",
         )
 
 

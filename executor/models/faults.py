@@ -46,6 +46,23 @@ class RunStoppedError(RuntimeError):
     """A run that cannot go on; what is finished is kept, and the message says what to do."""
 
 
+class RequestFailedError(RunStoppedError):
+    """
+    A run that one request keeps from going on: without it, the others can be served.
+
+    Parameters
+    ----------
+    name
+        The request's name in the workload.
+    reason
+        What went wrong, and what to do.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+
+
 class TerminatedError(KeyboardInterrupt):
     """The system asked the process to end."""
 

@@ -12,8 +12,8 @@ from ...data.files.disk import InputError
 from .families import check_supported
 from .tiny import tiny_config, tiny_settings
 
-LoadFormat = Literal["auto", "dummy"]
-"""``auto`` reads the weights; ``dummy`` draws them at random from the configuration alone."""
+LoadFormat = Literal["auto", "partial", "dummy"]
+"""``auto`` reads all weights; ``partial`` draws those at random that are missing; ``dummy`` draws all."""
 
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 """What configurations call the most tokens a model can attend to."""
@@ -140,7 +140,8 @@ def load_model(
     spec
         ``tiny:FAMILY`` or ``tiny:FAMILY:SEED``, a directory written by ``save_pretrained``, or a hub name.
     load_format
-        ``auto`` reads the weights; ``dummy`` draws random ones from the configuration alone.
+        ``auto`` reads the weights, all of them; ``partial`` draws those at random that the checkpoint lacks;
+        ``dummy`` draws all from the configuration alone.
     dtype
         ``float32``, ``float64``, ``bfloat16``, ``float16``, or ``auto`` for that of the checkpoint.
     device
@@ -156,7 +157,8 @@ def load_model(
     Raises
     ------
     ModelLoadError
-        If there is no such model, or it cannot be read or reached, or the device is missing.
+        If there is no such model, it cannot be read or reached, its checkpoint lacks weights, or the device
+        is missing.
     UnsupportedModelError
         If its answers would be wrong.
     ValueError
@@ -166,7 +168,6 @@ def load_model(
     """
     config = load_config(spec)
     import torch
-    from transformers import AutoModelForCausalLM
 
     if dtype not in ("auto", "float32", "float64", "bfloat16", "float16"):
         raise ValueError(f"dtype must be auto, float32, float64, bfloat16 or float16, got {dtype!r}")
@@ -176,16 +177,65 @@ def load_model(
             named = _tiny_family(spec)[1]
             seed = seed if named is None else named
         model = build_random(config, seed=seed, dtype=dtype)
+        take_generation_settings(model, spec)
     else:
-        torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(spec, dtype=torch_dtype)
-        except Exception as error:  # whatever the hub client or a damaged file raises
-            raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+        model = _checkpoint(spec, dtype, seed, partial=load_format == "partial")
     if model.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
         # The fused kernels for mixtures of experts know no float64.
         model.set_experts_implementation("eager")
     return model.to(target).eval()
+
+
+def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
+    """Return a model with the weights of its checkpoint; ones that it lacks are drawn only if so asked."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, told = AutoModelForCausalLM.from_pretrained(
+                spec, dtype=torch_dtype, output_loading_info=True
+            )
+    except Exception as error:  # whatever the hub client or a damaged file raises
+        raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+    missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
+    if missing and not partial:
+        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        hint = "check the checkpoint, or say --load-format partial to have them drawn at random"
+        raise ModelLoadError(spec, f"the checkpoint has no weights for {named}", hint)
+    return model
+
+
+def take_generation_settings(model: Any, spec: str) -> None:
+    """
+    Give a model that was built without its checkpoint the settings that stand beside it: its end tokens.
+
+    Parameters
+    ----------
+    model
+        Built from its configuration alone.
+    spec
+        As for :func:`load_model`.
+
+    Raises
+    ------
+    ModelLoadError
+        If there are settings and they cannot be read.
+    """
+    from transformers import GenerationConfig
+
+    if spec.startswith("tiny:") or (
+        Path(spec).is_dir() and not Path(spec, "generation_config.json").is_file()
+    ):
+        return
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(spec)
+    except OSError as error:
+        if Path(spec).is_dir():
+            raise ModelLoadError(spec, _first_line(error), "check its generation_config.json") from error
+        # A hub model may have none: what its configuration says stands.
 
 
 def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:

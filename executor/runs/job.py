@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError, atomic_write, discard_partial
 from ...data.plan import Plan
-from ...data.readers.completions import answer_line, dump_line
+from ...data.readers.completions import answer_line, dump_line, error_line
 from ...data.readers.length_source import LengthSource, longest_planned
 from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
@@ -24,7 +24,7 @@ from ...heuristics.simulate import remaining_schedule
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
 from ..models.endings import Ending
-from ..models.faults import device_failures
+from ..models.faults import RequestFailedError, device_failures
 from ..models.mixed_sampling import MixedSampler
 from ..models.prompts import Prompts
 from ..models.recording import TokenLogprob
@@ -34,6 +34,9 @@ from .journal import Journal
 
 if TYPE_CHECKING:
     from ..models.sampling import TokenRule
+
+MOST_FAILURES = 16
+"""Requests that may fail one after another, without a completion between."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +49,8 @@ class Outcome:
     traces
         Of the requests served by this run, one for each replica; empty if none was left to serve.
     resumed
-        Requests whose answers an earlier, interrupted run had finished.
+        Requests that are in no trace: an earlier, interrupted run had finished them, or this one before a
+        request failed.
     """
 
     traces: tuple[Trace, ...]
@@ -78,6 +82,8 @@ class Job:
     policy
         A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
         instead of the plan's schedule.
+    record_failures
+        Answer a request on which the model fails with an error, and serve the others; else the run stops.
 
     Raises
     ------
@@ -94,6 +100,7 @@ class Job:
     tier: Tier | None = None
     kv_tokens: int | None = None
     policy: str | None = None
+    record_failures: bool = False
 
     def __post_init__(self) -> None:
         workload = self.plan.workload
@@ -149,16 +156,38 @@ class Job:
         Returns
         -------
         Outcome
-            What was done.
+            What was done; where requests failed, the trace is of what was served after the last of them.
 
         Raises
         ------
         RunStoppedError
             If the run cannot go on; the journal holds what is finished.
         """
-        names, left = self.plan.workload.ids.tolist(), self.left(journal)
-        if not left.size:
-            return Outcome((), len(names))
+        left, in_a_row, served = self.left(journal), 0, 0
+        resumed = len(self.plan.workload) - len(left)
+        while left.size:
+            before = len(journal.finished)
+            try:
+                return Outcome((self._serve(left, journal, on_stage, served),), resumed + served)
+            except RequestFailedError as error:
+                in_a_row = 1 if len(journal.finished) > before else in_a_row + 1
+                if not self.record_failures or in_a_row == MOST_FAILURES:
+                    # So many without one completion between: the model is at fault, not a request.
+                    raise
+                self._fail(journal, error)
+            left = self.left(journal)
+            served = len(self.plan.workload) - resumed - len(left)
+        return Outcome((), resumed + served)
+
+    def _serve(
+        self,
+        left: IntArray,
+        journal: Journal,
+        on_stage: Callable[[Stage, int], None] | None,
+        served: int,
+    ) -> Trace:
+        """Serve some of the requests, as positions in the plan, after others, on an engine of their own."""
+        names = self.plan.workload.ids.tolist()
         if self.policy is None:
             problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
             policy = following(self.plan.expected, schedule, problem)
@@ -178,9 +207,18 @@ class Job:
             index = int(left[request])
             journal.append(names[index], self.answer(index, engine.answers[request]))
 
+        def staged(stage: Stage, done: int) -> None:
+            if on_stage is not None:
+                on_stage(stage, served + done)
+
         with device_failures():
-            trace = execute(problem, policy, engine, on_finish=keep, on_stage=on_stage)
-        return Outcome((trace,), len(names) - len(left))
+            return execute(problem, policy, engine, on_finish=keep, on_stage=staged)
+
+    def _fail(self, journal: Journal, error: RequestFailedError) -> None:
+        """Put what the run says of a request that failed in the place of its answer."""
+        index = self.plan.workload.ids.tolist().index(error.name)
+        line = error_line(self.prompts.records[index], "model_failed", str(error))
+        journal.append(error.name, line)
 
     def left(self, journal: Journal) -> IntArray:
         """Return the requests, as positions in the plan, that the journal holds no completion of."""
@@ -308,6 +346,11 @@ def _logprobs(
         "top_logprobs": [dict(others) for others in likeliest] if most else None,
         "text_offset": offsets,
     }
+
+
+def failures(lines: Iterable[Mapping[str, object]]) -> int:
+    """Return how many of a run's output lines hold an error instead of a completion."""
+    return sum(line.get("error") is not None for line in lines)
 
 
 def journal_path(output: str | os.PathLike[str]) -> Path:

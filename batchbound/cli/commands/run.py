@@ -96,6 +96,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="stop if no stage ends for so long, as a hung device call would have it (default %(default)s)",
     )
+    parser.add_argument(
+        "--on-error",
+        choices=("stop", "record"),
+        help="when the model fails on one request (its logits are not finite): stop the run, or write an"
+        " error in the place of its completion, serve the others and exit with 1 (default: record)",
+    )
     parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
@@ -125,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     identity = run_identity(loaded, job, args)
     if not args.overwrite and finished_before(loaded, args, identity):
         note(f"{args.output}: this job is finished; --overwrite would serve it again")
-        return 0
+        return _say_failed(args.output, [line for _, line in json_lines(args.output)])
     journal = Journal(journal_path(args.output), identity)
     _going_on(journal, outputs, args.overwrite, read)
     try:
@@ -150,11 +156,21 @@ def run(args: argparse.Namespace) -> int:
         return INTERRUPTED
     files.save(plan, outcome.traces, Path(args.plan).parent, run_digest(identity))
     job.write_answers(journal, args.output)
-    if not outcome.traces:
-        note(f"{args.output}: every completion was there already")
-        return 0
-    _show(plan, outcome.traces, files, args, begun)
-    return 0
+    if outcome.traces:
+        _show(plan, outcome.traces, files, args, begun)
+    else:
+        note(f"{args.output}: nothing was left to serve")
+    return _say_failed(args.output, list(journal.finished.values()))
+
+
+def _say_failed(output: str, lines: Sequence[Mapping[str, object]]) -> int:
+    """Return the exit status of a finished run, and say how many of its requests failed."""
+    from ...executor.runs.job import failures
+
+    failed = failures(lines)
+    if failed:
+        warn(f"{output}: {failed} of {len(lines)} requests failed; their lines say why")
+    return 1 if failed else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -219,6 +235,7 @@ def _refuse_unused(plan: Plan, args: argparse.Namespace) -> None:
         "--encode-device": args.encode_device,
         "--replan": args.replan,
         "--tensor-parallel": None if args.tensor_parallel == 1 else args.tensor_parallel,
+        "--on-error": args.on_error,
     }
     for option in (name for name, given in single.items() if given is not None):
         raise InputError(f"{option} is for one replica", hint="Leave it out, or plan for one replica.")
@@ -336,6 +353,7 @@ def load_job(plan: Plan, args: argparse.Namespace, shape: Any | None = None) -> 
         tier=tier_of(model, args) if shape is None else None,
         kv_tokens=args.kv_tokens,
         policy=args.policy,
+        record_failures=args.on_error != "stop",
     )
     if shape is None:
         _name_unused_settings(model, asked, args)
