@@ -195,11 +195,12 @@ def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model, told = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 spec, dtype=torch_dtype, output_loading_info=True
             )
     except Exception as error:  # whatever the hub client or a damaged file raises
         raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+    model, told = loaded
     missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
     if missing and not partial:
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
