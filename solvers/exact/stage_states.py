@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,8 +104,8 @@ class _States:
     left, held
         Rounds left of what each slot serves, and its tokens of keys and values in the next one; those with
         the most rounds left first, 0 for a free slot. Shape (slots, states).
-    spent
-        Seconds so far, with those that every schedule takes, shape (states,).
+    spent, least
+        Seconds so far, with those that every schedule takes, and the least to the end, shape (states,).
     layer, parent, stage, rounds
         The state it came from (layer and row), the requests of the stage in between and the rounds after it,
         shape (states,).
@@ -115,6 +115,7 @@ class _States:
     left: IntArray
     held: IntArray
     spent: FloatArray
+    least: FloatArray
     layer: IntArray
     parent: IntArray
     stage: IntArray
@@ -221,7 +222,7 @@ class _Sets:
         if caps:
             fewest = np.maximum(fewest, -(-tokens // min(caps)))
         bends = self.problem.reaches_bend
-        most = len(self.prompts) if bends else int(fewest.max())
+        most = len(self.prompts) if bends else int(fewest.max(initial=0))
         least = np.full(len(number), np.inf)
         for stages in range(most + 1):
             seconds = cost.prefill_base * stages + cost.prefill_per_token * tokens
@@ -290,7 +291,7 @@ class _StateSearch:
         count, none = len(self.problem), np.zeros(1, dtype=np.int64)
         everyone, empty = none + (1 << count) - 1, np.zeros((self.slots, 1), dtype=np.int64)
         spent = np.array([self.constant], dtype=np.float64)
-        first = _States(everyone, empty, empty, spent, none - 1, none, none, none)
+        first = _States(everyone, empty, empty, spent, spent, none - 1, none, none, none)
         layers: list[list[_States]] = [[] for _ in range(count)]
         kept: dict[int, _States] = {}
         layers.append([first])
@@ -335,8 +336,7 @@ class _StateSearch:
 
     def _distinct(self, states: _States) -> _States:
         """Return the states that can still lead to a better schedule, of equal ones the cheapest."""
-        promising = states.spent + self._least(states.waiting, states.left, states.held) < self.to_beat
-        states = states.take(promising)
+        states = states.take(states.least < self.to_beat)
         columns = np.vstack((states.waiting, states.left, *([states.held] if self.scarce else [])))
         factors = np.random.default_rng(0).integers(1, 2**62, len(columns)) * 2 + 1
         mixed = (columns * factors[:, None]).sum(axis=0)
@@ -382,8 +382,9 @@ class _StateSearch:
         keys = np.sort(-((left << 32) + np.where(left > 0, held, 0)), axis=0)[: self.slots]
         left, held = -keys >> 32, -keys & 0xFFFFFFFF
         layer = np.full(len(parent), int(states.waiting[0]).bit_count())
-        begun = _States(waiting, left, held, spent, layer, parent, choice.bits[chosen], np.zeros_like(parent))
-        promising = spent + self._least(waiting, left, held) < self.to_beat
+        least, bits = spent + self._least(waiting, left, held), choice.bits[chosen]
+        begun = _States(waiting, left, held, spent, least, layer, parent, bits, np.zeros_like(parent))
+        promising = least < self.to_beat
         if self.scarce and self.capacity is not None:
             # What is held is most in the last round of a request: by those with no fewer rounds left.
             under_way = np.arange(1, self.slots + 1)[:, None]
@@ -402,7 +403,7 @@ class _StateSearch:
             for rounds in range(1, int(any_time.left[0].max(initial=0)) + 1):
                 any_time = any_time.take(any_time.left[0] >= rounds)
                 later = self._waited(any_time, np.full(len(any_time.waiting), rounds))
-                promising = later.spent + self._least(later.waiting, later.left, later.held) < self.to_beat
+                promising = later.least < self.to_beat
                 # The longer the wait the worse, so what is out stays out.
                 any_time = any_time.take(promising)
                 if not len(any_time.waiting):
@@ -413,7 +414,8 @@ class _StateSearch:
             ends = left[slot] > 0
             if slot:
                 ends &= left[slot] != left[slot - 1]
-            yield self._waited(at_ends.take(ends), left[slot][ends])
+            later = self._waited(at_ends.take(ends), left[slot][ends])
+            yield later.take(later.least < self.to_beat)
 
     def _can_bind(self, begun: _States) -> BoolArray:
         """Return whether those under way and waiting could hold more than the capacity."""
@@ -440,9 +442,8 @@ class _StateSearch:
         left = np.maximum(0, begun.left - rounds)
         held = np.where(left > 0, begun.held + rounds, 0)
         spent = begun.spent + self.problem.cost.decode_base * rounds
-        return _States(
-            begun.waiting, left, held, spent, begun.layer, begun.parent, begun.stage, begun.rounds + rounds
-        )
+        least = spent + self._least(begun.waiting, left, held)
+        return replace(begun, left=left, held=held, spent=spent, least=least, rounds=begun.rounds + rounds)
 
     def _end(self, begun: _States, kept: dict[int, _States]) -> None:
         """Take over the best schedule of those whose requests are all under way, if it is better."""

@@ -141,3 +141,10 @@ def test_what_has_too_many_states_is_known_beforehand() -> None:
     assert can_list_states(problem_of([1] * 24, [1] * 24, 4, cost))
     assert not can_list_states(problem_of([1] * 24, [1] * 24, 8, cost))
     assert not can_list_states(problem_of([1] * 25, [1] * 25, 2, cost))
+
+
+def test_more_requests_than_are_tabled_and_no_way_left_to_be_better() -> None:
+    problem = problem_of([1] * 16, [3] * 15 + [5], 4, CostModel(1.0, 0.0, 1.0, 0.0))
+    found = best_by_states(problem, Limits(), one_by_one(problem))
+    assert found.stopped_by is StoppedBy.PROOF
+    assert best_by_states(problem, Limits(), found.schedule).schedule is found.schedule
