@@ -237,9 +237,10 @@ class Trace:
             raise InputError(what, file=path, hint=hint)
         header = record(TraceHeader, rows[0], file=path, line=1)
         count = header.stages
-        if len(rows) != 1 + count + header.requests:
-            what, hint = "the file ends before the trace does", "Run again, or copy it whole."
-            raise InputError(what, file=path, hint=hint)
+        expected = 1 + count + header.requests
+        if len(rows) != expected:
+            what = f"{len(rows)} lines, and its header tells of {expected}"
+            raise InputError(what, file=path, hint="Run again, or copy it whole.")
         stages = [
             record(Stage, row, file=path, line=line, hint=hint)
             for line, row in enumerate(rows[1 : 1 + count], 2)
