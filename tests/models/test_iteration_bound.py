@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
@@ -24,9 +24,12 @@ State = tuple[tuple[int, int], ...]
 
 
 def successors(state: State, work: Sequences, limits: EngineLimits) -> Iterator[State]:
-    """Each (computed, drawn) state one iteration may lead to, putting requests back where that is allowed."""
+    """Each (computed, drawn) state one iteration may lead to; what fits is never put back."""
     prompt, output = work.prompt.tolist(), work.output.tolist()
     blocks, size = limits.blocks, limits.block_tokens
+    peaks = [-(-(p + a - 1) // size) for p, a in zip(prompt, output, strict=True)]
+    needed = sum(peak for peak, (computed, _) in zip(peaks, state, strict=True) if computed)
+    put_back = blocks is not None and needed > blocks
     choices = []
     for i, (computed, drawn) in enumerate(state):
         if drawn == output[i]:
@@ -34,9 +37,9 @@ def successors(state: State, work: Sequences, limits: EngineLimits) -> Iterator[
             continue
         lacking = prompt[i] + drawn - computed
         options = [(0, computed, drawn)]
-        if blocks is not None and computed:
+        if put_back and computed:
             options.append((0, 0, drawn))
-        for start in {0, computed} if blocks is not None else {computed}:
+        for start in {0, computed} if put_back else {computed}:
             lacking = prompt[i] + drawn - start
             for new in range(1, min(lacking, limits.batched_tokens) + 1):
                 options.append((new, start + new, drawn + (new == lacking)))
@@ -76,6 +79,7 @@ def least_iterations(work: Sequences, limits: EngineLimits) -> int:
     st.integers(1, 4),
     st.sampled_from([None, (5, 1), (6, 2), (8, 2), (7, 3)]),
 )
+@example([(1, 2)] * 4, 3, 3, (6, 2))  # three iterations only where a request that fits is put back
 @settings(max_examples=60, deadline=None)
 def test_no_bound_is_above_the_optimum(
     pairs: list[tuple[int, int]], slots: int, budget: int, room: tuple[int, int] | None
