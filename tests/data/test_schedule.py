@@ -235,6 +235,9 @@ class Walk:
     held: list[int] = field(default_factory=list)
     stages: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    worked: float = 0.0
+    done_at: dict[int, float] = field(default_factory=dict)
+    bursts: int = 0
 
 
 def walk(problem: Problem, schedule: Schedule) -> Walk:
@@ -244,6 +247,7 @@ def walk(problem: Problem, schedule: Schedule) -> Walk:
     prompts = problem.workload.input_tokens.tolist()
     capacity = problem.kv_capacity or 10**9
     running: dict[int, tuple[int, int]] = {}  # by slot: request and tokens generated
+    decoded: set[int] = set()  # since the last stage or round
     for k, rounds in enumerate(schedule.rounds.tolist()):
         new = [i for i, at in enumerate(schedule.bin_of.tolist()) if at == k]
         tokens = sum(prompts[i] for i in new)
@@ -255,6 +259,9 @@ def walk(problem: Problem, schedule: Schedule) -> Walk:
         if new:
             ready = max([found.seconds, *(arrival[i] for i in new)])
             found.seconds = ready + problem.cost.prefill_seconds(tokens)
+            found.worked += problem.cost.prefill_seconds(tokens)
+            found.done_at |= {i: found.worked for i in new if outputs[i] == first}
+            decoded = set()
         slots = [int(schedule.slot_of[i]) for i in new]
         if len(set(slots)) < len(slots) or set(slots) & set(running):
             found.broken.add("one request per slot")
@@ -267,6 +274,11 @@ def walk(problem: Problem, schedule: Schedule) -> Walk:
             found.active.append(len(running))
             found.held.append(held)
             found.seconds += problem.cost.decode_seconds(len(running), held)
+            found.worked += problem.cost.decode_seconds(len(running), held)
+            requests = {i for i, _ in running.values()}
+            found.bursts += bool(requests - decoded or (requests and decoded - requests))
+            decoded = requests
+            found.done_at |= {i: found.worked for i, done in running.values() if done + 1 == outputs[i]}
             running = {s: (i, done + 1) for s, (i, done) in running.items() if done + 1 < outputs[i]}
     if running:
         found.broken.add("every request finishes")
@@ -347,9 +359,26 @@ def test_the_figures_of_a_schedule_are_those_of_a_walk(case: tuple[Problem, Sche
     assert schedule.prefill_stages() == sum(tokens > 0 for tokens in found.stages)
     assert schedule.starts.tolist() == np.concatenate(([0], np.cumsum(schedule.rounds))).tolist()
     assert schedule.makespan(problem) == pytest.approx(found.seconds)
+    assert schedule.finishes(problem).tolist() == pytest.approx(
+        [found.done_at[i] for i in range(len(problem))]
+    )
+    assert schedule.changes(problem) == found.bursts
     prefill, decode = schedule.stage_seconds(problem)
     assert (prefill > 0).tolist() == [tokens > 0 for tokens in found.stages]
     assert len(decode) == len(found.active)
+
+
+def test_a_request_is_done_with_its_last_round_or_with_its_stage_if_it_has_none() -> None:
+    # Stages of a second before rounds 0, 2 and 3; the second request has no rounds, the third one.
+    problem = problem_of([1] * 4, [3, 1, 2, 2], 3, UNIT, prefill_emits_first_token=True)
+    schedule = schedule_of([0, 1, 1, 2], [0, 1, 2, 0], [2, 1, 1])
+    assert schedule.check(problem) is None
+    assert schedule.finishes(problem).tolist() == [3.0, 4.0, 5.0, 7.0]
+    assert schedule.changes(problem) == 3
+    # Rounds in which nothing decodes take time, and begin no burst.
+    idle = schedule_of([0, 1], [0, 0], [3, 2])
+    assert idle.finishes(problem_of([1, 1], [2, 2], 1, UNIT)).tolist() == [3.0, 7.0]
+    assert idle.changes(problem_of([1, 1], [2, 2], 1, UNIT)) == 2
 
 
 def test_rounds_in_which_nothing_decodes_are_left_out() -> None:

@@ -24,7 +24,7 @@ from batchbound.models.certificates.checker import source_of, verify_bound
 from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work, prices, whole, wholes
 from batchbound.models.certificates.enumeration import MOST_REQUESTS, fits
 from batchbound.models.certificates.fleet import verify_fleet_bound
-from batchbound.models.certificates.slot_ends import checked_ends
+from batchbound.models.certificates.slot_ends import PARTS, EndClaim, checked_ends
 from batchbound.solvers.bounds.proven_bound import proven_bound
 
 Certificate = dict[str, Any]
@@ -99,6 +99,18 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
     "keys and values read": (READING, trivial(3, by_slots(1), BY_READING), 1, 12),
     "requests of no rounds": (DONE_AT_ONCE, trivial(1, by_slots(3), priced(6, 5, 1, {0: 0, 3: 1})), 3, 6),
     "an enumeration": (SMALL, {"kind": "enumeration", "stages": 2, "rounds": 6}, 2, 6),
+    "an enumeration of single rounds": (
+        problem_of([1] * 3, [1, 1, 2], 1, UNIT),
+        {"kind": "enumeration", "stages": 3, "rounds": 4},
+        3,
+        4,
+    ),
+    "an enumeration of as many requests as are tried": (
+        problem_of([1] * MOST_REQUESTS, [3] * MOST_REQUESTS, MOST_REQUESTS, UNIT),
+        {"kind": "enumeration", "stages": 1, "rounds": 3},
+        1,
+        3,
+    ),
 }
 
 
@@ -297,6 +309,16 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         {"kind": "enumeration", "stages": 3, "rounds": 6},
         "enumeration: 2 stages and fewer than 7.000000 rounds are enough",
     ),
+    "an enumeration of two stages where one is enough": (
+        problem_of([1, 1], [3, 3], 2, UNIT),
+        {"kind": "enumeration", "stages": 2, "rounds": 3},
+        "enumeration: 1 stages and fewer than 4.000000 rounds are enough",
+    ),
+    "an enumeration of rounds that cost nothing": (
+        problem_of([1, 1], [3, 3], 2, replace(UNIT, decode_base=0.0)),
+        {"kind": "enumeration", "stages": 1, "rounds": 3},
+        "enumeration: without decode rounds that cost something there is nothing to try",
+    ),
     "an enumeration of no stage": (
         SMALL,
         {"kind": "enumeration", "stages": 0, "rounds": 6},
@@ -325,6 +347,36 @@ def test_what_does_not_hold_is_refused_by_name(name: str) -> None:
     problem, certificate, message = REFUSED[name]
     bound = Bound(1.0, "", {"prefill stages": 1.0}, certificate)
     assert str(verify_bound(problem, bound)) == message
+
+
+def enumerated(problem: Problem, stages: int, rounds: int, seconds: float) -> str:
+    """Return what is wrong with an enumeration of so many stages and rounds."""
+    certificate = {"kind": "enumeration", "stages": stages, "rounds": rounds}
+    bound = Bound(seconds, source_of(certificate), {"prefill stages": seconds}, certificate)
+    return str(verify_bound(problem, bound))
+
+
+def test_an_enumeration_counts_rounds_of_other_costs() -> None:
+    half = replace(SMALL, cost=replace(UNIT, decode_base=0.5))
+    assert enumerated(half, 2, 6, 2 + 0.5 * 6) == "None"
+    assert enumerated(half, 2, 7, 2 + 0.5 * 7).endswith("2 stages and fewer than 7.000000 rounds are enough")
+
+
+@pytest.mark.parametrize(("beyond", "cheapest", "seconds"), [(1.0, 2, 5.0), (0.125, 1, 4.5)])
+def test_an_enumeration_under_a_bend_tries_more_stages_than_rounds_need(
+    beyond: float, cheapest: int, seconds: float
+) -> None:
+    # Both of four tokens in one stage are four beyond the bend, and two stages in a row cost one second more:
+    # 1 + 4 beyond or 2, and three rounds.
+    cost = replace(UNIT, prefill_bend=4.0, prefill_per_token_beyond=beyond)
+    problem = problem_of([4, 4], [3, 3], 2, cost)
+    assert enumerated(problem, cheapest, 3, seconds) == "None"
+    dearer = 3 - cheapest
+    claimed = {1: 1 + 4 * beyond, 2: 2.0}[dearer] + 3
+    rounds = claimed - seconds + 3
+    assert enumerated(problem, dearer, 3, claimed) == (
+        f"enumeration: {cheapest} stages and fewer than {rounds:.6f} rounds are enough"
+    )
 
 
 @pytest.mark.parametrize("count", [60, 100])
@@ -591,6 +643,60 @@ def test_claims_of_differences_are_judged(changes: Certificate, message: str) ->
     assert verify_bound(problem, replace(difference(ends=[ENDS]), source="difference set and ends")) is None
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_packing_is_refuted_by_just_the_prices_that_trying_all_roundings_gives(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = np.sort(rng.choice(np.arange(1, 9), int(rng.integers(2, 6)), replace=False)).tolist()
+    counts = rng.integers(1, 5, len(lengths)).tolist()
+    price = dict(zip(lengths, rng.integers(0, 6, len(lengths)).tolist(), strict=True))
+    capacity, values = int(rng.integers(1, 17)), int(rng.integers(0, 4))
+    slots = int(rng.integers(1, 4))
+    problem = problem_of([1] * sum(counts), np.repeat(lengths, counts).tolist(), slots, UNIT)
+    # What a slot holds, by all numbers of each length; and what all cost, rounded up to chosen ones.
+    numbers = itertools.product(*(range(capacity // n + 1) for n in lengths))
+    held = max(
+        sum(price[n] * k for n, k in zip(lengths, chosen, strict=True))
+        for chosen in numbers
+        if sum(n * k for n, k in zip(lengths, chosen, strict=True)) <= capacity
+    )
+    worth = min(
+        sum(
+            price[min(v for v in (*chosen, lengths[-1]) if v >= n)] * k
+            for n, k in zip(lengths, counts, strict=True)
+        )
+        for size in range(min(values, len(lengths) - 1) + 1)
+        for chosen in itertools.combinations(lengths[:-1], size)
+    )
+    bound = difference_set_bound(problem)
+
+    def refusal(limit: int) -> str:
+        claim = {"values": values, "capacity": capacity, "lengths": lengths, "prices": list(price.values())}
+        certificate = {**bound.certificate, "refuted": [{**claim, "limit": limit}]}
+        return str(
+            verify_bound(problem, replace(bound, source=source_of(certificate), certificate=certificate))
+        )
+
+    for limit in range(1, held + worth + 2):
+        if held > limit:
+            said = f"refuted: a slot of {capacity} rounds holds {held}, above {limit}"
+        elif worth <= slots * limit:
+            said = f"refuted: roundings worth {worth} fit {slots} slots of {limit}"
+        else:
+            said = "None"
+        assert refusal(limit) == said
+
+
+def test_ends_add_up_and_must_be_more_than_the_room() -> None:
+    # Two values of 3 and five end values of 2 are taken away, and four late rounds of 7 are added.
+    claim = EndClaim(rounds=9, constant=20, value=3, end_value=2, rest=7)
+    assert 2 * PARTS == 20 - 2 * 3 - 5 * 2 + 4 * 7
+    assert not claim.exceeds(2, 2, 5, 4)
+    assert claim.exceeds(2, 1, 5, 4)
+    assert claim.exceeds(2, 2, 4, 4)
+    assert claim.exceeds(2, 2, 5, 5)
+    assert claim.exceeds(1, 2, 5, 4)
+
+
 def test_ends_of_endless_requests_are_given_up() -> None:
     with pytest.raises(RefutedError, match="its check takes more than"):
         checked_ends([(10**9, 1)], 1, ENDS, Work())
@@ -686,6 +792,33 @@ def test_a_request_alone_reads_its_keys_and_values() -> None:
     seconds = 1.5 + 2 * 1.25 + 0.5 * (5 + 6)
     assert verify_fleet_bound(fleet, alone(seconds)) is None
     assert verify_fleet_bound(fleet, alone(seconds + 0.001)) is not None
+
+
+def test_a_longer_request_alone_reads_more_in_every_round() -> None:
+    fleet = Fleet(workload_of([4], [4]), (Replica(replace(UNIT, decode_per_kv_token=0.5), 1),) * 2)
+    seconds = 1 + 4 + 0.5 * (4 + 5 + 6 + 7)
+    assert verify_fleet_bound(fleet, alone(seconds)) is None
+    assert verify_fleet_bound(fleet, alone(seconds + 0.001)) is not None
+
+
+def test_a_share_has_the_keys_and_values_that_a_request_reads() -> None:
+    costs = replace(UNIT, decode_per_kv_token=0.5), replace(UNIT, decode_per_kv_token=1.0)
+    fleet = Fleet(workload_of([4], [3]), (Replica(costs[0], 2), Replica(costs[1], 2)))
+    # Half a stage, half of three rounds, and 4 + 5 + 6 tokens read; the first replica is the cheaper one.
+    seconds = 0.5 * ((1 + 3) / 2 + 0.5 * 15)
+    assert verify_fleet_bound(fleet, shares(seconds)) is None
+    assert verify_fleet_bound(fleet, shares(seconds + 0.001)) is not None
+
+
+def test_of_replicas_alike_the_one_of_less_weight_counts() -> None:
+    fleet = Fleet(workload_of([1], [4]), (Replica(UNIT, 2), Replica(UNIT, 2)))
+    seconds = 0.25 * (1 + 4) / 2
+    for weights in ([0.25, 0.75], [0.75, 0.25]):
+        assert verify_fleet_bound(fleet, shares(seconds, weights=weights)) is None
+        assert verify_fleet_bound(fleet, shares(seconds + 0.001, weights=weights)) is not None
+    # A replica of no weight serves for nothing.
+    assert verify_fleet_bound(PAIR, shares(1.0, weights=[1.0, 0])) is None
+    assert verify_fleet_bound(PAIR, shares(1.001, weights=[1.0, 0])) is not None
 
 
 @pytest.mark.parametrize("seed", range(60))

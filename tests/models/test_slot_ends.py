@@ -80,6 +80,8 @@ def test_the_relaxation_is_what_trying_all_values_gives_and_what_the_checker_der
         have = list(zip(lengths.tolist(), counts.tolist(), strict=True))
         claim = checked_ends(have, ends.slots, prices.witness, Work())
         assert (claim.rounds, claim.constant) == (prices.rounds, waste.constant)
+        assert (claim.value, claim.end_value) == (prices.value, prices.end_value)
+        assert claim.rest == PARTS - prices.share
 
 
 def test_the_solution_found_costs_what_the_relaxation_says() -> None:
