@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import UNIT, schedule_of, workload_of
+from builders import UNIT, problem_of, schedule_of, workload_of
 
 from batchbound.data.fleet import Fleet, FleetSchedule, Groups, Replica
 from batchbound.data.problem import MOST_SLOTS
@@ -115,3 +115,53 @@ def test_a_replica_refuses_limits_that_none_has() -> None:
         Replica(UNIT, 1, kv_capacity=0)
     with pytest.raises(ValueError, match=r"busy is -1\.0; it must be seconds"):
         Replica(UNIT, 1, busy=-1.0)
+
+
+def test_a_replica_is_free_at_some_time_and_a_fleet_has_one() -> None:
+    with pytest.raises(ValueError, match="busy is inf; it must be seconds, not negative"):
+        Replica(UNIT, 1, busy=float("inf"))
+    with pytest.raises(ValueError, match=r"^a fleet has at least one replica$"):
+        Fleet(WORKLOAD, ())
+
+
+def test_a_fleets_problems_have_its_requests_its_limits_and_its_first_tokens() -> None:
+    limits = {"kv_capacity": 40, "prefill_token_cap": 20, "max_position": 30}
+    problem = problem_of([1, 2], [3, 4], 3, UNIT, prefill_emits_first_token=True, **limits)
+    fleet = Fleet.of(problem, 2)
+    assert fleet.replicas == (Replica(UNIT, 3, **limits),) * 2
+    for each in (fleet.problem(), fleet.problem(1)):
+        assert each.workload is problem.workload
+        assert (each.cost, each.slots, each.prefill_emits_first_token) == (UNIT, 3, True)
+        assert {name: getattr(each, name) for name in limits} == limits
+    assert fleet.problem_of(1, [1]).rounds.tolist() == [3]
+    other = fleet.with_output_tokens([5, 6])
+    assert other.workload.output_tokens.tolist() == [5, 6]
+    assert (other.replicas, other.prefill_emits_first_token) == (fleet.replicas, True)
+    alone = FleetSchedule.of(schedule_of([0, 0], [0, 1], [3]))
+    assert alone.replica_of.tolist() == [0, 0]
+    assert alone.check(Fleet.of(problem, 1)) is None
+
+
+def test_a_fleets_schedule_shares_no_memory_and_cannot_be_changed() -> None:
+    given = np.array([0, 1, 0, 1, 0], dtype=np.int32)
+    schedule = FleetSchedule(given, (FIRST, SECOND))
+    given[0] = 1
+    assert schedule.replica_of.tolist() == [0, 1, 0, 1, 0]
+    assert schedule.replica_of.dtype == np.int64
+    with pytest.raises(ValueError, match="read-only"):
+        schedule.replica_of[0] = 1
+
+
+def test_a_replica_after_an_idle_one_is_judged() -> None:
+    short = FleetSchedule(np.ones(5, dtype=np.int64), (None, schedule_of([0] * 5, [0] * 5, [7])))
+    assert str(short.check(FLEET)).startswith("one request per slot: replica 1: ")
+
+
+def test_groups_are_told_apart_whatever_their_names() -> None:
+    fleet = Fleet(workload_of([1] * 6, [1] * 6, group=[0, 0, 1, 1, 2, 2]), FLEET.replicas)
+    three = schedule_of([0, 1, 2], [0, 0, 0], [1, 1, 1])
+    apart = FleetSchedule(np.array([0, 1, 0, 1, 0, 1]), (three, three))
+    assert apart.check(fleet, "spread") is None
+    assert str(apart.check(fleet, "together")) == (
+        "a group stays together: replica 0 has 1 of 2 requests of group 0 (request 0)"
+    )

@@ -125,3 +125,30 @@ def test_the_shortfall_is_in_deviations_of_the_logits(llama: Any) -> None:
         (logits[at].max() - logits[at][token]) / logits[at].std(ddof=1) for at, token in ((2, 9), (3, 4))
     ]
     assert greedy_shortfall(llama, prompt, answer) == pytest.approx(expected)
+
+
+def test_answers_are_compared_with_the_model_they_are_said_to_be_of(single: Any) -> None:
+    class Shifted:
+        """The same answers, and other logits."""
+
+        device = single.device
+
+        def __call__(self, **given: Any) -> Any:
+            output = single(**given)
+            output.logits = output.logits + 1.0
+            return output
+
+    check_tier(single, WindowBatch, alone=single)
+    with pytest.raises(UnsupportedModelError, match="differ from its own") as said:
+        check_tier(single, WindowBatch, alone=Shifted())
+    assert "llama" in str(said.value)
+    assert "use another tier or another model, and report this one" in str(said.value)
+
+
+def test_mixed_precision_ties_as_coarsely_as_its_logits(single: Any) -> None:
+    handle = single.get_output_embeddings().register_forward_hook(lambda _, __, output: output.bfloat16())
+    try:
+        assert near_tie(single) == pytest.approx(4 * 2**-3.5)
+    finally:
+        handle.remove()
+    assert near_tie(single) == pytest.approx(4 * 2**-11.5)

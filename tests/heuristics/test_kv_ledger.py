@@ -200,3 +200,126 @@ def test_no_place_is_ever_given_to_two(moves: list[tuple[int, int, int]]) -> Non
     for request in range(6):
         ledger.release(request)
     assert ledger.free == ledger.blocks
+
+
+def parts(ledger: KvLedger, guest: int) -> list[tuple[int, int, int]]:
+    return [(loan.host, loan.start, loan.tokens) for loan in ledger.loans[guest]]
+
+
+def test_a_request_grows_by_the_blocks_it_lacks() -> None:
+    ledger = KvLedger(64, requests=2, block_tokens=16)
+    assert ledger.grow(0, 17)
+    assert (ledger.lacking(0, 33), ledger.lacking(0, 16), ledger.lacking(1, 16)) == (1, 0, 1)
+    assert ledger.grow(0, 64)
+    assert (ledger.free, int(ledger.room[0])) == (0, 64)
+    ledger.check(np.array([0]), np.array([64, 0]))
+    assert not ledger.grow(1, 1)
+    assert not ledger.grow(1, 1)
+    assert ledger.failures == 2
+
+
+def test_a_guest_of_several_keeps_what_others_lent_it() -> None:
+    ledger = KvLedger(64, requests=4, block_tokens=2)
+    for request, tokens in ((0, 32), (1, 4), (2, 10)):
+        ledger.grow(request, tokens)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.lend(1, 3, start=2, tokens=10)
+    ledger.lend(2, 3, start=7, tokens=3)
+    ledger.release(1)
+    assert parts(ledger, 3) == [(1, 2, 2), (0, 16, 8), (2, 7, 3)]
+    assert ledger.room.tolist() == [16, 0, 7, 13]
+
+
+@pytest.mark.parametrize(
+    ("own", "start", "tokens", "lent"),
+    [
+        (4, 4, 8, [(0, 16, 8)]),
+        (4, 13, 3, [(2, 7, 3)]),
+        (4, 11, 3, [(0, 23, 1), (2, 6, 2)]),
+        (0, 6, 4, [(0, 22, 2), (2, 6, 2)]),
+    ],
+)
+def test_places_are_traced_to_whom_they_belong(
+    own: int, start: int, tokens: int, lent: list[tuple[int, int, int]]
+) -> None:
+    # Request 1 has places of its own, then 8 of request 0 and 4 of request 2.
+    ledger = KvLedger(64, requests=4, block_tokens=2)
+    for request, size in ((0, 32), (2, 10), (1, own)):
+        if size:
+            ledger.grow(request, size)
+    ledger.lend(0, 1, start=16, tokens=8)
+    ledger.lend(2, 1, start=6, tokens=4)
+    ledger.lend(1, 3, start, tokens)
+    ledger.release(1)
+    assert parts(ledger, 3) == lent
+
+
+def test_guests_of_the_first_guest_leave_before_it() -> None:
+    ledger = KvLedger(64, requests=3, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.lend(1, 2, start=8, tokens=8)
+    assert ledger.first_guests(0) == [2, 1]
+    assert ledger.first_guests(2) == []
+    assert ledger.lent(2) == []
+
+
+def test_a_single_place_is_lent_and_none_behind_the_last() -> None:
+    ledger = KvLedger(64, requests=2, block_tokens=1)
+    ledger.grow(0, 32)
+    with pytest.raises(KvLedgerError, match="tokens 30 to 33 of request 0 cannot be lent to 1"):
+        ledger.lend(0, 1, start=30, tokens=3)
+    ledger.lend(0, 1, start=31, tokens=1)
+    assert ledger.room.tolist() == [31, 1]
+
+
+def test_a_request_that_left_after_its_guests_may_come_back() -> None:
+    ledger = KvLedger(64, requests=2, block_tokens=1)
+    ledger.grow(0, 32)
+    ledger.lend(0, 1, start=16, tokens=16)
+    ledger.release(0)
+    ledger.release(1)
+    assert ledger.grow(0, 8)
+    assert (ledger.free, int(ledger.room[0])) == (56, 8)
+
+
+def resumable() -> KvLedger:
+    """Four blocks of 16, of which request 0 had three, the first two full."""
+    ledger = KvLedger(64, requests=2, block_tokens=16, reuse=True)
+    ledger.grow(0, 48)
+    ledger.release(0, tokens=40)
+    return ledger
+
+
+@pytest.mark.parametrize(("tokens", "cached"), [(41, 32), (33, 32), (32, 16), (17, 16), (16, 0)])
+def test_a_request_takes_up_whole_blocks_and_computes_a_token_at_least(tokens: int, cached: int) -> None:
+    ledger = resumable()
+    assert (ledger.free, ledger.cached_tokens(0, tokens), ledger.cached_tokens(1, tokens)) == (4, cached, 0)
+    assert ledger.resume(0, tokens) == cached
+    assert (ledger.free, int(ledger.room[0])) == (4 - cached // 16, cached)
+    assert ledger.cached_tokens(0, tokens) == 0
+    assert ledger.grow(0, 64)
+    assert ledger.free == 0
+
+
+@pytest.mark.parametrize(("given", "cached"), [(32, 32), (33, 16), (64, 0)])
+def test_blocks_that_others_were_given_are_not_taken_up_again(given: int, cached: int) -> None:
+    # A block that nobody had and the partly filled one go first, then those of request 0.
+    ledger = resumable()
+    assert ledger.grow(1, given)
+    assert ledger.cached_tokens(0, 41) == cached
+    assert ledger.resume(0, 41) == cached
+
+
+def test_nothing_is_taken_up_of_a_request_that_is_done_or_without_reuse_and_nothing_lent_with_it() -> None:
+    ledger = resumable()
+    ledger.grow(1, 16)
+    ledger.release(1)
+    assert ledger.resume(1, 16) == 0
+    plain = KvLedger(64, requests=2, block_tokens=16)
+    plain.grow(0, 48)
+    plain.release(0, tokens=40)
+    assert (plain.cached_tokens(0, 41), plain.resume(0, 41), plain.free) == (0, 0, 4)
+    ledger.grow(0, 32)
+    with pytest.raises(KvLedgerError, match="cannot be lent"):
+        ledger.lend(0, 1, start=16, tokens=16)

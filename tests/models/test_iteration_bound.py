@@ -179,3 +179,70 @@ def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], siz
 def test_impossible_limits_and_lengths_are_refused(make: object) -> None:
     with pytest.raises(ValueError, match=r"least|block|many"):
         make()  # type: ignore[operator]
+
+
+THREE = sequences((1, 4), (1, 4), (1, 4))
+PACKING = {"kind": "packing", "heaviest": 3, "machines": 1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "claim", "message"),
+    [
+        (EngineLimits(2), {}, "a certificate is readable: KeyError: 'kind'"),
+        (EngineLimits(2), {"kind": "guess"}, "a certificate is of a known kind: 'guess' is not"),
+        (
+            EngineLimits(2),
+            {**PACKING, "heaviest": "3"},
+            "a certificate is readable: TypeError: heaviest and machines are no whole numbers",
+        ),
+        (
+            EngineLimits(2),
+            {**PACKING, "machines": True},
+            "a certificate is readable: TypeError: heaviest and machines are no whole numbers",
+        ),
+        (EngineLimits(2), {"kind": "KV"}, "iterations: keys and values have no limit"),
+        (EngineLimits(2), {**PACKING, "machines": 0}, "iterations: 0 of 2 slots cannot be chosen"),
+        (EngineLimits(2), {**PACKING, "machines": 3}, "iterations: 3 of 2 slots cannot be chosen"),
+        (
+            EngineLimits(2, 8, 7, 1),
+            PACKING,
+            "iterations: requests may have to be put back, and then share no slot",
+        ),
+        (
+            EngineLimits(2),
+            PACKING,
+            "the certificate proves the bound: it proves 8 iterations, the bound says 9",
+        ),
+        # Four tokens are two blocks of two, and four blocks hold two requests: none is put back.
+        (
+            EngineLimits(2, 8, 8, 2),
+            PACKING,
+            "the certificate proves the bound: it proves 8 iterations, the bound says 9",
+        ),
+        (
+            EngineLimits(2),
+            {**PACKING, "machines": 2},
+            "the certificate proves the bound: it proves 6 iterations, the bound says 9",
+        ),
+    ],
+)
+def test_each_claim_that_does_not_hold_is_refused_by_name(
+    limits: EngineLimits, claim: dict[str, object], message: str
+) -> None:
+    assert str(verify_iterations(THREE, limits, IterationBound(9, "?", claim))) == message
+
+
+@pytest.mark.parametrize("kind", ["KV", "packing"])
+def test_what_needs_lengths_is_refused_for_their_sums(kind: str) -> None:
+    work = Sequences(np.array([4, 4]), np.array([4, 4]), exact=False)
+    violation = verify_iterations(work, EngineLimits(2, 64, 6, 1), IterationBound(1, "?", {"kind": kind}))
+    assert str(violation) == f"iterations: {kind} needs the length of each completion, not their sum"
+
+
+def test_the_fullest_slots_hold_the_fewest_that_an_even_deal_gives_them() -> None:
+    # Four requests on three slots: the two fullest hold three, of 2, 2 and 3 iterations at least.
+    work, claim = sequences((1, 4), (1, 3), (1, 2), (1, 2)), {**PACKING, "heaviest": 4, "machines": 2}
+    assert verify_iterations(work, EngineLimits(3), IterationBound(4, "packing", claim)) is None
+    violation = verify_iterations(work, EngineLimits(3), IterationBound(5, "packing", claim))
+    assert violation is not None
+    assert violation.message == "it proves 4 iterations, the bound says 5"
