@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from builders import UNIT, problem_of, schedule_of, workload_of
@@ -125,7 +127,7 @@ def test_a_replica_is_free_at_some_time_and_a_fleet_has_one() -> None:
 
 
 def test_a_fleets_problems_have_its_requests_its_limits_and_its_first_tokens() -> None:
-    limits = {"kv_capacity": 40, "prefill_token_cap": 20, "max_position": 30}
+    limits: dict[str, Any] = {"kv_capacity": 40, "prefill_token_cap": 20, "max_position": 30}
     problem = problem_of([1, 2], [3, 4], 3, UNIT, prefill_emits_first_token=True, **limits)
     fleet = Fleet.of(problem, 2)
     assert fleet.replicas == (Replica(UNIT, 3, **limits),) * 2
@@ -144,7 +146,7 @@ def test_a_fleets_problems_have_its_requests_its_limits_and_its_first_tokens() -
 
 def test_a_fleets_schedule_shares_no_memory_and_cannot_be_changed() -> None:
     given = np.array([0, 1, 0, 1, 0], dtype=np.int32)
-    schedule = FleetSchedule(given, (FIRST, SECOND))
+    schedule = FleetSchedule(given, (FIRST, SECOND))  # type: ignore[arg-type]
     given[0] = 1
     assert schedule.replica_of.tolist() == [0, 1, 0, 1, 0]
     assert schedule.replica_of.dtype == np.int64

@@ -517,11 +517,11 @@ ENDS_AND_PRICES = (61, 181, 289, 379, 460, 578, 630)
 @pytest.mark.parametrize("seed", ENDS_AND_PRICES)
 def test_the_checker_derives_what_ends_and_packings_prove_and_no_more(seed: int) -> None:
     problem = with_ends(seed)
-    is_proven_and_no_more(problem, proven_bound(problem, 5.0))
+    is_proven_and_no_more(problem, proven_bound(problem, 60.0))
 
 
 def test_some_of_these_take_ends_and_some_packings() -> None:
-    sources = {proven_bound(with_ends(seed), 5.0).source for seed in ENDS_AND_PRICES}
+    sources = {proven_bound(with_ends(seed), 60.0).source for seed in ENDS_AND_PRICES}
     assert any("ends" in source for source in sources)
 
 
