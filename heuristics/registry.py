@@ -17,6 +17,7 @@ from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.preemption import PriorityPreemption
 from .queues.prefill_rules import Lagrangian, PrefillFirst, PrefillRule, SkiRental, Threshold
 from .queues.queue_policy import Queue, QueuePolicy
+from .rollouts.queues import GroupQueue, Ranking, expected_length, longest_seen, moving_average
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ def _arrival(problem: Problem, _: IntArray) -> Queue:
 
 def _longest(problem: Problem, _: IntArray) -> Queue:
     return Ordered(longest_first(problem))
+
+
+def _groups(ranking: Ranking, scouts: int) -> Callable[[Problem, IntArray], Queue]:
+    return lambda problem, _: GroupQueue(problem, ranking, scouts=scouts)
 
 
 def _policy(
@@ -97,9 +102,23 @@ POLICIES: Mapping[str, Entry] = {
     ),
     "lpt": Entry("longest first, prefill first", _policy(_longest, PrefillFirst)),
     "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _policy(_longest, SkiRental)),
+    "moving-average": Entry(
+        "lengths unknown: three requests of each group, then the longest group by its moving average, by the"
+        " ski-rental rule (vllm-ascend)",
+        _policy(_groups(moving_average, scouts=3), SkiRental, "present"),
+    ),
     "priority": Entry(
         "most urgent first, preempting what is less urgent (BATON)",
         lambda problem, _: PriorityPreemption(problem),
+    ),
+    "scouts": Entry(
+        "lengths unknown: one request of each group, then the longest group, by the ski-rental rule (Seer)",
+        _policy(_groups(longest_seen, scouts=1), SkiRental, "present"),
+    ),
+    "survival": Entry(
+        "lengths unknown: two requests of each group, then the longest expected, by the ski-rental rule;"
+        " by arrival where the groups do not differ",
+        _policy(_groups(expected_length, scouts=2), SkiRental, "present"),
     ),
     "threshold": Entry(
         "longest first, prefill when a tenth of the slots is free",

@@ -34,8 +34,9 @@ ROOMS = {
     "models.certificates": {"data"},
     "models.formulations": {"data", "models.bounds"},
     "models.exegpt": {"data"},
-    "heuristics": {"data", "models.bounds", "heuristics.queues"},
+    "heuristics": {"data", "models.bounds", "heuristics.queues", "heuristics.rollouts"},
     "heuristics.queues": {"data", "heuristics"},
+    "heuristics.rollouts": {"data", "heuristics", "heuristics.queues"},
     "heuristics.fleet": {"data", "models.bounds", "heuristics", "heuristics.queues"},
     "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
     "heuristics.serving.econoserve": {"data", "heuristics.serving"},
@@ -81,9 +82,9 @@ STUDIES = ("exegpt", "serving")
 
 CORE = (
     "data", "models.bounds", "models.certificates", "models.formulations", "heuristics", "heuristics.queues",
-    "heuristics.fleet", "solvers.search", "solvers.search.stages", "solvers.exact", "solvers.packing",
-    "solvers.bounds", "solvers.backends", "executor.models", "executor.attention", "executor.kv",
-    "executor.engines",
+    "heuristics.rollouts", "heuristics.fleet", "solvers.search", "solvers.search.stages", "solvers.exact",
+    "solvers.packing", "solvers.bounds", "solvers.backends", "executor.models", "executor.attention",
+    "executor.kv", "executor.engines",
 )  # fmt: skip
 
 HEAVY = ("torch", "transformers", "ortools", "pyscipopt", "pulp", "scipy", "pandas", "matplotlib")

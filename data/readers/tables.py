@@ -86,7 +86,8 @@ def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False)
     ----------
     path
         CSV, Parquet, JSON lines, or the one JSON object of ``vllm bench serve --save-detailed``; its columns
-        as in one of :data:`FORMATS`, and optionally an id, ``group``, ``priority``, ``deadline`` (seconds).
+        as in one of :data:`FORMATS`, and optionally an id, ``group`` (whole numbers, or a name each),
+        ``priority``, ``deadline`` (seconds).
     drop_unanswered
         Leave out the rows whose answer has no token (failed requests in a trace) instead of refusing them.
 
@@ -158,7 +159,9 @@ def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dic
     if "input_tokens" not in found:
         found["input_tokens"] = pd.Series(1.0, index=table.raw.index)
     for name, absent in _OPTIONAL.items():
-        if name in names:
+        if name == "group" and name in names and table.named(name):
+            found[name] = table.positions(name, absent)
+        elif name in names:
             found[name] = table.numbers(name, whole=name != "deadline", absent=absent)
     return found
 
@@ -209,6 +212,23 @@ class _Table:
             return numbers
         self.refuse(name, wrong | (numbers % 1 != 0) | (numbers.abs() > 2**62), "a whole number")
         return numbers
+
+    def named(self, name: str) -> bool:
+        """Return whether a column holds words alone, none of them a number, where it holds anything."""
+        import pandas as pd
+
+        column = self.raw[name]
+        column = column[~((column == "") | column.isna())]
+        words = column.map(lambda value: isinstance(value, str))
+        return bool(len(column) and words.all() and pd.to_numeric(column, errors="coerce").isna().all())
+
+    def positions(self, name: str, absent: float) -> pd.Series[float]:
+        """Return the number of each word, counted from zero as they first appear; ``absent`` for none."""
+        import pandas as pd
+
+        column = self.raw[name]
+        codes, _ = pd.factorize(column.mask((column == "") | column.isna()))
+        return pd.Series(codes, index=column.index, dtype=float).mask(codes < 0, absent)
 
     def dates(self, name: str) -> pd.Series[float]:
         import pandas as pd

@@ -278,6 +278,16 @@ def test_optional_columns_are_read_and_their_gaps_filled(write: Write) -> None:
     assert [(r.id, r.group, r.priority, r.deadline) for r in read] == [("x", 4, 1, 9.5), ("y", -1, 0, np.inf)]
 
 
+def test_groups_may_have_names_which_are_numbered_as_they_appear(write: Write) -> None:
+    path = write(
+        "input_tokens,output_tokens,group", "1,2,s0_r1", "1,2,s0_r0", "1,2,", "1,2,s0_r1", name="t.csv"
+    )
+    assert read_lengths(path).group.tolist() == [0, 1, -1, 0]
+    mixed = write("input_tokens,output_tokens,group", "1,2,7", "1,2,s0_r0", name="mixed.csv")
+    with pytest.raises(InputError, match=r"mixed.csv, line 3, column 'group': 's0_r0' is not a whole number"):
+        read_lengths(mixed)
+
+
 def test_a_parquet_table_reads_like_its_csv(tmp_path: Path) -> None:
     table = pd.DataFrame({"id": ["x", "y"], "input_tokens": [10, 20], "output_tokens": [3, 4]})
     table.to_parquet(tmp_path / "t.data")

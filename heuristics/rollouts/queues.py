@@ -1,0 +1,163 @@
+"""Which waiting request comes next, by what the others of its group have shown; no length is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.problem import Problem
+from ..policy import State
+from ..queues.ordered import arrival_order
+from .lengths import LengthModel, Observed
+
+NEWEST = 0.1
+"""What a newly ended request weighs in vllm-ascend's moving average."""
+
+MOST_AVERAGED = 10
+"""Requests of a group in that average, at most."""
+
+COLD_START = 128.0
+"""Decode rounds that a group has in that average before one of its requests has ended."""
+
+LEAST_SHARE = 0.05
+"""Intraclass correlation from which the order of the groups is worth something."""
+
+SURE = 0.5
+"""Probability of that correlation from which the order of the groups is followed."""
+
+
+class Ranking(Protocol):
+    """Scores requests by what is known of their groups."""
+
+    def __call__(self, observed: Observed, groups: int) -> FloatArray:
+        """Return the score of each group, the largest first, shape (groups,)."""
+        ...
+
+
+class GroupQueue:
+    """
+    A few requests of every group first, then the groups by their score; equals by arrival.
+
+    Policies of this queue see the groups, who has started, what each has decoded and who has ended, and
+    never the length of a request. A request without a group is a group of its own.
+
+    Parameters
+    ----------
+    problem
+        Its groups, arrivals and prompts are read, its lengths are not.
+    ranking
+        Scores the groups.
+    scouts
+        Requests of each group that start before any other.
+    """
+
+    def __init__(self, problem: Problem, ranking: Ranking, *, scouts: int) -> None:
+        self._group, self._groups = group_numbers(problem)
+        self._ranking = ranking
+        self._arrival_rank = np.empty(len(problem), dtype=np.int64)
+        self._arrival_rank[arrival_order(problem)] = np.arange(len(problem))
+        self._scouts = scouts
+        self._started = np.zeros(len(problem), dtype=np.bool_)
+        self._ended: list[int] = []
+        self._score = np.zeros(self._groups)
+
+    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
+        """Return the waiting requests that come next, one per free slot."""
+        waiting = np.flatnonzero(state.waiting)
+        waiting = waiting[np.argsort(self._arrival_rank[waiting])]
+        observed, changed = self._observed(state)
+        if changed:
+            self._score = self._ranking(observed, self._groups)
+        group = self._group[waiting]
+        # What was put back has begun, and goes before all others.
+        first = self._started[waiting] | (self._place_in_group(group, observed) < self._scouts)
+        order = np.lexsort((np.where(first, 0.0, -self._score[group]), ~first))
+        requests: list[int] = waiting[order][: len(free)].tolist()
+        return requests, free[: len(requests)].tolist()
+
+    def take(self, requests: Sequence[int]) -> None:
+        """Note that these requests are prefilled."""
+        self._started[requests] = True
+
+    def put_back(self, requests: Sequence[int]) -> None:
+        """Note that these requests wait again."""
+
+    def _observed(self, state: State) -> tuple[Observed, bool]:
+        """Return what has been seen, and whether a request has ended since the last call."""
+        under_way = state.waiting.copy()
+        under_way[state.running] = True
+        over = self._started & ~under_way
+        known = len(self._ended)
+        over[self._ended] = False
+        self._ended += np.flatnonzero(over).tolist()
+        begun = np.concatenate((self._ended, np.flatnonzero(self._started & under_way))).astype(np.int64)
+        ended = np.arange(len(begun)) < len(self._ended)
+        return Observed(self._group[begun], state.decoded[begun], ended), len(self._ended) > known
+
+    def _place_in_group(self, group: IntArray, observed: Observed) -> IntArray:
+        """Return the place of each waiting request among its group's, those that started counted."""
+        order = np.argsort(group, kind="stable")
+        ordered = group[order]
+        first = np.searchsorted(ordered, ordered, side="left")
+        place = np.empty(len(group), dtype=np.int64)
+        place[order] = np.arange(len(group)) - first
+        found: IntArray = place + np.bincount(observed.group, minlength=self._groups)[group]
+        return found
+
+
+def group_numbers(problem: Problem) -> tuple[IntArray, int]:
+    """Return the group of each request, counted from zero, shape (requests,), and how many there are."""
+    group = problem.workload.group.copy()
+    alone = group < 0
+    group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
+    names, number = np.unique(group, return_inverse=True)
+    return number.astype(np.int64), len(names)
+
+
+def longest_seen(observed: Observed, groups: int) -> FloatArray:
+    """
+    Return the longest completion of each group that has ended, infinite where none has, shape (groups,).
+
+    Seer's estimate (Qin et al. 2025, arXiv:2511.14617): a group is taken to be long until it shows otherwise.
+    """
+    score = np.full(groups, -1.0)
+    ended = observed.ended
+    np.maximum.at(score, observed.group[ended], observed.tokens[ended])
+    score[score < 0] = np.inf
+    return score
+
+
+def moving_average(observed: Observed, groups: int) -> FloatArray:
+    """
+    Return the exponentially weighted mean length of what has ended in each group, shape (groups,).
+
+    The estimate of vllm-ascend's ``BatchJobAwareScheduler``, where a group is a job: a new length weighs
+    a tenth, the first ten count, and a job of which nothing has ended is taken to have 128 tokens.
+    """
+    score = np.full(groups, COLD_START)
+    seen = np.zeros(groups, dtype=np.int64)
+    ended = observed.ended
+    for group, tokens in zip(observed.group[ended].tolist(), observed.tokens[ended].tolist(), strict=True):
+        if seen[group] < MOST_AVERAGED:
+            newest = 1.0 if seen[group] == 0 else NEWEST
+            score[group] += newest * (tokens - score[group])
+            seen[group] += 1
+    return score
+
+
+def expected_length(observed: Observed, groups: int) -> FloatArray:
+    """
+    Return the expected length of a request of each group that has yet to start, shape (groups,).
+
+    All groups score alike, so that arrival decides, until one has ended, and as long as the groups are not
+    shown to differ: their intraclass correlation is :data:`LEAST_SHARE` with probability :data:`SURE`.
+    """
+    if not observed.ended.any():
+        return np.zeros(groups)
+    model = LengthModel.learnt(observed, groups)
+    if model.probability_of_share(LEAST_SHARE) < SURE:
+        return np.zeros(groups)
+    return model.expected(np.arange(groups))

@@ -1,0 +1,201 @@
+"""Policies for groups of completions whose lengths nobody knows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import UNIT, workload_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.costs.cost import IntArray
+from batchbound.data.problem import Problem
+from batchbound.data.trace import Trace
+from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.rollouts.lengths import LengthModel, Observed
+from batchbound.heuristics.rollouts.queues import (
+    expected_length,
+    group_numbers,
+    longest_seen,
+    moving_average,
+)
+from batchbound.heuristics.simulate import simulate
+
+HIDDEN = ("scouts", "survival", "moving-average")
+"""Policies that may not know a length."""
+
+
+def observed(group: list[int], tokens: list[int], ended: list[bool] | None = None) -> Observed:
+    over = np.ones(len(group), dtype=np.bool_) if ended is None else np.array(ended)
+    return Observed(np.array(group), np.array(tokens), over)
+
+
+def rollouts(groups: list[int], outputs: list[int], slots: int, **limits: int) -> Problem:
+    return Problem(workload_of([1] * len(groups), outputs, group=groups), UNIT, slots, **limits)  # type: ignore[arg-type]
+
+
+def drawn(share: float, groups: int, samples: int, seed: int) -> tuple[IntArray, IntArray]:
+    """Return groups and log-normal lengths with this intraclass correlation of their logarithms."""
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(groups), samples)
+    own = rng.standard_normal(len(group))
+    scores = np.sqrt(share) * rng.standard_normal(groups)[group] + np.sqrt(1 - share) * own
+    return group, np.maximum(1, np.exp(6 + 0.7 * scores)).astype(np.int64)
+
+
+def decisions(trace: Trace) -> list[tuple[float, str, int]]:
+    return [(stage.start, stage.kind, stage.active) for stage in trace.stages]
+
+
+@st.composite
+def groups_and_lengths(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int]:
+    count = draw(st.integers(2, 16))
+    lengths = st.lists(st.integers(1, 15), min_size=count, max_size=count)
+    groups = draw(st.lists(st.integers(-1, 4), min_size=count, max_size=count))
+    return groups, draw(lengths), draw(lengths), draw(st.integers(1, 4))
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@settings(max_examples=40, deadline=None)
+@given(case=groups_and_lengths())
+def test_what_a_policy_is_told_of_lengths_changes_nothing(
+    name: str, case: tuple[list[int], list[int], list[int], int]
+) -> None:
+    groups, truth, told, slots = case
+    traces = []
+    for planned in (truth, told):
+        problem = rollouts(groups, planned, slots, kv_capacity=40)
+        traces.append(simulate(problem, policy_named(name, problem), np.array(truth)))
+    assert decisions(traces[0]) == decisions(traces[1])
+    assert traces[0].stage_of.tolist() == traces[1].stage_of.tolist()
+    assert traces[0].slot_of.tolist() == traces[1].slot_of.tolist()
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@settings(max_examples=40, deadline=None)
+@given(case=groups_and_lengths(), seed=st.integers(0, 99), part=st.floats(0, 1))
+def test_lengths_of_requests_yet_to_start_do_not_change_what_was_decided_before(
+    name: str, case: tuple[list[int], list[int], list[int], int], seed: int, part: float
+) -> None:
+    groups, truth, _, slots = case
+    problem = rollouts(groups, truth, slots)
+    before = simulate(problem, policy_named(name, problem))
+    moment = float(np.quantile(before.prefilled, part, method="lower"))
+    later = np.flatnonzero(before.prefilled > moment)
+    other = np.array(truth)
+    other[later] = np.random.default_rng(seed).permutation(other[later])
+    shuffled = rollouts(groups, other.tolist(), slots)
+    after = simulate(shuffled, policy_named(name, shuffled))
+    early = before.prefilled <= moment
+    assert (after.prefilled[early] == before.prefilled[early]).all()
+    assert (after.slot_of[early] == before.slot_of[early]).all()
+    assert (after.prefilled[~early] > moment).all()
+
+
+def test_scouts_start_one_of_each_group_and_then_the_group_that_showed_the_longest() -> None:
+    # Groups 0, 1, 2 show 2, 6 and 4 rounds; one slot, so that each ends before the next begins.
+    problem = rollouts([0, 0, 0, 1, 1, 2, 2], [2, 2, 2, 6, 6, 4, 4], slots=1)
+    trace = simulate(problem, policy_named("scouts", problem))
+    assert np.argsort(trace.prefilled).tolist() == [0, 3, 5, 4, 6, 1, 2]
+
+
+def test_a_group_whose_scout_still_runs_counts_as_the_longest() -> None:
+    seen = observed([0, 0, 1], [5, 9, 30], [True, True, False])
+    assert longest_seen(seen, 3).tolist() == [9.0, np.inf, np.inf]
+
+
+def test_the_moving_average_gives_a_tenth_to_the_newest_and_128_to_the_unknown() -> None:
+    seen = observed([0, 0, 0, 1], [10, 20, 40, 7])
+    assert moving_average(seen, 3) == pytest.approx([0.9 * (0.9 * 10 + 2) + 4, 7, 128])
+    many = observed([0] * 12, [10] * 10 + [1000] * 2)
+    assert moving_average(many, 1) == pytest.approx([10])
+
+
+def test_requests_without_a_group_are_groups_of_their_own() -> None:
+    problem = rollouts([7, -1, 7, -1, 3], [1] * 5, slots=1)
+    number, count = group_numbers(problem)
+    assert count == 4
+    assert number[0] == number[2]
+    assert len({*number[[0, 1, 3, 4]].tolist()}) == 4
+
+
+def test_without_groups_survival_serves_in_the_order_of_arrival() -> None:
+    problem = rollouts([-1] * 6, [5, 1, 4, 2, 6, 3], slots=2)
+    trace = simulate(problem, policy_named("survival", problem))
+    assert trace.prefilled.tolist() == sorted(trace.prefilled.tolist())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_the_intraclass_correlation_is_recovered(share: float) -> None:
+    found = [LengthModel.learnt(observed_all(*drawn(share, 60, 8, seed)), 60).share for seed in range(4)]
+    assert np.mean(found) == pytest.approx(share, abs=0.06)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_the_intraclass_correlation_is_recovered_of_running_and_capped_requests(share: float) -> None:
+    found = []
+    for seed in range(4):
+        group, tokens = drawn(share, 60, 8, seed)
+        so_far = np.random.default_rng(seed).integers(100, 1200, len(group))
+        capped = np.minimum(tokens, 900)
+        ended = capped <= so_far
+        found.append(LengthModel.learnt(Observed(group, np.minimum(capped, so_far), ended), 60).share)
+    assert np.mean(found) == pytest.approx(share, abs=0.08)
+
+
+def observed_all(group: IntArray, tokens: IntArray) -> Observed:
+    return Observed(group, tokens, np.ones(len(group), dtype=np.bool_))
+
+
+def test_of_a_group_not_seen_the_expected_lengths_are_the_pooled_ones() -> None:
+    model = LengthModel.learnt(observed([0, 1, 2, 3], [10, 20, 30, 60]), 5)
+    assert model.expected(np.array([4])) == pytest.approx([30.0], abs=0.5)
+    # Nothing is known of group 4 but the pool: past 20 rounds it is 30 or 60, and past 60 about to end.
+    assert model.remaining(np.array([4, 4]), np.array([20, 60])) == pytest.approx([25.0, 1.0], abs=0.5)
+
+
+def test_what_still_runs_is_allowed_for_as_kaplan_and_meier_do() -> None:
+    # By hand: survival past 10 is 3/4; the one that left at 15 shares what it has among 20 and 40.
+    seen = observed([0, 1, 2, 3], [10, 20, 40, 15], [True, True, True, False])
+    model = LengthModel.learnt(seen, 5)
+    assert model.lengths.tolist() == [10, 20, 40]
+    pooled = 0.25 * 10 + 0.375 * 20 + 0.375 * 40
+    assert model.expected(np.array([4])) == pytest.approx([pooled], abs=0.5)
+
+
+def test_a_group_that_outlived_the_others_is_expected_to_be_longer() -> None:
+    group, tokens = drawn(0.9, 20, 8, seed=3)
+    running = np.append(tokens, np.full(2, tokens.max() * 2))
+    seen = Observed(np.append(group, [20, 20]), running, np.append(np.ones(len(group)), [0, 0]).astype(bool))
+    expected = LengthModel.learnt(seen, 22).expected(np.arange(22))
+    assert expected[20] > expected[21]
+    assert expected[20] == expected.max()
+
+
+@given(seed=st.integers(0, 999), share=st.sampled_from([0.0, 0.5, 0.95]), cut=st.integers(50, 2000))
+@settings(max_examples=25, deadline=None)
+def test_every_probability_sums_to_one_and_something_always_remains(
+    seed: int, share: float, cut: int
+) -> None:
+    group, tokens = drawn(share, 6, 5, seed)
+    ended = tokens <= cut
+    ended[0] = True
+    model = LengthModel.learnt(Observed(group, np.where(ended, tokens, cut), ended), 7)
+    assert model.mass.sum(axis=2) == pytest.approx(1.0)
+    assert model.share_weight.sum() == pytest.approx(1.0)
+    assert model.effect_weight.sum(axis=2) == pytest.approx(1.0)
+    assert (model.remaining(group, tokens) >= 1).all()
+    assert np.isfinite(model.expected(np.arange(7))).all()
+
+
+def test_a_model_of_nothing_ended_is_refused() -> None:
+    with pytest.raises(ValueError, match="no request has ended"):
+        LengthModel.learnt(observed([0], [5], [False]), 1)
+
+
+def test_groups_that_do_not_differ_score_alike() -> None:
+    assert expected_length(observed([0], [5], [False]), 2).tolist() == [0.0, 0.0]
+    alike = expected_length(observed_all(*drawn(0.0, 60, 8, seed=1)), 60)
+    assert alike.tolist() == [0.0] * 60
+    differing = expected_length(observed_all(*drawn(0.9, 60, 8, seed=1)), 60)
+    assert np.ptp(differing) > 0
