@@ -326,9 +326,9 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "prompts.jsonl", "--groups", "together"),
         r"--groups has no effect without --replicas",
     ),
-    "a solver that has no equation for a cap": (
-        options("plan", "table3:0:8", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
-        r"--solver exact: the enumeration cannot take a cap .*The default, search, takes every job",
+    "an enumeration that is too large under a cap": (
+        options("plan", "table3:0:60", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
+        r"--solver exact: the enumeration cannot take as many as 60 requests .*search, takes every job",
     ),
     "a solver whose printed model has no bend": (
         cost_file(
