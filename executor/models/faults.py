@@ -59,8 +59,12 @@ class RequestFailedError(RunStoppedError):
     """
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(reason)
-        self.name = name
+        # Both stand in the arguments, by which an exception goes from process to process.
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class TerminatedError(KeyboardInterrupt):

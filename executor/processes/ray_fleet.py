@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from ...data.fleet import Fleet, FleetSchedule
 from ...data.schedule import Schedule
 from ...data.trace import Stage, Trace
 from ...heuristics.fleet.policy import FleetPolicy
-from ..models.faults import RunStoppedError
+from ..models.faults import RequestFailedError, RunStoppedError
 from .engine_spec import EngineSpec
 from .ray_replica import ReplicaActor
 
@@ -25,11 +26,11 @@ _LOG = logging.getLogger(__name__)
 
 
 LAST_WORD = 10.0
-"""Seconds that a replica has to say that it lives, once all is answered; a dead one is told at once."""
+"""Seconds that a replica has to say that it lives, or what it gives up; a dead one is told at once."""
 
 
 class FleetLostError(RunStoppedError):
-    """Every replica died; what was answered before has been handed over."""
+    """Every replica is lost; what was answered before has been handed over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +43,7 @@ class FleetOutcome:
     traces
         One per replica, also of one that died: all stages it reported, and the requests it finished.
     lost
-        The replicas that died before all was answered or just then, and why.
+        The replicas that died, failed or hung before all was answered or just then, and why.
     moved
         Requests that were served by another replica than they were dispatched to.
     """
@@ -112,6 +113,8 @@ class RayFleet:
         How many.
     address
         Of a running cluster; None for a Ray of this machine that ends with the fleet.
+    patience
+        Seconds of silence after which a replica that has work is given up, if another lives; None for never.
 
     Raises
     ------
@@ -119,7 +122,10 @@ class RayFleet:
         If Ray is not installed.
     """
 
-    def __init__(self, spec: EngineSpec, replicas: int, address: str | None = None) -> None:
+    def __init__(
+        self, spec: EngineSpec, replicas: int, address: str | None = None, patience: float | None = None
+    ) -> None:
+        self._patience = patience
         try:
             import ray
         except ImportError:
@@ -189,22 +195,25 @@ class RayFleet:
         ------
         ValueError
             If the schedule is not of as many replicas as there are.
+        RunStoppedError
+            If the model fails on a request.
         FleetLostError
-            If every replica died.
+            If every replica is lost.
         """
         if len(schedule.schedules) != len(self.actors):
             raise ValueError(f"{len(schedule.schedules)} schedules for {len(self.actors)} replicas")
-        way = _Way(schedule, policy, backoff)
+        way = _Way(schedule, policy, backoff, self._patience)
         return _Serving(self.actors, fleet, way, prompts, most_tokens, on_answer, on_stage).run()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """How a job is served: by which schedules or policy, and whether an idle replica takes from others."""
+    """How a job is served: by which schedules or policy, who takes from whom, and who is given up when."""
 
     schedule: FleetSchedule
     policy: FleetPolicy | None
     backoff: bool
+    patience: float | None
 
     def policy_for(self, share: IntArray) -> FleetPolicy | None:
         return None if self.policy is None else self.policy.select(share)
@@ -236,6 +245,8 @@ class _Serving:
         self._lost: dict[int, str] = {}
         self._done: set[int] = set()
         self._moved = 0
+        self._heard = [time.monotonic()] * len(actors)
+        self._unsure: set[int] = set()
 
     def run(self) -> FleetOutcome:
         import ray
@@ -248,12 +259,13 @@ class _Serving:
             if not self._streams:
                 self._orphans.update(*self._held)
                 if len(self._lost) == len(self._actors):
-                    raise FleetLostError(f"all {len(self._actors)} replicas died: {self._lost}")
+                    raise FleetLostError(f"all {len(self._actors)} replicas died: {self._reasons()}")
                 for k in range(len(self._actors)):
                     self._start(k)
             ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=1.0)
             for stream in ready:
                 self._follow(stream)
+            self._give_up_the_hung()
         self._ask_the_idle()
         traces = tuple(log.trace(self._fleet, k) for k, log in enumerate(self._logs))
         return FleetOutcome(traces, self._lost, self._moved)
@@ -268,18 +280,43 @@ class _Serving:
             try:
                 ray.get(reply)
             except ray.exceptions.RayActorError as error:
-                self._count_as_lost(asked[reply], type(error).__name__)
+                self._count_as_lost(asked[reply], _why(error))
+
+    def _reasons(self) -> str:
+        return "; ".join(f"replica {k}: {why}" for k, why in sorted(self._lost.items()))
+
+    def _give_up_the_hung(self) -> None:
+        """Count as lost who has been silent for too long, so that those who live serve its requests."""
+        import ray
+
+        patience, now = self._way.patience, time.monotonic()
+        if patience is None:
+            return
+        silent = {k: stream for stream, k in self._streams.items() if now - self._heard[k] > patience}
+        if len(silent) + len(self._lost) == len(self._actors):
+            # None that could take over: the run's own watchdog has the word.
+            return
+        for k, stream in silent.items():
+            del self._streams[stream]
+            ray.kill(self._actors[k])
+            self._lose(k, f"no report for {patience:g} s")
 
     def _follow(self, stream: Any) -> None:
-        """Take the next report of a replica: events, its end, or its death."""
+        """Take the next report of a replica: events, its end, its death, or an error in it."""
         import ray
 
         k = self._streams[stream]
+        self._heard[k] = time.monotonic()
         try:
             for event in ray.get(next(stream)):
                 self._take(k, event)
         except StopIteration:
             del self._streams[stream]
+            if k in self._unsure:
+                # It may have given up some after nobody waited for which.
+                self._orphans |= self._held[k]
+                self._held[k] = set()
+                self._unsure.discard(k)
             if self._held[k]:
                 raise RuntimeError(
                     f"replica {k} ended with {len(self._held[k])} requests unanswered"
@@ -287,7 +324,13 @@ class _Serving:
             self._start(k)
         except ray.exceptions.RayActorError as error:
             del self._streams[stream]
-            self._lose(k, type(error).__name__)
+            self._lose(k, _why(error))
+        except ray.exceptions.RayTaskError as error:
+            del self._streams[stream]
+            if isinstance(error.cause, RequestFailedError):
+                # It would fail on every other replica, too.
+                raise RunStoppedError(str(error.cause)) from None
+            self._lose(k, _why(error.cause))
 
     def _take(self, k: int, event: tuple[Any, ...]) -> None:
         log = self._logs[k]
@@ -342,6 +385,7 @@ class _Serving:
         if not requests:
             return
         share = np.array(requests, dtype=np.int64)
+        self._heard[k] = time.monotonic()
         stream = (
             self._actors[k]
             .serve.options(num_returns="streaming")
@@ -363,7 +407,10 @@ class _Serving:
         others.sort(key=lambda k: -sum(int(self._rounds[i]) for i in self._held[k]))
         for victim in others:
             try:
-                released = ray.get(self._actors[victim].release.remote())
+                released = ray.get(self._actors[victim].release.remote(), timeout=LAST_WORD)
+            except ray.exceptions.GetTimeoutError:
+                self._unsure.add(victim)
+                continue
             except ray.exceptions.RayActorError:
                 continue  # Its stream reports the death, too.
             taken = set(released) - self._done
@@ -371,3 +418,10 @@ class _Serving:
             if taken:
                 return taken
         return set()
+
+
+def _why(error: BaseException) -> str:
+    """Return in a line why a replica is lost: of what Ray wraps, the last line names the error itself."""
+    lines = str(error).strip().splitlines()
+    told = lines[-1].strip() if lines else ""
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__

@@ -28,6 +28,7 @@ def run_on_replicas(
     *,
     spec: EngineSpec,
     address: str | None = None,
+    patience: float | None = None,
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
     """
@@ -43,6 +44,8 @@ def run_on_replicas(
         What each replica loads.
     address
         Of a running Ray cluster; None for a Ray of this machine that ends with the run.
+    patience
+        Seconds of silence after which a replica is given up if another lives; None for never.
     on_stage
         Called after each stage of any replica with its record and the number of requests finished so far.
 
@@ -54,7 +57,7 @@ def run_on_replicas(
     Raises
     ------
     RunStoppedError
-        If every replica died; the journal holds what is finished.
+        If every replica died, or the model fails on a request; the journal holds what is finished.
     ImportError
         If Ray is not installed.
     """
@@ -75,7 +78,7 @@ def run_on_replicas(
             on_stage(stage, len(journal.finished) - resumed)
 
     fleet, schedule = remaining_shares(plan, left)
-    replicas = RayFleet(spec, len(plan.fleet.replicas), address)
+    replicas = RayFleet(spec, len(plan.fleet.replicas), address, patience)
     try:
         outcome = replicas.serve(
             fleet,

@@ -237,7 +237,9 @@ class _MpsReader:
         try:
             value = float(text)
         except ValueError:
-            raise self._error(f"{text!r} is not a number") from None
+            value = math.nan
+        if math.isnan(value):
+            raise self._error(f"{text!r} is not a number")
         return math.copysign(math.inf, value) if abs(value) >= 1e30 else value
 
     def _error(self, message: str) -> InputError:

@@ -94,7 +94,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=1800,
         metavar="S",
-        help="stop if no stage ends for so long, as a hung device call would have it (default %(default)s)",
+        help="stop if no stage ends for so long, as a hung device call would have it; a replica of several is"
+        " given up after half of it (default %(default)s)",
     )
     parser.add_argument(
         "--on-error",
@@ -247,7 +248,8 @@ def _serving(plan: Plan, job: Job, args: argparse.Namespace) -> Callable[..., Ou
         return serving(plan, job, args)
     from ...executor.runs.fleet_run import run_on_replicas
 
-    return partial(run_on_replicas, job, spec=engine_spec(args, job), address=args.ray_address)
+    spec, patience = engine_spec(args, job), args.stall_seconds / 2
+    return partial(run_on_replicas, job, spec=spec, address=args.ray_address, patience=patience)
 
 
 def _show(plan: Plan, traces: Sequence[Trace], files: _Files, args: argparse.Namespace, begun: float) -> None:
