@@ -160,7 +160,7 @@ def test_a_fleets_trace_survives_its_file_when_it_is_empty(tmp_path: Path) -> No
 class ReplicasHere:
     """What `run` has of a fleet, without Ray: every answer is of one and the same token."""
 
-    def __init__(self, spec: object, replicas: int, address: str | None) -> None:
+    def __init__(self, spec: object, replicas: int, address: str | None, patience: float | None) -> None:
         self.replicas = replicas
 
     def serve(

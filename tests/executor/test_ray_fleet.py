@@ -23,6 +23,7 @@ from batchbound.data.lengths.remaining import RemainingLengths
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.processes.ray_fleet import FleetLostError, FleetOutcome, RayFleet
 from batchbound.executor.reports.perfetto import save_perfetto
@@ -182,6 +183,53 @@ def test_a_fleet_without_replicas_left_says_so() -> None:
         problem, prompts = job(40)
         with pytest.raises(FleetLostError, match="all 1 replicas died"):
             served(fleet, problem, prompts, kill_after=3)
+    finally:
+        fleet.close()
+
+
+def test_what_a_hung_replica_holds_is_served_by_one_that_lives() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    import ray
+
+    problem, prompts = job(120)
+    fleet = RayFleet(SPEC, 2, patience=5.0)
+    pids = ray.get([actor.pid.remote() for actor in fleet.actors])
+    answers: dict[int, list[int]] = {}
+
+    def keep(request: int, tokens: list[int]) -> None:
+        assert request not in answers
+        answers[request] = tokens
+        if len(answers) == 3:
+            os.kill(pids[0], signal.SIGSTOP)
+
+    try:
+        plan = planned(problem, 2)
+        outcome = fleet.serve(plan.fleet, plan.shares, prompts, problem.workload.output_tokens, keep)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGKILL)
+        fleet.close()
+    assert [answers[i] for i in range(120)] == alone(problem, prompts)
+    assert outcome.lost == {0: "no report for 5 s"}
+
+
+def test_a_request_that_the_model_fails_on_stops_a_fleet_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    import torch
+
+    from batchbound.executor.models.source import load_model
+
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    model.save_pretrained(tmp_path)
+    fleet = RayFleet(EngineSpec(str(tmp_path), dtype="float64", device="cpu", tier="window"), 2)
+    try:
+        problem, prompts = job(8)
+        with pytest.raises(
+            RunStoppedError, match=r"the model's logits for request 'request-\d+' are not finite"
+        ):
+            served(fleet, problem, prompts)
     finally:
         fleet.close()
 

@@ -248,3 +248,11 @@ def test_a_model_read_back_has_the_same_optimum(tmp_path: Path) -> None:
     )
     assert found.fun is not None
     assert found.fun + model.offset == pytest.approx(-6.5)
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", "-nan", "one"])
+def test_what_is_no_number_in_a_file_is_named_with_its_line(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.mps"
+    path.write_text(f"NAME t\nROWS\n N c\n L r\nCOLUMNS\n x c {value} r 1\nRHS\n RHS r 1\nENDATA\n")
+    with pytest.raises(InputError, match=re.escape(f"line 6: {value!r} is not a number")):
+        read_mps(path)
