@@ -1,4 +1,4 @@
-"""Removes each refusal of the judges, one at a time, and reports those that no test misses: `make judges`."""
+"""Removes each refusal of the judges, one at a time, and reports those that no test misses."""
 
 from __future__ import annotations
 
