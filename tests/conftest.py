@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from batchbound.data.problem import Problem
+
+settings.register_profile("batchbound", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("batchbound")
 
 
 def pytest_configure() -> None:
