@@ -9,10 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..data.files.disk import InputError
-from ..data.problem import ProblemError
-from ..data.workload import WorkloadError
-from .output import be_quiet
+from .completion import PrintCompletion
 from .parser import Parser
 
 COMMANDS = {
@@ -68,7 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         parser.print_help(sys.stderr)
         return 2
-    args = parser.parse_args(words)
+    return _carried_out(parser.parse_args(words))
+
+
+def _carried_out(args: argparse.Namespace) -> int:
+    """Return the exit status of a command whose options are read; help is printed without these imports."""
+    from ..data.files.disk import InputError
+    from ..data.problem import ProblemError
+    from ..data.workload import WorkloadError
+
     _set_voice(args)
     try:
         status: int = args.run(args)
@@ -92,8 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
-    """Return the parser; only the chosen command's module is imported, so that the others cost nothing."""
+def whole_parser() -> Parser:
+    """Return the parser with the options of every command."""
+    return _parser(*COMMANDS)
+
+
+def _parser(*chosen: str) -> Parser:
+    """Return the parser; only the chosen commands' modules are imported, so that the others cost nothing."""
     from .. import __version__
 
     parser = Parser(
@@ -101,6 +111,13 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         description="Plan an LLM batch job, run the plan, and report how far it was from a proven bound.",
     )
     parser.add_argument("--version", action="version", version=f"batchbound {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        metavar="SHELL",
+        help="print what makes the TAB key of a shell complete commands, options and files: bash, zsh or fish"
+        " (`batchbound --print-completion bash >> ~/.bashrc`)",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
@@ -109,7 +126,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
             description=summary[0].upper() + summary[1:] + ".",
             epilog=f"example: {EXAMPLES[name]}",
         )
-        if name == chosen:
+        if name in chosen:
             module = importlib.import_module(f".commands.{name}", __package__)
             module.configure(command)
             command.set_defaults(run=module.run)
@@ -123,6 +140,8 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
 
 def _set_voice(args: argparse.Namespace) -> None:
     """Say as much on stderr as was asked for."""
+    from .output import be_quiet
+
     if args.quiet:
         be_quiet()
     if args.verbose:

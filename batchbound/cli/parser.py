@@ -1,4 +1,9 @@
-"""The parser of the command line: a mistake costs two lines, and the word that was meant is proposed."""
+"""
+The parser of the command line: a mistake costs two lines, and the word that was meant is proposed.
+
+It stands on argparse and, for completion, on shtab. cyclopts and Typer were tried on ``plan``: they propose
+and complete no more, and importing them (60 and 50 ms) takes longer than the whole ``--help`` (40 ms).
+"""
 
 from __future__ import annotations
 
