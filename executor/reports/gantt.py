@@ -39,7 +39,7 @@ _HATCHES: Final = {
     TAIL: ("\\\\\\\\", "#cbd5e1"),
     NO_ARRIVAL: ("...", "#cbd5e1"),
 }
-_WORDS: Final = {
+WORDS: Final = {
     DECODE: "decoding",
     PREFILL: "being prefilled",
     STALL: "paused by a prefill",
@@ -48,6 +48,7 @@ _WORDS: Final = {
     NO_ARRIVAL: "idle, none has arrived",
     BETWEEN: "between stages",
 }
+"""What a slot's time goes into, in the words of a legend."""
 _LABELLED: Final = 80
 """Up to this many requests the bars carry the requests' names, where those fit."""
 _OUTLINED: Final = 200
@@ -349,7 +350,7 @@ def _add_legend(figure: Figure, panels: Sequence[Panel]) -> None:
     handles: list[Patch | Line2D] = []
     for cause in _shown([panel.report for panel in panels]):
         hatch, ink = _HATCHES.get(cause, (None, _COLOURS[cause]))
-        handles.append(Patch(facecolor=_COLOURS[cause], edgecolor=ink, hatch=hatch, label=_WORDS[cause]))
+        handles.append(Patch(facecolor=_COLOURS[cause], edgecolor=ink, hatch=hatch, label=WORDS[cause]))
     if any(panel.report.run_bound is not None for panel in panels):
         label = "proven bound"
         handles.append(Line2D([], [], color="black", linestyle=(0, (4, 3)), linewidth=1.6, label=label))

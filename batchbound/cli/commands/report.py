@@ -29,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " run on replicas, the name that `run --trace` was given, of which each replica has its own",
     )
     parser.add_argument("--gantt", metavar="FILE", action="append", default=[], help="draw it: .png or .svg")
+    parser.add_argument("--html", metavar="FILE", help="write one page for a browser, with a chart to zoom")
     parser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report, and draw what was asked for."""
     from ...executor.reports.gantt import Panel, save_gantt
+    from ...executor.reports.page import save_page
     from ...executor.reports.perfetto import save_perfetto
 
     for picture in args.gantt:
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
         raise InputError(message, file=args.plan, hint="Use --perfetto.")
     paths = _traces_of(args.trace, count)
-    drawn = [*args.gantt, *([] if args.perfetto is None else [args.perfetto])]
+    drawn = [*args.gantt, *(file for file in (args.html, args.perfetto) if file is not None)]
     refuse_outputs(drawn, True, [args.plan, *paths])
     planned = simulated(plan)
     traces = tuple(Trace.load(path) for path in paths) or planned
@@ -64,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
     for picture in args.gantt:
         save_gantt(picture, *panels)
         note(f"drew {picture}")
+    if args.html is not None:
+        save_page(args.html, report, panels[::-1] if count == 1 else panels)
+        note(f"wrote {args.html}: open it in a browser")
     if args.perfetto is not None:
         save_perfetto(args.perfetto, traces)
         note(f"wrote {args.perfetto}: open it in ui.perfetto.dev")
