@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .auditing import Audit, audit
     from .comparing.runner import compare
     from .data import Bound, CostModel, Problem, Schedule, Workload
     from .data.plan import Plan
@@ -30,6 +31,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "LLM",
+    "Audit",
     "Bound",
     "CostModel",
     "Limits",
@@ -41,6 +43,7 @@ __all__ = [
     "Trace",
     "Workload",
     "__version__",
+    "audit",
     "compare",
     "make_plan",
     "plan",
@@ -55,6 +58,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": ".executor.llm",
+    "Audit": ".auditing",
     "Bound": ".data.bound",
     "CostModel": ".data.costs.cost",
     "Limits": ".solvers.result",
@@ -65,6 +69,7 @@ _HOMES = {
     "Schedule": ".data.schedule",
     "Trace": ".data.trace",
     "Workload": ".data.workload",
+    "audit": ".auditing",
     "compare": ".comparing.runner",
     "make_plan": ".planning.plan",
     "plan": ".planning.plan:make_plan",

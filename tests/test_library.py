@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import batchbound
 from batchbound import CostModel, Limits, Problem, Workload
+from batchbound.data.files.disk import InputError
 
 
 def problem() -> Problem:
@@ -42,3 +44,17 @@ def test_a_bound_above_the_plan_is_refused() -> None:
     assert plan.bound is not None
     doubled = replace(plan, bound=replace(plan.bound, seconds=plan.bound.seconds * 2))
     assert batchbound.verify(doubled) is not None
+
+
+def test_a_finished_run_is_audited(tmp_path: Path) -> None:
+    # Two slots, 2 2 4 tokens in the order of the file: 6 iterations; the longest first: 4, the bound.
+    path = tmp_path / "lengths.csv"
+    path.write_text("input_tokens,output_tokens\n3,2\n3,2\n3,4\n")
+    found = batchbound.audit(path, slots=2)
+    (figures,) = [table for title, table in found.tables.items() if title.startswith("iterations")]
+    assert {name.partition(",")[0]: value for name, value in figures.items()}["proven least"] == 4
+    assert figures["simulated, as sent"] == 6
+    assert figures["simulated, longest first"] == 4
+    assert found.assumptions == ()
+    with pytest.raises(InputError, match="--profile is for a measured vLLM run"):
+        batchbound.audit(path, slots=2, profile="profile.json")

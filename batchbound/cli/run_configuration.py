@@ -19,6 +19,7 @@ from ..data.lengths.pair import LengthPair
 from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.reached import Reached
+from ..data.readers.profile_readers import read_profile
 from ..data.trace import Trace
 from ..data.workload import Workload
 from ..models.exegpt.configuration import ExecConfig, Strategy
@@ -26,7 +27,6 @@ from ..models.exegpt.length_drift import LengthDrift
 from ..models.exegpt.run_profile import can_hand_over
 from ..solvers.exegpt.replan import replan
 from .commands.search import planned_configuration, timelines_of
-from .commands.validate import read_profile
 from .inputs import positive
 from .model import engine_spec
 from .output import note

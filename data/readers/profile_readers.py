@@ -28,6 +28,11 @@ DEVICE_BYTES: Mapping[str, float] = {
 """Memory of one device by the name the files use; the first as its driver reports it, the others nominal."""
 
 
+def read_profile(path: str | os.PathLike[str]) -> LayerProfile:
+    """Return the layer profile of a file of ours, or of a folder in LLMServingSim's format."""
+    return read_layer_profiles(path) if Path(path).is_dir() else LayerProfile.load(path)
+
+
 def read_layer_profiles(
     folder: str | os.PathLike[str], *, config: str | os.PathLike[str] | None = None
 ) -> LayerProfile:

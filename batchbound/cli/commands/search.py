@@ -18,6 +18,7 @@ from ...data.files.record import plain
 from ...data.lengths.pair import LengthPair
 from ...data.plan import Maker, Plan
 from ...data.problem import Problem
+from ...data.readers.profile_readers import read_profile
 from ...heuristics.exegpt.configured import rra_policy
 from ...heuristics.loop import schedule_of
 from ...heuristics.simulate import simulate
@@ -40,7 +41,6 @@ from ..inputs import (
     seconds,
 )
 from ..output import note
-from .validate import read_profile
 
 _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
     False: (Strategy.RRA,),

@@ -6,10 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from ...data.costs.layer_profile import LayerProfile
 from ...data.files.disk import InputError
 from ...data.readers.measured_run import read_vllm_run
-from ...data.readers.profile_readers import read_layer_profiles
+from ...data.readers.profile_readers import read_profile
 from ...data.trace import Trace
 from ...executor.profiling.validate import Validation, validate_run, validate_trace
 from ...models.exegpt.layer_cost import LayerCost
@@ -55,11 +54,6 @@ def run(args: argparse.Namespace) -> int:
         validation = validate_trace(trace, read_cost(args.cost)[0])
     print(json.dumps(validation.to_json()) if args.json else _table(validation))
     return 0
-
-
-def read_profile(path: str) -> LayerProfile:
-    """Return the layer profile of a file, or of a folder in LLMServingSim's format."""
-    return read_layer_profiles(path) if Path(path).is_dir() else LayerProfile.load(path)
 
 
 def _table(validation: Validation) -> str:
