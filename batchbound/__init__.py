@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .judging import report, verify
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
+    from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
 __version__ = "0.2.0"
@@ -33,6 +34,7 @@ __all__ = [
     "LLM",
     "Audit",
     "Bound",
+    "ConfigurationSearch",
     "CostModel",
     "Limits",
     "Plan",
@@ -51,6 +53,7 @@ __all__ = [
     "read_workload",
     "report",
     "rollout_function",
+    "search",
     "simulate",
     "solve",
     "verify",
@@ -60,6 +63,7 @@ _HOMES = {
     "LLM": ".executor.llm",
     "Audit": ".auditing",
     "Bound": ".data.bound",
+    "ConfigurationSearch": ".searching",
     "CostModel": ".data.costs.cost",
     "Limits": ".solvers.result",
     "Plan": ".data.plan",
@@ -77,6 +81,7 @@ _HOMES = {
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
+    "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",
     "verify": ".judging",

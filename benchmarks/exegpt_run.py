@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 from paused_run import PausedClock, PausedRun
 
-from batchbound.cli.commands.search import planned_configuration, timelines_of
 from batchbound.data.configuration import PlannedConfiguration
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.layer_profile import LayerProfile
@@ -58,6 +57,7 @@ from batchbound.heuristics.exegpt.workload_aware import WorkloadAwareAllocation
 from batchbound.heuristics.loop import iterate
 from batchbound.models.exegpt.configuration import ExecConfig, Performance, Strategy
 from batchbound.models.exegpt.timeline import Timeline
+from batchbound.searching import planned_configuration, timelines_of
 from batchbound.solvers.exegpt.execution_search import search
 
 MOST_ENCODE_BATCH = 16

@@ -58,3 +58,28 @@ def test_a_finished_run_is_audited(tmp_path: Path) -> None:
     assert found.assumptions == ()
     with pytest.raises(InputError, match="--profile is for a measured vLLM run"):
         batchbound.audit(path, slots=2, profile="profile.json")
+
+
+def test_a_configuration_is_searched_for_and_planned() -> None:
+    whole = Problem(
+        Workload.from_lengths([5] * 12, [4, 6, 8] * 4), CostModel.paper(), 4, prefill_emits_first_token=True
+    )
+    found = batchbound.search(whole, latency_bound=30)
+    assert found.best is not None
+    reached = found.found[0].performance
+    assert reached is not None
+    assert reached.latency <= 30
+    # No point of the frontier that meets the bound has noticeably more throughput than what was found.
+    assert max(rate for latency, rate in found.frontier() if latency <= 30) <= reached.throughput * 1.005
+    plan = found.plan()
+    assert plan.schedule.check(plan.problem) is None
+    assert plan.configuration is not None
+    assert plan.configuration.encode_batch == found.best.encode_batch
+
+
+def test_a_search_without_anything_to_weigh_is_refused() -> None:
+    with pytest.raises(InputError, match="takes no time"):
+        batchbound.search(replace(problem(), cost=CostModel(0.0, 0.0, 0.1, 0.1)))
+    assert batchbound.search(problem(), latency_bound=1e-3).best is None
+    with pytest.raises(InputError, match="Loosen --latency-bound"):
+        batchbound.search(problem(), latency_bound=1e-3).plan()

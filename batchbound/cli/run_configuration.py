@@ -25,8 +25,8 @@ from ..data.workload import Workload
 from ..models.exegpt.configuration import ExecConfig, Strategy
 from ..models.exegpt.length_drift import LengthDrift
 from ..models.exegpt.run_profile import can_hand_over
+from ..searching import planned_configuration, timelines_of
 from ..solvers.exegpt.replan import replan
-from .commands.search import planned_configuration, timelines_of
 from .inputs import positive
 from .model import engine_spec
 from .output import note

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchbound.cli.commands.search import timelines_of
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
 from batchbound.data.lengths.pair import LengthPair
@@ -16,6 +15,7 @@ from batchbound.models.exegpt.configuration import ExecConfig, Strategy
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.run_profile import can_hand_over, profile_of_run, seconds_after_encoding
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile
+from batchbound.searching import timelines_of
 
 PROMPTS = ("sequences", "length")
 

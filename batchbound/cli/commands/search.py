@@ -6,30 +6,16 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from ... import __version__
-from ...data.configuration import PlannedConfiguration
-from ...data.costs.layer_profile import LayerProfile, ModelShape
-from ...data.files.disk import InputError, read_json_object
+from ...data.costs.layer_profile import LayerProfile
+from ...data.files.disk import InputError
 from ...data.files.record import plain
-from ...data.lengths.pair import LengthPair
-from ...data.plan import Maker, Plan
-from ...data.problem import Problem
 from ...data.readers.profile_readers import read_profile
-from ...heuristics.exegpt.configured import rra_policy
-from ...heuristics.loop import schedule_of
-from ...heuristics.simulate import simulate
-from ...models.exegpt.configuration import Cluster, ExecConfig, Strategy
-from ...models.exegpt.layer_cost import LayerCost
-from ...models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
-from ...models.exegpt.run_profile import can_hand_over, profile_of_run
-from ...models.exegpt.timeline import Timeline
-from ...models.exegpt.whole_model_profile import whole_model_profile
-from ...solvers.bounds.proven_bound import proven_bound
-from ...solvers.exegpt.execution_search import Found, search_all, whole_frontier
+from ...models.exegpt.configuration import Strategy
+from ...models.exegpt.roofline import ROOFLINE_DEVICES
+from ...searching import ConfigurationSearch, refuse_timeless, roofline_profiles, search
+from ...solvers.exegpt.execution_search import Found
 from ..inputs import (
     Inputs,
     add_problem,
@@ -42,11 +28,9 @@ from ..inputs import (
 )
 from ..output import note
 
-_STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
-    False: (Strategy.RRA,),
-    True: (Strategy.WAA_C, Strategy.WAA_M),
-}
-"""Whether prompts are handed over, and the strategies that do or do not."""
+_COLUMNS = (
+    "strategy", "TP", "B_E", "N_D", "B_m", "groups", "stages", "B_D", "GB", "latency", "req/s", "looked at",
+)  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -110,138 +94,65 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     begun = time.perf_counter()
-    inputs = read_inputs(args, keep_arrivals=False)
-    profiles = _profiles(args, inputs.problem)
+    inputs, profiles = read_inputs(args, keep_arrivals=False), _profiles(args)
     if args.profile and args.cost == "paper":
-        inputs = _with_cost_of(inputs, profiles[0])
-    whole = not args.profile and not args.roofline
-    cost = inputs.problem.cost
-    if whole and 0 in (cost.prefill_seconds(1), cost.decode_seconds(1, 1)):
-        what = "prefilling or decoding takes no time, and a search weighs the one against the other"
-        raise InputError(what, file=args.cost, hint="Measure a model with `batchbound profile`.")
-    timelines = timelines_of(
+        first = min(profiles, key=lambda profile: profile.tensor_parallel)
+        inputs = _with_cost_of(inputs, first)
+    if not profiles:
+        refuse_timeless(inputs.problem.cost, args.cost)
+    kept = args.encode_batch
+    found = search(
+        inputs.problem,
         profiles,
-        _lengths(args, inputs.problem),
-        args.devices,
-        slots=inputs.problem.slots if whole else 0,
-        kv_capacity=inputs.problem.kv_capacity,
+        devices=args.devices,
+        latency_bound=math.inf if args.latency_bound is None else args.latency_bound,
+        latency_margin=args.latency_margin,
+        encode_batches=(kept, kept) if kept else (1, args.most_encode_batch),
+        independent=args.independent,
     )
-    if args.devices > len(timelines) == 1:
-        note("WAA is left out: the profile does not say what two workers cost each other")
-    bound = math.inf if args.latency_bound is None else args.latency_bound
-    if not 0 <= args.latency_margin < 1:
-        hint = "Give a share of the bound, as 0.1."
-        raise InputError(f"{args.latency_margin} is not in [0, 1)", where="--latency-margin", hint=hint)
-    found = [
-        each
-        for handed_over, timeline in timelines.items()
-        for each in search_all(
-            timeline,
-            bound * (1 - args.latency_margin),
-            strategies=_STRATEGIES[handed_over],
-            encode_batches=_encode_batches(args),
-        )
-    ]
-    found.sort(key=lambda each: -each.performance.throughput if each.performance else math.inf)
-    curve = _frontier(args, timelines) if args.frontier else None
-    _print(timelines[False], found, bound, curve, time.perf_counter() - begun, as_json=args.json)
-    _say_extrapolated(timelines, found)
+    _say_limits(found)
+    curve = found.frontier() if args.frontier else None
+    _print(found, curve, time.perf_counter() - begun, as_json=args.json)
+    _say_extrapolated(found)
     if args.output is not None:
-        chosen = next((each.config for each in found if each.config and _can_run(each.config, args)), None)
-        if chosen is None:
-            hint = (
-                "Loosen --latency-bound, or keep back less of it (--latency-margin)."
-                if args.devices < 3
-                else "Search with --devices 1 or 2."
-            )
-            raise InputError("no configuration that `batchbound run` can execute was found", hint=hint)
-        timeline = timelines[chosen.strategy is not Strategy.RRA]
-        configuration = planned_configuration(timeline, chosen, args.latency_bound)
-        _plan(inputs, configuration, args).save(args.output)
-        note(f"{args.output}: the {chosen.strategy.value} configuration as a plan for `batchbound run`")
-    return 0 if any(each.config for each in found) else 1
+        plan = found.plan(provenance=provenance_of(inputs, args.output))
+        plan.save(args.output)
+        assert plan.configuration is not None
+        note(f"{args.output}: the {plan.configuration.strategy} configuration as a plan for `batchbound run`")
+    return 0 if found.best else 1
 
 
-def _say_extrapolated(timelines: Mapping[bool, Timeline], found: Sequence[Found]) -> None:
+def _say_limits(found: ConfigurationSearch) -> None:
+    """Say what the lengths and the profiles mean for what was searched."""
+    correlation = found.timelines[False].lengths.correlation
+    if abs(correlation) > 0.1:
+        note(f"input and output lengths correlate at {correlation:+.2f}; taken into account")
+    if found.devices > len(found.timelines) == 1:
+        note("WAA is left out: the profile does not say what two workers cost each other")
+
+
+def _say_extrapolated(found: ConfigurationSearch) -> None:
     """Say which configurations decode more requests at a time than anybody measured."""
-    for each in found:
-        if each.config is None or each.performance is None:
-            continue
-        config, profile = each.config, timelines[each.config.strategy is not Strategy.RRA].profile
-        at_once = each.performance.decode_batch / (
-            each.performance.stages[1] if config.strategy is Strategy.RRA else config.micro_batches
+    for config, at_once, measured in found.extrapolated():
+        note(
+            f"{config.strategy.value}: {at_once:,.0f} requests decode at a time, the profile was measured"
+            f" with {measured:,.0f} at most: its figures are extrapolated (profile with more --slots)"
         )
-        if at_once > profile.most_decoding:
-            note(
-                f"{config.strategy.value}: {at_once:,.0f} requests decode at a time, the profile was measured"
-                f" with {profile.most_decoding:,.0f} at most: its figures are extrapolated (profile with more"
-                " --slots)"
-            )
 
 
-def planned_configuration(
-    timeline: Timeline, config: ExecConfig, latency_bound: float | None = None
-) -> PlannedConfiguration:
-    """
-    Return what a plan says of a configuration.
-
-    Parameters
-    ----------
-    timeline
-        Of the lengths planned for.
-    config
-        The configuration.
-    latency_bound
-        Seconds, that it was chosen under.
-    """
-    reached, lengths = timeline(config), timeline.lengths
-    batch, lead = reached.decode_batch, 0
-    if config.strategy is not Strategy.RRA:
-        lead = timeline.waa_lead(config)
-        batch = timeline.waa_planned(config) or 0.0
-    return PlannedConfiguration(
-        strategy=config.strategy.value,
-        encode_batch=config.encode_batch,
-        decode_rounds=config.decode_rounds,
-        decode_batch=batch,
-        lead=lead,
-        input_tokens=lengths.inputs.mean,
-        input_deviation=lengths.inputs.sd,
-        iterations=lengths.outputs.mean,
-        iterations_deviation=lengths.outputs.sd,
-        latency_bound=latency_bound,
-        latency=reached.latency,
-        throughput=reached.throughput,
-        reference=timeline.profile.reference,
-    )
-
-
-def _can_run(config: ExecConfig, args: argparse.Namespace) -> bool:
-    """Tell whether `batchbound run` has as many workers: one for RRA, one of each kind for WAA."""
-    workers = 1 if config.strategy is Strategy.RRA else 2
-    return workers == int(args.devices)
-
-
-def _profiles(args: argparse.Namespace, problem: Problem) -> list[LayerProfile]:
+def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
+    """Return the profiles that the options name; none where the cost model is searched as a whole."""
+    profiles: list[LayerProfile] = []
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]
     elif args.roofline:
         if args.model_config is None:
             raise InputError("--roofline needs a model", hint="Say --model-config with its config.json.")
-        path = Path(args.model_config)
-        shape = ModelShape.from_config(read_json_object(path), path.stem)
-        degrees = [degree for degree in (1, 2, 4, 8) if degree <= args.devices]
-        device = ROOFLINE_DEVICES[args.roofline]
-        profiles = [roofline_profile(shape, device, degree) for degree in degrees]
+        profiles = roofline_profiles(args.model_config, args.roofline, args.devices)
         note(profiles[0].source)
-    else:
-        profiles = [whole_model_profile(problem.cost, str(args.cost))]
     for profile in profiles:
         for warning in profile.warnings:
             note(f"{profile.device}, tensor parallel {profile.tensor_parallel}: {warning}")
-    profiles.sort(key=lambda profile: profile.tensor_parallel)
-    if profiles[0].tensor_parallel != 1:
-        raise InputError("no profile is of tensor-parallel degree 1", where="--profile", hint="Add one.")
     return profiles
 
 
@@ -257,151 +168,31 @@ def _with_cost_of(inputs: Inputs, profile: LayerProfile) -> Inputs:
     return replace(inputs, problem=replace(inputs.problem, cost=fitted.cost), cost_source=source)
 
 
-def _lengths(args: argparse.Namespace, problem: Problem) -> LengthPair:
-    # What decodes is counted, so an answer whose first token the prefill yields is one shorter.
-    workload = problem.workload.with_output_tokens(problem.rounds.clip(min=1))
-    lengths = LengthPair.observed(workload, independent=args.independent)
-    if abs(lengths.correlation) > 0.1:
-        note(f"input and output lengths correlate at {lengths.correlation:+.2f}; taken into account")
-    return lengths
-
-
-def _encode_batches(args: argparse.Namespace) -> tuple[int, int]:
-    kept = args.encode_batch
-    return (kept, kept) if kept else (1, args.most_encode_batch)
-
-
-def _frontier(args: argparse.Namespace, timelines: Mapping[bool, Timeline]) -> list[dict[str, float]]:
-    """Return latency and throughput of what no other configuration beats in both, by rising latency."""
-    curve: list[dict[str, float]] = []
-    for latency, throughput in sorted(
-        point
-        for handed_over, timeline in timelines.items()
-        for point in whole_frontier(
-            timeline, strategies=_STRATEGIES[handed_over], encode_batches=_encode_batches(args)
-        )
-    ):
-        if not curve or throughput > curve[-1]["requests_per_s"]:
-            curve.append({"latency_s": latency, "requests_per_s": throughput})
-    return curve
-
-
-def timelines_of(
-    profiles: Sequence[LayerProfile],
-    lengths: LengthPair,
-    devices: int,
-    *,
-    slots: int = 0,
-    kv_capacity: int | None = None,
-) -> dict[bool, Timeline]:
-    """
-    Return the timeline of RRA (False), and on two devices or more that of WAA (True), if it was measured.
-
-    Parameters
-    ----------
-    profiles
-        Of a model on one kind of device, one for each tensor-parallel degree, that of degree 1 first.
-    lengths
-        Of prompts, and of answers in decode iterations.
-    devices
-        How many there are.
-    slots
-        Requests that run at once at most; 0 for any number.
-    kv_capacity
-        Tokens of keys and values held at most, besides what the profile says.
-    """
-    first = profiles[0]
-    cluster = Cluster(
-        devices,
-        first.device_bytes,
-        # What is handed over is measured where the profile knows it: no link comes on top.
-        host_bandwidth=math.inf if first.operation("send") else Cluster(1).host_bandwidth,
-        slots=slots,
-        kv_tokens=min((tokens for tokens in (kv_capacity, first.kv_tokens) if tokens), default=0),
-    )
-    timelines = {}
-    two_workers = devices > 1 and all(map(can_hand_over, profiles))
-    for handed_over in (False, True) if two_workers else (False,):
-        costs = {
-            profile.tensor_parallel: LayerCost(
-                profile_of_run(
-                    profile, lengths.outputs.mean, handed_over=handed_over, input_tokens=lengths.inputs.mean
-                )
-            )
-            for profile in profiles
-        }
-        timelines[handed_over] = Timeline(costs, cluster, lengths)
-    return timelines
-
-
-def _plan(inputs: Inputs, configuration: PlannedConfiguration, args: argparse.Namespace) -> Plan:
-    begun = time.perf_counter()
-    problem = inputs.problem
-    if configuration.handed_over:
-        # The plan is of the worker that decodes: to it, a batch that joins costs next to nothing.
-        problem = replace(problem, cost=problem.cost.with_free_prefill())
-    if args.profile:
-        # How many requests run at a time is the search's choice.
-        problem = replace(problem, slots=min(len(problem), configuration.slots))
-    schedule = schedule_of(simulate(problem, rra_policy(configuration)))
-    name = (
-        f"exegpt-{configuration.strategy.lower()} B_E={configuration.encode_batch}"
-        f" N_D={configuration.decode_rounds}"
-    )
-    maker = Maker(name, __version__, "feasible", "search", time.perf_counter() - begun, 0)
-    return Plan.of(
-        problem,
-        schedule,
-        proven_bound(problem),
-        maker,
-        provenance=provenance_of(inputs, args.output),
-        configuration=configuration,
-    )
-
-
 def _print(
-    timeline: Timeline,
-    found: list[Found],
-    bound: float,
-    curve: list[dict[str, float]] | None,
-    took: float,
-    *,
-    as_json: bool,
+    found: ConfigurationSearch, curve: list[tuple[float, float]] | None, took: float, *, as_json: bool
 ) -> None:
-    rows = [_row(each) for each in found]
+    timeline, bound = found.timelines[False], found.latency_bound
     if as_json:
         value = {
             "latency_bound_s": None if math.isinf(bound) else bound,
             "latency_length": timeline.longest,
             "correlation": timeline.lengths.correlation,
-            "configurations": rows,
+            "configurations": [_row(each) for each in found.found],
             "seconds": took,
         }
-        print(json.dumps(value if curve is None else value | {"frontier": curve}))
+        if curve is not None:
+            value["frontier"] = [{"latency_s": at, "requests_per_s": rate} for at, rate in curve]
+        print(json.dumps(value))
         return
     limit = "none" if math.isinf(bound) else f"{bound:g} s"
     print(f"latency bound {limit}, for {timeline.longest} decode iterations (99th percentile)")
-    head = (
-        "strategy",
-        "TP",
-        "B_E",
-        "N_D",
-        "B_m",
-        "groups",
-        "stages",
-        "B_D",
-        "GB",
-        "latency",
-        "req/s",
-        "looked at",
-    )
-    print("  " + " ".join(f"{name:>9s}" for name in head))
-    for each in found:
+    print("  " + " ".join(f"{name:>9s}" for name in _COLUMNS))
+    for each in found.found:
         print("  " + " ".join(f"{text:>9s}" for text in _cells(each)))
     if curve is not None:
         print("throughput against latency, of the whole grid")
-        for point in curve:
-            print(f"  {point['latency_s']:9.3f} s {point['requests_per_s']:9.2f} requests/s")
+        for latency, rate in curve:
+            print(f"  {latency:9.3f} s {rate:9.2f} requests/s")
 
 
 def _row(each: Found) -> dict[str, object]:

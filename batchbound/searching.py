@@ -1,0 +1,337 @@
+"""The execution configuration of most throughput under a latency bound (ExeGPT), and a plan of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import __version__
+from .data.configuration import PlannedConfiguration
+from .data.costs.cost import CostModel
+from .data.costs.layer_profile import LayerProfile, ModelShape
+from .data.files.disk import InputError, read_json_object
+from .data.lengths.pair import LengthPair
+from .data.plan import Maker, Plan, Provenance
+from .data.problem import Problem
+from .heuristics.exegpt.configured import rra_policy
+from .heuristics.loop import schedule_of
+from .heuristics.simulate import simulate
+from .models.exegpt.configuration import Cluster, ExecConfig, Strategy
+from .models.exegpt.layer_cost import LayerCost
+from .models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
+from .models.exegpt.run_profile import can_hand_over, profile_of_run
+from .models.exegpt.timeline import Timeline
+from .models.exegpt.whole_model_profile import whole_model_profile
+from .solvers.bounds.proven_bound import proven_bound
+from .solvers.exegpt.execution_search import Found, search_all, whole_frontier
+
+_STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
+    False: (Strategy.RRA,),
+    True: (Strategy.WAA_C, Strategy.WAA_M),
+}
+"""Whether prompts are handed over, and the strategies that do or do not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfigurationSearch:
+    """
+    What a search of configurations found.
+
+    Parameters
+    ----------
+    problem
+        The requests, and what a plan of theirs costs.
+    timelines
+        That latency and throughput were read from: of RRA (False), and of WAA (True) where prompts are handed
+        over.
+    found
+        The best of each strategy and tensor-parallel degree, most throughput first; those without one last.
+    devices
+        How many there are.
+    latency_bound
+        Seconds in which a completion of the 99th-percentile length must be there.
+    encode_batches
+        The smallest and the largest that were looked at.
+    profiled
+        Whether the layers were profiled, so that the search chose how many requests run at a time.
+    """
+
+    problem: Problem
+    timelines: Mapping[bool, Timeline]
+    found: tuple[Found, ...]
+    devices: int
+    latency_bound: float
+    encode_batches: tuple[int, int]
+    profiled: bool
+
+    @property
+    def best(self) -> ExecConfig | None:
+        """The configuration of most throughput, or None if none meets the bound."""
+        return next((each.config for each in self.found if each.config), None)
+
+    def extrapolated(self) -> tuple[tuple[ExecConfig, float, float], ...]:
+        """Return configurations that decode more requests at a time than was measured; both numbers too."""
+        beyond = []
+        for each in self.found:
+            if each.config is None or each.performance is None:
+                continue
+            config, profile = each.config, self.timelines[each.config.strategy is not Strategy.RRA].profile
+            at_once = each.performance.decode_batch / (
+                each.performance.stages[1] if config.strategy is Strategy.RRA else config.micro_batches
+            )
+            if at_once > profile.most_decoding:
+                beyond.append((config, at_once, profile.most_decoding))
+        return tuple(beyond)
+
+    def frontier(self) -> list[tuple[float, float]]:
+        """Return latency (s) and throughput (requests/s) of what nothing beats in both, by rising latency."""
+        curve: list[tuple[float, float]] = []
+        for latency, throughput in sorted(
+            point
+            for handed_over, timeline in self.timelines.items()
+            for point in whole_frontier(
+                timeline, strategies=_STRATEGIES[handed_over], encode_batches=self.encode_batches
+            )
+        ):
+            if not curve or throughput > curve[-1][1]:
+                curve.append((latency, throughput))
+        return curve
+
+    def plan(self, *, provenance: Provenance | None = None) -> Plan:
+        """
+        Return the best configuration that ``run`` can carry out on as many devices, as a plan.
+
+        Parameters
+        ----------
+        provenance
+            Where lengths, costs and prompts come from.
+
+        Raises
+        ------
+        InputError
+            If there is none: RRA runs on one device, WAA on two.
+        """
+        runs = [each.config for each in self.found if each.config and self._runs(each.config)]
+        if not runs:
+            hint = (
+                "Loosen --latency-bound, or keep back less of it (--latency-margin)."
+                if self.devices < 3
+                else "Search with --devices 1 or 2."
+            )
+            raise InputError("no configuration that `batchbound run` can execute was found", hint=hint)
+        timeline = self.timelines[runs[0].strategy is not Strategy.RRA]
+        bound = None if math.isinf(self.latency_bound) else self.latency_bound
+        return self._plan(planned_configuration(timeline, runs[0], bound), provenance or Provenance())
+
+    def _runs(self, config: ExecConfig) -> bool:
+        """Tell whether a run has as many workers: one for RRA, one of each kind for WAA."""
+        return self.devices == (1 if config.strategy is Strategy.RRA else 2)
+
+    def _plan(self, configuration: PlannedConfiguration, provenance: Provenance) -> Plan:
+        begun, problem = time.perf_counter(), self.problem
+        if configuration.handed_over:
+            # The plan is of the worker that decodes: to it, a batch that joins costs next to nothing.
+            problem = replace(problem, cost=problem.cost.with_free_prefill())
+        if self.profiled:
+            # How many requests run at a time is the search's choice.
+            problem = replace(problem, slots=min(len(problem), configuration.slots))
+        schedule = schedule_of(simulate(problem, rra_policy(configuration)))
+        name = (
+            f"exegpt-{configuration.strategy.lower()} B_E={configuration.encode_batch}"
+            f" N_D={configuration.decode_rounds}"
+        )
+        maker = Maker(name, __version__, "feasible", "search", time.perf_counter() - begun, 0)
+        bound = proven_bound(problem)
+        return Plan.of(problem, schedule, bound, maker, provenance=provenance, configuration=configuration)
+
+
+def search(
+    problem: Problem,
+    profiles: Sequence[LayerProfile] = (),
+    *,
+    devices: int = 1,
+    latency_bound: float = math.inf,
+    latency_margin: float = 0.0,
+    encode_batches: tuple[int, int] = (1, 256),
+    independent: bool = False,
+) -> ConfigurationSearch:
+    """
+    Return the configurations of most throughput whose latency stays under a bound.
+
+    Parameters
+    ----------
+    problem
+        The requests, all there at the start; without profiles, its cost model and slots are what is searched.
+    profiles
+        Layer profiles of the model on one kind of device, one for each tensor-parallel degree, 1 among them.
+    devices
+        How many there are.
+    latency_bound
+        Seconds in which a completion of the 99th-percentile length must be there.
+    latency_margin
+        Share of the bound kept back, for a machine that is slower at times.
+    encode_batches
+        The smallest and the largest batch to encode.
+    independent
+        Take input and output lengths as independent.
+
+    Raises
+    ------
+    InputError
+        If no profile is of degree 1, stages take no time, or the margin is no share.
+    """
+    if not 0 <= latency_margin < 1:
+        hint = "Give a share of the bound, as 0.1."
+        raise InputError(f"{latency_margin} is not in [0, 1)", where="--latency-margin", hint=hint)
+    if not profiles:
+        refuse_timeless(problem.cost)
+    given = sorted(profiles, key=lambda profile: profile.tensor_parallel)
+    if given and given[0].tensor_parallel != 1:
+        raise InputError("no profile is of tensor-parallel degree 1", where="--profile", hint="Add one.")
+    # What decodes is counted, so a completion whose first token the prefill yields is one shorter.
+    workload = problem.workload.with_output_tokens(problem.rounds.clip(min=1))
+    timelines = timelines_of(
+        given or [whole_model_profile(problem.cost, "the problem's cost model")],
+        LengthPair.observed(workload, independent=independent),
+        devices,
+        slots=0 if given else problem.slots,
+        kv_capacity=problem.kv_capacity,
+    )
+    found = [
+        each
+        for handed_over, timeline in timelines.items()
+        for each in search_all(
+            timeline,
+            latency_bound * (1 - latency_margin),
+            strategies=_STRATEGIES[handed_over],
+            encode_batches=encode_batches,
+        )
+    ]
+    found.sort(key=lambda each: -each.performance.throughput if each.performance else math.inf)
+    return ConfigurationSearch(
+        problem, timelines, tuple(found), devices, latency_bound, encode_batches, profiled=bool(given)
+    )
+
+
+def refuse_timeless(cost: CostModel, file: str | None = None) -> None:
+    """
+    Raise InputError if prefilling or decoding takes no time: a search weighs the one against the other.
+
+    Parameters
+    ----------
+    cost
+        The cost model.
+    file
+        Where it stands.
+    """
+    if 0 in (cost.prefill_seconds(1), cost.decode_seconds(1, 1)):
+        what = "prefilling or decoding takes no time, and a search weighs the one against the other"
+        raise InputError(what, file=file, hint="Measure a model with `batchbound profile`.")
+
+
+def roofline_profiles(config: str | os.PathLike[str], device: str, devices: int) -> list[LayerProfile]:
+    """
+    Return profiles of a model from a device's peak rates: nothing is measured.
+
+    Parameters
+    ----------
+    config
+        The model's ``config.json``.
+    device
+        One of :data:`~batchbound.models.exegpt.roofline.ROOFLINE_DEVICES`.
+    devices
+        How many there are: a profile for each tensor-parallel degree of 1, 2, 4 and 8 among them.
+    """
+    path = Path(config)
+    shape = ModelShape.from_config(read_json_object(path), path.stem)
+    degrees = [degree for degree in (1, 2, 4, 8) if degree <= devices]
+    return [roofline_profile(shape, ROOFLINE_DEVICES[device], degree) for degree in degrees]
+
+
+def planned_configuration(
+    timeline: Timeline, config: ExecConfig, latency_bound: float | None = None
+) -> PlannedConfiguration:
+    """
+    Return what a plan says of a configuration.
+
+    Parameters
+    ----------
+    timeline
+        Of the lengths planned for.
+    config
+        The configuration.
+    latency_bound
+        Seconds, that it was chosen under.
+    """
+    reached, lengths = timeline(config), timeline.lengths
+    batch, lead = reached.decode_batch, 0
+    if config.strategy is not Strategy.RRA:
+        lead = timeline.waa_lead(config)
+        batch = timeline.waa_planned(config) or 0.0
+    return PlannedConfiguration(
+        strategy=config.strategy.value,
+        encode_batch=config.encode_batch,
+        decode_rounds=config.decode_rounds,
+        decode_batch=batch,
+        lead=lead,
+        input_tokens=lengths.inputs.mean,
+        input_deviation=lengths.inputs.sd,
+        iterations=lengths.outputs.mean,
+        iterations_deviation=lengths.outputs.sd,
+        latency_bound=latency_bound,
+        latency=reached.latency,
+        throughput=reached.throughput,
+        reference=timeline.profile.reference,
+    )
+
+
+def timelines_of(
+    profiles: Sequence[LayerProfile],
+    lengths: LengthPair,
+    devices: int,
+    *,
+    slots: int = 0,
+    kv_capacity: int | None = None,
+) -> dict[bool, Timeline]:
+    """
+    Return the timeline of RRA (False), and on two devices or more that of WAA (True), if it was measured.
+
+    Parameters
+    ----------
+    profiles
+        Of a model on one kind of device, one for each tensor-parallel degree, that of degree 1 first.
+    lengths
+        Of prompts, and of answers in decode iterations.
+    devices
+        How many there are.
+    slots
+        Requests that run at once at most; 0 for any number.
+    kv_capacity
+        Tokens of keys and values held at most, besides what the profile says.
+    """
+    first = profiles[0]
+    cluster = Cluster(
+        devices,
+        first.device_bytes,
+        # What is handed over is measured where the profile knows it: no link comes on top.
+        host_bandwidth=math.inf if first.operation("send") else Cluster(1).host_bandwidth,
+        slots=slots,
+        kv_tokens=min((tokens for tokens in (kv_capacity, first.kv_tokens) if tokens), default=0),
+    )
+    timelines = {}
+    two_workers = devices > 1 and all(map(can_hand_over, profiles))
+    for handed_over in (False, True) if two_workers else (False,):
+        costs = {
+            profile.tensor_parallel: LayerCost(
+                profile_of_run(
+                    profile, lengths.outputs.mean, handed_over=handed_over, input_tokens=lengths.inputs.mean
+                )
+            )
+            for profile in profiles
+        }
+        timelines[handed_over] = Timeline(costs, cluster, lengths)
+    return timelines
