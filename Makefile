@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo style test test-all mutants clean
+.PHONY: demo style test test-all site mutants clean
 
 # Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
@@ -30,6 +30,14 @@ $(VENV)/engine: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/engine
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,ray,dev]'
+	touch $@
+
+# Builds the documentation into build/site; a warning is an error.
+site: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+$(VENV)/docs: $(VENV)/engine
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,docs]'
 	touch $@
 
 # Changes the judges line by line and says which changes no test notices: docs/mutation.md.

@@ -17,7 +17,7 @@ from .registry import policy_named
 from .simulator import Simulator
 
 
-def simulate(problem: Problem, policy: Policy, output_tokens: IntArray | None = None) -> Trace:
+def simulate(problem: Problem, policy: Policy | str, output_tokens: IntArray | None = None) -> Trace:
     """
     Return the trace of a job served in simulated time.
 
@@ -26,7 +26,7 @@ def simulate(problem: Problem, policy: Policy, output_tokens: IntArray | None = 
     problem
         The problem, with the lengths the policy may count on.
     policy
-        A fresh policy.
+        A fresh policy, or the name of a built-in one.
     output_tokens
         The true length of each answer (tokens, shape (requests,)); the problem's own by default.
 
@@ -34,7 +34,11 @@ def simulate(problem: Problem, policy: Policy, output_tokens: IntArray | None = 
     ------
     PolicyError
         If the policy asks for what cannot be done.
+    ValueError
+        If there is no policy of that name.
     """
+    if isinstance(policy, str):
+        policy = policy_named(policy, problem)
     return execute(problem, policy, Simulator(problem, output_tokens))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OTHERS)]
 FOLDERS = "batchbound|data|models|heuristics|solvers|executor|tests|benchmarks|docs|examples"
 
 
@@ -31,3 +32,13 @@ def test_the_map_has_a_row_for_every_room() -> None:
     }
     shown = {str(room) for room in rooms if "econoserve" not in room.parts} - {"models"}
     assert {room for room in shown if f"`{room}/`" not in page} == set()
+
+
+def test_every_benchmark_is_listed() -> None:
+    listed = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    scripts = [
+        file.name
+        for file in sorted((ROOT / "benchmarks").glob("*.py"))
+        if "__main__" in file.read_text(encoding="utf-8")
+    ]
+    assert [name for name in scripts if f"`{name}`" not in listed] == []

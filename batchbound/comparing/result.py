@@ -82,6 +82,9 @@ class Comparison:
 
     rows: tuple[Measurement, ...]
 
+    def __str__(self) -> str:
+        return self.to_markdown()
+
     def to_csv(self) -> str:
         """Return the table as CSV, a header line first."""
         text = io.StringIO()

@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import __version__
 from ..data.files.disk import atomic_write
 from ..data.problem import Problem
+from ..data.schedule import Schedule
 from ..heuristics.loop import schedule_of
 from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulate import simulate
@@ -26,8 +27,8 @@ POLICY = "policy:"
 """Before the name of a policy, which is simulated: ``policy:fcfs``."""
 
 Instance = Problem | LinearModel
-OwnSolver = Callable[[Problem, Limits], Result]
-"""A user's own solver: a problem and limits in, a result out."""
+OwnSolver = Callable[[Problem, Limits], Result | Schedule]
+"""A user's own solver: a problem and limits in, a schedule out, or a result where it also proves a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _measured(name: str, instance: Instance, label: str, solver: Solver, limits:
         if isinstance(solver, OwnLinearSolver):
             raise BackendError(f"{label} takes linear models")
         if not isinstance(solver, str):
-            return _of_result(name, label, instance, solver(instance, limits))
+            return _of_result(name, label, instance, _own(label, solver, instance, limits))
         if solver.startswith(POLICY):
             return _policy(name, instance, label, solver.removeprefix(POLICY))
         if solver in SOLVERS:
@@ -167,6 +168,16 @@ def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement
     return Measurement(
         name, label, trace.makespan, None, None, seconds, status, stopped, __version__, message, "", steps
     )
+
+
+def _own(label: str, solver: OwnSolver, problem: Problem, limits: Limits) -> Result:
+    begun = time.perf_counter()
+    found = solver(problem, limits)
+    seconds = time.perf_counter() - begun
+    if isinstance(found, Result):
+        return found
+    makespan = found.makespan(problem) if found.check(problem) is None else None
+    return Result(Status.FEASIBLE, StoppedBy.GAVE_UP, found, makespan, None, seconds, label, "")
 
 
 def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measurement:

@@ -66,7 +66,25 @@ def test_every_solver_meets_every_instance_and_gaps_are_to_the_best_bound() -> N
     assert comparison.rows[2].version == "mine 1"
 
 
+def test_an_own_solver_may_return_a_schedule_alone_and_the_comparison_prints_as_a_table() -> None:
+    def alone(problem: Problem, limits: Limits) -> Schedule:
+        return ski_rental_schedule(problem, order=np.arange(len(problem)))
+
+    comparison = compare({"a": small(0)}, {"alone": alone, "given": given}, Limits(seconds=0.1))
+    ours, theirs = comparison.rows
+    assert ours.value == theirs.value
+    assert ours.status == "feasible"
+    assert "| a | alone |" in str(comparison)
+
+
 def test_an_own_solver_that_breaks_a_rule_is_found_out() -> None:
+    def silent(problem: Problem, limits: Limits) -> Schedule:
+        zeros = np.zeros(len(problem), dtype=np.int64)
+        return Schedule(zeros, zeros, np.array([1000]))
+
+    with pytest.raises(ValueError, match="the schedule of 'silent' for 'a' breaks a rule"):
+        compare({"a": small(0)}, {"silent": silent}, Limits(seconds=0.1))
+
     def wrong(problem: Problem, limits: Limits) -> Result:
         zeros = np.zeros(len(problem), dtype=np.int64)
         schedule = Schedule(zeros, zeros, np.array([1000]))
