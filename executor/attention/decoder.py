@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from ..models.families import layer_windows, needs_padding_mask
 from .functions import grouped, repeats_keys
+from .packed_weights import PackedWeights
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 
@@ -40,6 +41,7 @@ class Decoder:
         self.padding_mask = needs_padding_mask(model.config)
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
+        self._packed = PackedWeights(model)
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 
     def decoding(self) -> AbstractContextManager[None]:
@@ -81,11 +83,16 @@ class Decoder:
         if self._takes_positions:
             arguments["position_ids"] = positions
         if last is None:
-            logits: torch.Tensor = self.model(**arguments).logits
+            with self._faster():
+                logits: torch.Tensor = self.model(**arguments).logits
             return logits[:, -1]
-        with self._only(last):
+        with self._only(last), self._faster():
             logits = self.model(**arguments).logits
         return logits[:, 0] if logits.shape[1] == 1 else logits[last]
+
+    def _faster(self) -> AbstractContextManager[None]:
+        """Return the context in which layers run on packed weights; the compiler packs its own."""
+        return nullcontext() if torch.compiler.is_compiling() else self._packed.in_place()
 
     @contextmanager
     def _only(self, last: tuple[torch.Tensor, torch.Tensor]) -> Iterator[None]:

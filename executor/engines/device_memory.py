@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
+
+from ..models.faults import available_bytes
 
 if TYPE_CHECKING:
     from .tiers import Tier
@@ -21,11 +22,13 @@ def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
     ----------
     model
         Loaded, on the device. On the CPU the device is what memory the host has available now, with what
-        the weights take already.
+        the weights take already; a packed copy of them is counted as taken.
     tier
         Its layout: what a token takes is measured on a batch of it.
     """
     import torch
+
+    from ..attention.packed_weights import packed_bytes
 
     weights = sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
     if model.device.type == "cuda":
@@ -34,6 +37,7 @@ def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
     else:
         free = available_bytes()
         whole = free + weights
+        free -= packed_bytes(model)
     return float(whole), int(_USABLE * free / token_bytes_of(model, tier))
 
 
@@ -50,15 +54,3 @@ def token_bytes_of(model: Any, tier: Tier) -> float:
     batch.prefill([0], [[0]])
     held = batch.take(0)
     return sum(part.nbytes for part in (*held.keys, *held.values)) / held.tokens
-
-
-def available_bytes() -> int:
-    """Return the bytes of the host's memory that a process can still have."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as stream:
-            found = next((line for line in stream if line.startswith("MemAvailable:")), "")
-    except OSError:
-        found = ""
-    if found:
-        return 1024 * int(found.split()[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

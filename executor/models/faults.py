@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -118,3 +119,15 @@ def device_failures() -> Iterator[None]:
         ):
             raise
         raise RunStoppedError(f"the device failed ({message}); check it, then start again") from error
+
+
+def available_bytes() -> int:
+    """Return the bytes of the host's memory that a process can still have."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as stream:
+            found = next((line for line in stream if line.startswith("MemAvailable:")), "")
+    except OSError:
+        found = ""
+    if found:
+        return 1024 * int(found.split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,102 @@
+"""Linear layers on packed weights: the same answers, and never those of weights that have changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from batchbound.executor.attention.packed_weights import PackedWeights, packed_bytes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def two_layers(dtype: Any = torch.float32) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 160), torch.nn.Linear(160, 128, bias=False))
+    return model.to(dtype).eval()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_layers_give_what_the_layers_give(rows: int, dtype: Any) -> None:
+    model, inputs = two_layers(dtype), torch.randn(2, rows, 128, dtype=dtype)
+    packed = PackedWeights(model)
+    with torch.inference_mode():
+        expected = model(inputs)
+        with packed.in_place():
+            got = model(inputs)
+    assert packed.layers == (2 if torch.backends.mkldnn.is_available() else 0)
+    assert torch.allclose(got.double(), expected.double(), atol=torch.finfo(dtype).eps * 10)
+
+
+def change_in_place(model: Any) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+
+
+def step_an_optimizer(model: Any) -> None:
+    model(torch.randn(4, 128)).square().sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def load_others(model: Any) -> None:
+    model.load_state_dict({name: 3 * weight for name, weight in model.state_dict().items()})
+
+
+def replace_the_data(model: Any) -> None:
+    model[0].weight.data = torch.randn(160, 128)
+
+
+def replace_the_parameter(model: Any) -> None:
+    model[0].weight = torch.nn.Parameter(torch.randn(160, 128))
+
+
+@pytest.mark.parametrize(
+    "change", [change_in_place, step_an_optimizer, load_others, replace_the_data, replace_the_parameter]
+)
+def test_weights_that_change_are_packed_anew(change: Any) -> None:
+    model, inputs = two_layers(), torch.randn(5, 128)
+    packed = PackedWeights(model)
+    with torch.inference_mode(), packed.in_place():
+        before = model(inputs)
+    change(model)
+    with torch.inference_mode():
+        expected = model(inputs)
+        with packed.in_place():
+            got = model(inputs)
+    assert not torch.allclose(before, expected, atol=1e-4)
+    assert torch.allclose(got, expected, atol=1e-4)
+
+
+def test_without_memory_for_a_second_copy_the_own_weights_are_read() -> None:
+    model = two_layers()
+    size = 4 * 2 * 128 * 160
+    assert packed_bytes(model, available=lambda: 4 * size) == size
+    assert packed_bytes(model, available=lambda: 4 * size - 4) == 0
+    assert PackedWeights(model, available=lambda: 4 * size - 4).layers == 0
+
+
+def test_layers_that_cannot_be_packed_are_left_alone() -> None:
+    assert PackedWeights(two_layers(torch.float64)).layers == 0, "oneDNN has no double precision"
+    hooked = two_layers()
+    hooked[0].forward = lambda inputs: inputs[..., :1].expand(*inputs.shape[:-1], 160)
+    packed = PackedWeights(hooked)
+    assert packed.layers == 1
+    with torch.inference_mode(), packed.in_place():
+        hooked(torch.randn(2, 128))
+    assert "forward" in vars(hooked[0]), "what somebody put in a layer's place is there afterwards"
+    with torch.inference_mode():
+        uncounted = two_layers().to(torch.bfloat16).to(torch.float32)
+    assert PackedWeights(uncounted).layers == 0, "nobody could tell when they change"
+
+
+def test_the_model_is_as_before_even_when_it_fails() -> None:
+    model = two_layers()
+    packed = PackedWeights(model)
+    with pytest.raises(RuntimeError), torch.inference_mode(), packed.in_place():
+        model(torch.randn(2, 7))
+    assert "forward" not in vars(model[0])
+    assert "forward" not in vars(model[1])
