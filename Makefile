@@ -29,7 +29,7 @@ $(VENV)/engine: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,ray,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,ray,trl,dev]'
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.
