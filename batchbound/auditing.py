@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .data.costs.communication import with_all_reduce
+from .data.costs.link import DEVICE_LINKS, LINKS
 from .data.files.disk import InputError, read_text
 from .data.iterations import EngineLimits, Sequences
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
@@ -198,8 +200,13 @@ def _in_seconds(
         kv_capacity=limits.kv_tokens,
         block_tokens=limits.block_tokens,
     )
+    table = read_profile(profile)
+    link = LINKS.get(DEVICE_LINKS.get(table.device, ""))
+    if ran.data_parallel > 1 or (link is None and table.tensor_parallel > 1):
+        what = "seconds of several replicas, or of devices whose link is not known, cannot be audited"
+        raise InputError(what, file=profile, hint="Leave the profile out.")
     try:
-        found = audit_seconds(ran, LayerCost(read_profile(profile)))
+        found = audit_seconds(ran, LayerCost(table if link is None else with_all_reduce(table, link)))
     except ValueError as error:
         raise InputError(str(error), file=profile, hint="Give another profile, or leave it out.") from None
     return {

@@ -12,7 +12,9 @@ from pathlib import Path
 from . import __version__
 from .data.configuration import PlannedConfiguration
 from .data.costs.cost import CostModel
-from .data.costs.layer_profile import LayerProfile, ModelShape
+from .data.costs.layer_profile import LayerProfile
+from .data.costs.link import DEVICE_LINKS, LINKS, Link
+from .data.costs.model_shape import ModelShape
 from .data.files.disk import InputError, read_json_object
 from .data.lengths.pair import LengthPair
 from .data.plan import Maker, Plan, Provenance
@@ -158,6 +160,7 @@ def search(
     latency_margin: float = 0.0,
     encode_batches: tuple[int, int] = (1, 256),
     independent: bool = False,
+    link: Link | None = None,
 ) -> ConfigurationSearch:
     """
     Return the configurations of most throughput whose latency stays under a bound.
@@ -178,6 +181,8 @@ def search(
         The smallest and the largest batch to encode.
     independent
         Take input and output lengths as independent.
+    link
+        Between the devices; by default what devices of the profile's kind usually have.
 
     Raises
     ------
@@ -200,6 +205,7 @@ def search(
         devices,
         slots=0 if given else problem.slots,
         kv_capacity=problem.kv_capacity,
+        link=link,
     )
     found = [
         each
@@ -296,6 +302,7 @@ def timelines_of(
     *,
     slots: int = 0,
     kv_capacity: int | None = None,
+    link: Link | None = None,
 ) -> dict[bool, Timeline]:
     """
     Return the timeline of RRA (False), and on two devices or more that of WAA (True), if it was measured.
@@ -312,11 +319,16 @@ def timelines_of(
         Requests that run at once at most; 0 for any number.
     kv_capacity
         Tokens of keys and values held at most, besides what the profile says.
+    link
+        Between the devices; by default what devices of the profile's kind usually have.
     """
     first = profiles[0]
+    known = link or LINKS.get(DEVICE_LINKS.get(first.device, ""))
     cluster = Cluster(
         devices,
         first.device_bytes,
+        link_bandwidth=known.bandwidth if known else Cluster(1).link_bandwidth,
+        link_latency=known.latency if known else Cluster(1).link_latency,
         # What is handed over is measured where the profile knows it: no link comes on top.
         host_bandwidth=math.inf if first.operation("send") else Cluster(1).host_bandwidth,
         slots=slots,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from batchbound.data.costs.cost import FloatArray
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.files.disk import InputError, read_json_object
 from batchbound.data.readers.profile_readers import DEVICE_BYTES, read_table
 

@@ -9,120 +9,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..files.disk import InputError, read_json_object, write_json
+from ..files.disk import read_json_object, write_json
 from ..files.record import plain, record, refuse_unknown
 from .cost import FloatArray
+from .model_shape import ModelShape
 from .reference_time import ReferenceTime
 
 AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
 """What an operation can depend on: all new tokens, sequences, new tokens per prompt, tokens already held by
 that prompt, decoding sequences, and tokens held by each of those."""
 PHASES = ("both", "encode", "decode", "mixed", "run")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """
-    The sizes of a transformer that decide what it costs.
-
-    Parameters
-    ----------
-    name
-        As its makers call it.
-    layers
-        Decoder layers.
-    hidden, heads, kv_heads, head_dim, intermediate, vocabulary
-        Widths, in values; heads in number.
-    bytes_per_value
-        Of weights and of keys and values.
-    encoder_layers
-        Encoder layers; 0 for a decoder-only model, whose decoder layers encode the prompt.
-    gated
-        Whether the feed-forward part has a gate (three matrices) or not (two).
-    tied_embedding
-        Whether the output head shares the embedding's weights.
-    """
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-    bytes_per_value: int = 2
-    encoder_layers: int = 0
-    gated: bool = True
-    tied_embedding: bool = False
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object], name: str = "") -> ModelShape:
-        """
-        Return the shape that a HuggingFace ``config.json`` describes.
-
-        Parameters
-        ----------
-        config
-            The configuration's fields.
-        name
-            The model's name, ``model_type`` by default.
-
-        Raises
-        ------
-        InputError
-            If a size is missing.
-        """
-
-        def size(*names: str, default: int | None = None) -> int:
-            for key in names:
-                value = config.get(key)
-                if isinstance(value, int) and not isinstance(value, bool):
-                    return value
-            if default is None:
-                hint = "Give the configuration of a transformer."
-                raise InputError(f"has none of the fields {', '.join(names)}", where="config", hint=hint)
-            return default
-
-        hidden = size("hidden_size", "d_model", "n_embd")
-        heads = size("num_attention_heads", "num_heads", "n_head")
-        kind = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
-        return cls(
-            name=name or str(config.get("model_type", "model")),
-            layers=size("num_hidden_layers", "num_decoder_layers", "num_layers", "n_layer"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=size("num_key_value_heads", default=heads),
-            head_dim=size("head_dim", "d_kv", default=hidden // heads),
-            intermediate=size("intermediate_size", "d_ff", "ffn_dim", "n_inner", default=4 * hidden),
-            vocabulary=size("vocab_size"),
-            bytes_per_value={"float64": 8, "float32": 4}.get(kind.removeprefix("torch."), 2),
-            encoder_layers=size("num_layers", "encoder_layers") if config.get("is_encoder_decoder") else 0,
-            gated=str(config.get("hidden_act", "silu")) in ("silu", "swish"),
-            tied_embedding=bool(config.get("tie_word_embeddings", False)),
-        )
-
-    @property
-    def layer_values(self) -> int:
-        """Weights of one layer, in values (cross-attention of an encoder-decoder model left out)."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + (3 if self.gated else 2) * self.hidden * self.intermediate + 2 * self.hidden
-
-    @property
-    def embedding_values(self) -> int:
-        """Weights of the embedding and the output head, in values."""
-        return (1 if self.tied_embedding else 2) * self.vocabulary * self.hidden
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        layers = self.layers + self.encoder_layers
-        return self.bytes_per_value * (layers * self.layer_values + self.embedding_values)
-
-    @property
-    def kv_bytes_per_layer_token(self) -> int:
-        """Bytes of keys and values of one token in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

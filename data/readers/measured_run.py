@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..costs.cost import FloatArray
-from ..files.disk import read_json_object
+from ..files.disk import InputError, read_json_object
 from ..files.json_fields import JsonFields
 from ..files.jsonl import json_lines
 from ..workload import Workload
@@ -46,6 +46,10 @@ class MeasuredRun:
         Whether the content of freed blocks can be taken up again.
     model, device
         What ran.
+    tensor_parallel, data_parallel
+        Devices that share a layer, and replicas of the whole model.
+    expert_parallel
+        Whether the devices share out whole experts.
     """
 
     workload: Workload
@@ -60,6 +64,9 @@ class MeasuredRun:
     reuse: bool
     model: str
     device: str
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
 
     @property
     def makespan(self) -> float:
@@ -81,7 +88,8 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     Raises
     ------
     InputError
-        If a file is missing or a request lacks a field.
+        If a file is missing, a request lacks a field, or the engine did what is not simulated: pipeline
+        stages on several devices, speculative decoding.
     """
     folder = Path(folder)
     meta = read_json_object(folder / "meta.json")
@@ -96,6 +104,8 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         output_tokens=column["output_toks"].astype(np.int64),
         arrival=column["queued_ts"] - start,
     )
+    engine = _object(meta, "engine_kwargs")
+    _refuse_unsimulated(engine, read)
     most = _count(read, "engine_kwargs", "max_num_seqs") or 256
     scheduler = _object(resolved, "scheduler_config")
     captured = JsonFields(
@@ -116,7 +126,23 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         reuse=bool(memory.get("enable_prefix_caching", True)),
         model=str(meta.get("model", "unknown")),
         device=folder.name.partition("-")[0],
+        tensor_parallel=_count(read, "engine_kwargs", "tensor_parallel_size") or 1,
+        data_parallel=_count(read, "engine_kwargs", "data_parallel_size") or 1,
+        expert_parallel=bool(engine.get("enable_expert_parallel", False)),
     )
+
+
+def _refuse_unsimulated(engine: Mapping[str, object], read: JsonFields) -> None:
+    for name, usual in (
+        ("pipeline_parallel_size", 1),
+        ("speculative_config", None),
+        ("decode_context_parallel_size", 1),
+    ):
+        value = engine.get(name, usual)
+        if value not in (usual, None):
+            hint = "Give a run without it."
+            where = f"field 'engine_kwargs.{name}'"
+            raise InputError(f"{value!r} is not simulated", file=read.file, where=where, hint=hint)
 
 
 def default_graph_tokens(sequences: int) -> tuple[int, ...]:

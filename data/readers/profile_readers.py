@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..costs.layer_profile import LayerProfile, ModelShape, Operation
+from ..costs.cost import FloatArray
+from ..costs.layer_profile import LayerProfile, Operation
+from ..costs.model_shape import ModelShape
 from ..files.disk import InputError, read_json_object, read_text
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ _MICROSECOND = 1e-6
 _ONCE = {"embedding", "final_layernorm"}
 _TWICE = {"layernorm"}
 """Before the attention and after it; the files time one of the two."""
+_FEED_FORWARD = {"gate_up_proj", "act_fn", "down_proj"}
+"""What a layer without experts computes in their place."""
 DEVICE_BYTES: Mapping[str, float] = {
     "RTX4090": 25_250_627_584,
     "RTXPRO6000": 96 * 2**30,
@@ -28,13 +32,18 @@ DEVICE_BYTES: Mapping[str, float] = {
 """Memory of one device by the name the files use; the first as its driver reports it, the others nominal."""
 
 
-def read_profile(path: str | os.PathLike[str]) -> LayerProfile:
-    """Return the layer profile of a file of ours, or of a folder in LLMServingSim's format."""
-    return read_layer_profiles(path) if Path(path).is_dir() else LayerProfile.load(path)
+def read_profile(path: str | os.PathLike[str], *, expert_parallel: int = 1) -> LayerProfile:
+    """Return the layer profile of a file of ours, or of a folder as :func:`read_layer_profiles` says."""
+    if Path(path).is_dir():
+        return read_layer_profiles(path, expert_parallel=expert_parallel)
+    return LayerProfile.load(path)
 
 
 def read_layer_profiles(
-    folder: str | os.PathLike[str], *, config: str | os.PathLike[str] | None = None
+    folder: str | os.PathLike[str],
+    *,
+    config: str | os.PathLike[str] | None = None,
+    expert_parallel: int = 1,
 ) -> LayerProfile:
     """
     Return a table of per-layer kernel times in LLMServingSim's format.
@@ -44,14 +53,18 @@ def read_layer_profiles(
     folder
         Named ``DEVICE-MODEL-tpN``; holds ``dense.csv`` (layer, tokens, time_us), ``attention.csv``
         (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) and ``per_sequence.csv`` (layer, sequences,
-        time_us). Its times are those of one device of the N.
+        time_us), of a model with experts ``moe.csv`` (ep, tokens, activated_experts, time_us). Its times are
+        those of one device of the N.
     config
         The model's HuggingFace configuration; by default ``MODEL.json`` beside the folder.
+    expert_parallel
+        Devices that share out the experts.
 
     Raises
     ------
     InputError
-        If a file is missing, a column is, or the folder's name does not say what was measured.
+        If a file is missing, a column is, the folder's name does not say what was measured, or it holds
+        layers that are not costed here.
     """
     folder = Path(folder)
     device, _, rest = folder.name.partition("-")
@@ -62,16 +75,21 @@ def read_layer_profiles(
     shape = ModelShape.from_config(
         read_json_object(folder.parent / f"{model}.json" if config is None else config), model
     )
+    strange = folder / "linear_attention.csv"
+    if strange.exists():
+        hint = "Give a profile of a model whose layers all have attention."
+        raise InputError("linear attention cannot be costed", file=strange, hint=hint)
     operations = [
-        *_named(read_table(folder / "dense.csv", ("layer", "tokens", "time_us")), "tokens"),
-        *_named(read_table(folder / "per_sequence.csv", ("layer", "sequences", "time_us")), "sequences"),
+        *_named(read_table(folder / "dense.csv", ("layer", "tokens", "time_us")), "tokens", shape),
+        *_named(
+            read_table(folder / "per_sequence.csv", ("layer", "sequences", "time_us")), "sequences", shape
+        ),
         *_attention(folder / "attention.csv"),
+        *([_experts(folder / "moe.csv", shape, expert_parallel)] if shape.experts else []),
     ]
     warnings = []
     if int(degree) > 1:
-        warnings.append(
-            "the files hold no synchronisation between devices; it is added by the user or not at all"
-        )
+        warnings.append("the files hold no synchronisation between devices: name the link between them")
     return LayerProfile(
         shape=shape,
         device=device,
@@ -83,17 +101,20 @@ def read_layer_profiles(
     )
 
 
-def _named(table: pd.DataFrame, axis: str) -> list[Operation]:
+def _named(table: pd.DataFrame, axis: str, shape: ModelShape) -> list[Operation]:
     operations = []
+    dense = 1 - shape.expert_layers / shape.layers
     for name, rows in table.groupby("layer", sort=True):
         rows = rows.sort_values(axis)
+        # Of a model with experts, the layers without are few or none.
+        share = dense if name in _FEED_FORWARD else 1.0
         operations.append(
             Operation(
                 name=str(name),
                 phase="both",
                 axes=(axis,),
                 points=rows[[axis]].to_numpy(dtype=np.float64),
-                seconds=rows["time_us"].to_numpy(dtype=np.float64) * _MICROSECOND,
+                seconds=rows["time_us"].to_numpy(dtype=np.float64) * _MICROSECOND * share,
                 times=2 if name in _TWICE else 1,
                 per_layer=axis == "tokens" and name not in _ONCE,
             )
@@ -104,6 +125,12 @@ def _named(table: pd.DataFrame, axis: str) -> list[Operation]:
 def _attention(path: Path) -> list[Operation]:
     columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     table = read_table(path, (*columns, "time_us"))
+    if "layer" in table and set(table["layer"]) != {"attention"}:
+        strange = ", ".join(sorted(set(table["layer"]) - {"attention"}))
+        hint = "Give a profile of a model whose layers attend to all they hold."
+        raise InputError(f"{strange} cannot be costed", file=path, where="column 'layer'", hint=hint)
+    if "decode_q_len" in table:
+        table = table[table["decode_q_len"] == 1]
     encoding, decoding = table["prefill_chunk"] > 0, table["n_decode"] > 0
     parts = (
         ("encode_attention", "encode", encoding & ~decoding, ("length", "past"), columns[:2]),
@@ -120,6 +147,38 @@ def _attention(path: Path) -> list[Operation]:
         )
         for name, phase, rows, axes, chosen in parts
     ]
+
+
+def _experts(path: Path, shape: ModelShape, devices: int) -> Operation:
+    """Return the time of a layer's experts by the tokens of all devices that share them out."""
+    table = read_table(path, ("tokens", "activated_experts", "time_us"))
+    tokens = np.unique(table["tokens"].to_numpy(dtype=np.float64))
+    tokens = np.unique(np.concatenate((tokens, 2.0 ** np.arange(0, np.log2(tokens[-1]), 0.25))).round())
+    each = tokens
+    if "ep" in table:
+        known = sorted(set(table["ep"].astype(int)))
+        if devices not in known:
+            hint = f"Known are {', '.join(map(str, known))}."
+            what = f"no experts were timed that {devices} devices share out"
+            raise InputError(what, file=path, where="column 'ep'", hint=hint)
+        table = table[table["ep"] == devices]
+    else:
+        # Timed with all experts on one device: one of several computes its share of the tokens.
+        each = tokens / devices
+    read = shape.experts_read(tokens) / devices
+    points = table[["tokens", "activated_experts"]].to_numpy(dtype=np.float64)
+    seconds = table["time_us"].to_numpy(dtype=np.float64) * _MICROSECOND
+    by_tokens = np.unique(points[:, 0])
+    rows = [points[:, 0] == at for at in by_tokens]
+    known_at = np.array([np.interp(read, *_rising(points[row, 1], seconds[row])) for row in rows])
+    of = np.array([np.interp(each[at], by_tokens, known_at[:, at]) for at in range(len(tokens))])
+    share = shape.expert_layers / shape.layers
+    return Operation("moe", "both", ("tokens",), tokens[:, None], of * share)
+
+
+def _rising(at: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    order = np.argsort(at)
+    return at[order], values[order]
 
 
 def read_table(path: Path, columns: tuple[str, ...], *, text: tuple[str, ...] = ("layer",)) -> pd.DataFrame:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...data.costs.cost import FloatArray
-from ...data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from ...data.costs.layer_profile import LayerProfile, Operation
+from ...data.costs.model_shape import ModelShape
 from ...data.costs.reference_time import WORK, ReferenceTime
 from ...models.exegpt.layer_cost import LayerCost, Surface
 from ...models.exegpt.run_profile import WARMING_ROUNDS, seconds_after_encoding

@@ -14,7 +14,7 @@ from ...heuristics.serving.device import DeviceBatch
 from ...models.bounds.iterations import iteration_bound
 from ...models.exegpt.iteration_minorant import Minorant, Work, best_minorant
 from ...models.exegpt.layer_cost import LayerCost
-from .validate import ComposedDevice, replay_on
+from .replay import ComposedDevice, replay_on
 
 MODEL = "measured beyond the cost model"
 WAITED = "nothing had arrived"

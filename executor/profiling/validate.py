@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from ...data.costs.cost import CostModel, FloatArray, IntArray
+from ...data.costs.layer_profile import LayerProfile
+from ...data.costs.link import Link
 from ...data.readers.measured_run import MeasuredRun
 from ...data.trace import Trace
-from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.device import DeviceBatch, ServingDevice
-from ...heuristics.serving.kv_ledger import KvLedger
-from ...models.exegpt.layer_cost import LayerCost
-from ..serving.simulation import ServingRun, serve_on_device
+from .replay import replay_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,70 +60,9 @@ class Validation:
         return {"requests": self.requests, "order_correlation": self.order_correlation, "metrics": metrics}
 
 
-class ComposedDevice:
-    """
-    A device whose iterations take the seconds composed from a layer profile alone.
-
-    Parameters
-    ----------
-    cost
-        Of the model on the engine's device.
-    graph_tokens
-        Numbers of tokens the engine rounds up to, ascending.
-    """
-
-    def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
-        self._cost, self._graphs = cost, list(graph_tokens)
-
-    def run(self, work: DeviceBatch) -> float:
-        """Return the seconds of an iteration."""
-        contexts = work.held[work.decodes]
-        chunks = [(new, int(work.held[request]) - new) for request, new in work.prefill]
-        tokens = len(contexts) + sum(new for new, _ in chunks)
-        at = bisect_left(self._graphs, tokens)
-        padded = self._graphs[at] if at < len(self._graphs) else tokens
-        context = float(contexts.mean()) if len(contexts) else 0.0
-        return self._cost.iteration(len(contexts), context, chunks, sampled=work.drawn, padded_tokens=padded)
-
-
-def replay_run(run: MeasuredRun, cost: LayerCost) -> ServingRun:
-    """
-    Return the simulation of a measured run: same arrivals, same lengths, same limits.
-
-    Parameters
-    ----------
-    run
-        The run; only its requests and settings are used, none of its times.
-    cost
-        Of its model on its device.
-
-    Raises
-    ------
-    ServingError
-        If a request alone needs more than the device holds.
-    ValueError
-        If the settings are none that vLLM takes.
-    """
-    return replay_on(run, ComposedDevice(cost, run.graph_tokens))
-
-
-def replay_on(run: MeasuredRun, device: ServingDevice) -> ServingRun:
-    """Return what a device makes of a measured run, as :func:`replay_run` says."""
-    workload = run.workload
-    each = workload.input_tokens + workload.output_tokens + run.block_tokens
-    capacity = int(each.sum()) if run.kv_capacity is None else run.kv_capacity
-    return serve_on_device(
-        workload,
-        ChunkedPrefill(run.batched_tokens, run.sequences),
-        device,
-        KvLedger(capacity, len(workload), run.block_tokens, reuse=run.reuse),
-        ahead=run.ahead,
-    )
-
-
-def validate_run(run: MeasuredRun, cost: LayerCost) -> Validation:
+def validate_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None) -> Validation:
     """Return how far the simulation of a measured run is from it (see :func:`replay_run`)."""
-    simulated = replay_run(run, cost)
+    simulated = replay_run(run, profile, link)
     measured = (run.first_token, run.finished)
     return _compare(
         run.workload.arrival,

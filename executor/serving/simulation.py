@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,7 +124,8 @@ def simulate_serving(
     """
     ledger = KvLedger(kv_capacity, len(workload), block_tokens)
     device = SimulatedDevice(cost)
-    return _Job(workload, policy, device, ledger, predicted, prefilled=prefilled, until=until).run()
+    job = ServingJob(workload, policy, ledger, predicted, prefilled=prefilled, until=until)
+    return _carried_out(job, device)
 
 
 def serve_on_device(
@@ -157,24 +159,48 @@ def serve_on_device(
     ServingError, KvLedgerError
         As :func:`simulate_serving` says.
     """
-    return _Job(workload, policy, device, ledger, predicted, ahead=ahead).run()
+    return _carried_out(ServingJob(workload, policy, ledger, predicted, ahead=ahead), device)
 
 
-class _Job:
+def _carried_out(job: ServingJob, device: ServingDevice) -> ServingRun:
+    steps = job.iterations()
+    ask = next(steps, None)
+    while ask is not None:
+        try:
+            ask = steps.send(device.run(ask[1]))
+        except StopIteration:
+            ask = None
+    return job.result()
+
+
+class ServingJob:
+    """
+    A job under way: asks for one iteration after another, and keeps what came of them.
+
+    Parameters
+    ----------
+    workload, policy, ledger, predicted, prefilled, until, ahead
+        As :func:`simulate_serving` and :func:`serve_on_device` say.
+
+    Raises
+    ------
+    ServingError
+        If a request alone needs more than the device holds.
+    """
+
     def __init__(
         self,
         workload: Workload,
         policy: ServingPolicy,
-        device: ServingDevice,
         ledger: KvLedger,
-        predicted: IntArray | None,
+        predicted: IntArray | None = None,
         *,
         prefilled: bool = False,
         until: float = math.inf,
         ahead: bool = False,
     ) -> None:
         count = len(workload)
-        self.workload, self.policy, self.device, self.ledger = workload, policy, device, ledger
+        self.workload, self.policy, self.ledger = workload, policy, ledger
         self.output, self.until, self.ahead = workload.output_tokens, until, ahead
         needed = workload.input_tokens + workload.output_tokens - 1
         room = ledger.blocks * ledger.block_tokens
@@ -220,7 +246,15 @@ class _Job:
         self.away = dict(enumerate(workload.input_tokens.tolist()))
         self.first_token[:] = workload.arrival
 
-    def run(self) -> ServingRun:
+    def iterations(self) -> Generator[tuple[float, DeviceBatch], float, None]:
+        """
+        Yield when each iteration begins, seconds, and what a device is to do; be sent the seconds it took.
+
+        Raises
+        ------
+        ServingError, KvLedgerError
+            As :func:`simulate_serving` says.
+        """
         count, state = len(self.workload), self.state
         clock = started = 0.0
         while self.done < count and clock < self.until:
@@ -242,8 +276,9 @@ class _Job:
                 started = clock = clock if waited else max(clock, self.arrivals[self.arrived])
                 continue
             started = clock
-            clock = self._iterate(step, clock, swapped, decided)
-        return self._result()
+            running, drawing = self._begin(step, clock)
+            seconds = yield clock, self._batch(step, running, drawing, swapped)
+            clock = self._end(step, (running, drawing), (clock, seconds), decided)
 
     def _apply(self, step: ServingStep, now: float) -> int:
         """Carry out what is no computing, and return the tokens swapped."""
@@ -296,7 +331,8 @@ class _Job:
         self.since[request] = now
         self.status[request] = status
 
-    def _iterate(self, step: ServingStep, now: float, swapped: int, decided: float) -> float:
+    def _begin(self, step: ServingStep, now: float) -> tuple[IntArray, list[int]]:
+        """Take up an iteration's tokens; return who decodes, and whose prompt becomes complete."""
         state = self.state
         running = state.running if step.decode else state.running[:0]
         drawing = []
@@ -311,17 +347,28 @@ class _Job:
                 drawing.append(request)
         state.held[running] += 1
         self._judge(state.running, [request for request, _ in step.prefill])
-        seconds = self.device.run(
-            DeviceBatch(
-                decodes=running,
-                prefill=step.prefill,
-                held=state.held,
-                swap_out=step.swap_out,
-                swap_in=step.swap_in,
-                swapped=swapped,
-                drawn=len(running) + len(drawing),
-            )
+        return running, drawing
+
+    def _batch(self, step: ServingStep, running: IntArray, drawing: list[int], swapped: int) -> DeviceBatch:
+        return DeviceBatch(
+            decodes=running,
+            prefill=step.prefill,
+            held=self.state.held,
+            swap_out=step.swap_out,
+            swap_in=step.swap_in,
+            swapped=swapped,
+            drawn=len(running) + len(drawing),
         )
+
+    def _end(
+        self,
+        step: ServingStep,
+        requests: tuple[IntArray, list[int]],
+        took: tuple[float, float],
+        decided: float,
+    ) -> float:
+        """Note what an iteration brought, and return when it ended."""
+        state, (running, drawing), (now, seconds) = self.state, requests, took
         end = now + seconds
         prompt_tokens = sum(new for _, new in step.prefill)
         held = self._held()
@@ -371,7 +418,8 @@ class _Job:
         self.ending.clear()
         return some
 
-    def _result(self) -> ServingRun:
+    def result(self) -> ServingRun:
+        """Return what was done, once nothing more is asked for."""
         self._retire()
         ledger = self.ledger
         columns = list(zip(*self.records, strict=True))

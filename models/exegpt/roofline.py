@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...data.costs.cost import FloatArray
-from ...data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from ...data.costs.layer_profile import LayerProfile, Operation
+from ...data.costs.model_shape import ModelShape
 
 _TOKENS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192], dtype=np.float64)
 _LENGTHS = np.array([1, 64, 128, 256, 512, 1024, 2048, 4096, 8192], dtype=np.float64)
@@ -68,7 +69,7 @@ def roofline_profile(shape: ModelShape, device: RooflineDevice, tensor_parallel:
         Devices that share every layer evenly.
     """
     value = shape.bytes_per_value
-    layer_bytes = shape.layer_values * value
+    layer_bytes = shape.token_values * value
     head_bytes = shape.vocabulary * shape.hidden * value
     new = np.repeat(_SEQUENCES, len(_LENGTHS))
     held = np.tile(_LENGTHS, len(_SEQUENCES))
@@ -82,7 +83,7 @@ def roofline_profile(shape: ModelShape, device: RooflineDevice, tensor_parallel:
     operations = (
         Operation(
             "dense", "both", ("tokens",), _TOKENS[:, None],
-            seconds(2 * _TOKENS * shape.layer_values, layer_bytes + 4 * _TOKENS * shape.hidden * value),
+            seconds(2 * _TOKENS * shape.token_values, layer_bytes + 4 * _TOKENS * shape.hidden * value),
         ),
         Operation(
             "lm_head", "both", ("sequences",), _SEQUENCES[:, None],

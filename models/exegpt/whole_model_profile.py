@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...data.costs.cost import CostModel
-from ...data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from ...data.costs.layer_profile import LayerProfile, Operation
+from ...data.costs.model_shape import ModelShape
 
 _MANY = 1e6
 """Tokens or slots: a line through the origin's value and this one's is exact everywhere."""

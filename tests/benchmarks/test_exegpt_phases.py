@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from exegpt_phases import PhaseRun, simulate_phases
 
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy

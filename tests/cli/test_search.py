@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload

@@ -20,7 +20,8 @@ from batchbound.cli import main
 from batchbound.cli.run_configuration import say_reached
 from batchbound.data.configuration import PlannedConfiguration
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.plan import Maker, Plan
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage, Trace

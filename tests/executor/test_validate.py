@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.files.disk import InputError
 from batchbound.data.problem import Problem
 from batchbound.data.readers.measured_run import read_vllm_run
@@ -27,7 +28,6 @@ from batchbound.heuristics.serving.device import DeviceBatch
 from batchbound.heuristics.serving.kv_ledger import KvLedger, KvLedgerError
 from batchbound.heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
 from batchbound.heuristics.simulate import simulate
-from batchbound.models.exegpt.layer_cost import LayerCost
 
 
 class OneSecond:
@@ -254,7 +254,7 @@ def test_a_vllm_run_without_a_profile_is_refused(tmp_path: Path, capsys: pytest.
 def test_the_simulation_is_within_five_percent_of_a_measured_vllm_run(device: str, public_data: Path) -> None:
     folder = public_data / "vllm_runs" / f"{device}-Llama-3.1-8B"
     profile = read_layer_profiles(public_data / "layer_profiles" / f"{device}-Llama-3.1-8B-tp1")
-    validation = validate_run(read_vllm_run(folder), LayerCost(profile))
+    validation = validate_run(read_vllm_run(folder), profile)
     assert abs(validation.metrics["makespan_s"].error) < 0.05
     assert abs(validation.metrics["tokens_per_s"].error) < 0.05
     assert abs(validation.metrics["tpot_mean_s"].error) < 0.05

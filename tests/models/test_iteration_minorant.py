@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_layer_profiles

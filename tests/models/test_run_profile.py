@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.workload import Workload
 from batchbound.models.exegpt.configuration import ExecConfig, Strategy

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.costs.cost import FloatArray
-from batchbound.data.costs.layer_profile import LayerProfile, ModelShape, Operation
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.workload import Workload
@@ -270,6 +271,6 @@ def test_a_roofline_decode_reads_every_weight_once() -> None:
     weights = shape.weight_bytes - shape.vocabulary * shape.hidden * shape.bytes_per_value
     assert seconds == pytest.approx(weights / device.bandwidth, rel=0.1)
     long = LayerCost(roofline_profile(shape, device)).iteration(0, 0, [(2048, 0)])
-    flops = 2 * 2048 * shape.layers * shape.layer_values
+    flops = 2 * 2048 * shape.layers * shape.token_values
     assert long == pytest.approx(flops / device.flops, rel=0.15)
     assert math.isfinite(long)

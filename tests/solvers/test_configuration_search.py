@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbound.data.costs.cost import FloatArray, IntArray
-from batchbound.data.costs.layer_profile import ModelShape
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.profile_readers import read_layer_profiles

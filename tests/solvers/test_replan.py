@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from batchbound.data.costs.layer_profile import ModelShape
+from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy

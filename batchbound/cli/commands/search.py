@@ -6,9 +6,11 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...data.costs.layer_profile import LayerProfile
+from ...data.costs.link import LINKS, Link
 from ...data.files.disk import InputError
 from ...data.files.record import plain
 from ...data.readers.profile_readers import read_profile
@@ -26,6 +28,7 @@ from ..inputs import (
     refuse_outputs,
     seconds,
 )
+from ..links import add_link, link_of, refuse_link
 from ..output import note
 
 _COLUMNS = (
@@ -59,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--model-config", metavar="FILE", help="the model's config.json, for --roofline")
     group.add_argument("--devices", type=positive, default=1, help="default %(default)s")
+    add_link(group)
     group.add_argument(
         "--latency-margin",
         type=float,
@@ -109,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         latency_margin=args.latency_margin,
         encode_batches=(kept, kept) if kept else (1, args.most_encode_batch),
         independent=args.independent,
+        link=_link(args, profiles),
     )
     _say_limits(found)
     curve = found.frontier() if args.frontier else None
@@ -120,6 +125,19 @@ def run(args: argparse.Namespace) -> int:
         assert plan.configuration is not None
         note(f"{args.output}: the {plan.configuration.strategy} configuration as a plan for `batchbound run`")
     return 0 if found.best else 1
+
+
+def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | None:
+    """Return the link between the devices, and say which it is; None for one device."""
+    if args.devices == 1:
+        refuse_link(args)
+        return None
+    link = link_of(args, profiles[0].device if profiles else "")
+    if link is None:
+        what = "what the devices tell each other cannot be costed: their link is not known"
+        raise InputError(what, where="--link", hint=f"Name one of {', '.join(LINKS)}.")
+    note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
+    return link
 
 
 def _say_limits(found: ConfigurationSearch) -> None:

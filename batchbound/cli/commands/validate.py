@@ -10,9 +10,10 @@ from ...data.files.disk import InputError
 from ...data.readers.measured_run import read_vllm_run
 from ...data.readers.profile_readers import read_profile
 from ...data.trace import Trace
+from ...executor.profiling.replay import mismatches
 from ...executor.profiling.validate import Validation, validate_run, validate_trace
-from ...models.exegpt.layer_cost import LayerCost
 from ..inputs import read_cost
+from ..links import add_link, link_of, refuse_link
 from ..output import note
 
 
@@ -32,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cost", metavar="paper|FILE", help="for a trace: the cost model, a file of `batchbound profile`"
     )
+    add_link(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -41,19 +43,36 @@ def run(args: argparse.Namespace) -> int:
         if args.profile is None:
             hint = "Say --profile with the layer profile of the run's device."
             raise InputError("the run is a vLLM run and needs a layer profile", file=args.run_path, hint=hint)
-        measured = read_vllm_run(args.run_path)
-        profile = read_profile(args.profile)
-        if measured.kv_capacity is None:
-            note("the run does not say how many tokens of keys and values fit: taken as unlimited")
-        validation = validate_run(measured, LayerCost(profile))
+        validation, warnings = _replayed(args)
     else:
         trace = Trace.load(args.run_path)
         if args.cost is None:
             hint = "Say --cost with a file of `batchbound profile`."
             raise InputError("the trace needs a cost model", file=args.run_path, hint=hint)
-        validation = validate_trace(trace, read_cost(args.cost)[0])
-    print(json.dumps(validation.to_json()) if args.json else _table(validation))
+        refuse_link(args)
+        validation, warnings = validate_trace(trace, read_cost(args.cost)[0]), []
+    if args.json:
+        print(json.dumps({"warnings": warnings} | validation.to_json()))
+    else:
+        print("\n".join([*(f"WARNING: {warning}" for warning in warnings), _table(validation)]))
     return 0
+
+
+def _replayed(args: argparse.Namespace) -> tuple[Validation, list[str]]:
+    measured = read_vllm_run(args.run_path)
+    shared = measured.tensor_parallel * measured.data_parallel if measured.expert_parallel else 1
+    profile = read_profile(args.profile, expert_parallel=shared)
+    link = link_of(args, profile.device) if profile.tensor_parallel * measured.data_parallel > 1 else None
+    if link is None:
+        refuse_link(args)
+    if measured.kv_capacity is None:
+        note("the run does not say how many tokens of keys and values fit: taken as unlimited")
+    warnings = mismatches(measured, profile)
+    if link is not None:
+        note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
+    else:
+        warnings += profile.warnings
+    return validate_run(measured, profile, link), warnings
 
 
 def _table(validation: Validation) -> str:

@@ -1,0 +1,66 @@
+"""Options that say what connects the devices of a model."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..data.costs.link import DEVICE_LINKS, LINKS, Link
+from ..data.files.disk import InputError
+from .inputs import at_least_zero, seconds
+
+
+def add_link(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the options that :func:`link_of` reads."""
+    parser.add_argument(
+        "--link",
+        choices=sorted(LINKS),
+        help="what connects the devices (default: what the profile's device usually has)",
+    )
+    parser.add_argument(
+        "--link-bandwidth",
+        type=seconds,
+        metavar="GB/S",
+        help="of the link, one way, 10^9 bytes a second (default: that of --link)",
+    )
+    parser.add_argument(
+        "--link-latency",
+        type=at_least_zero,
+        metavar="US",
+        help="of a collective operation on next to no data, microseconds (default: that of --link)",
+    )
+
+
+def link_of(args: argparse.Namespace, device: str) -> Link | None:
+    """
+    Return the link that the options name, or the usual one of a device; None if that is not known.
+
+    Parameters
+    ----------
+    args
+        With what :func:`add_link` added.
+    device
+        As profiles and rooflines name it.
+    """
+    name = args.link or DEVICE_LINKS.get(device)
+    known = LINKS[name] if name else None
+    bandwidth, latency = args.link_bandwidth, args.link_latency
+    if bandwidth is None and latency is None:
+        return known
+    if known is None and (bandwidth is None or latency is None):
+        missing = "--link-bandwidth" if bandwidth is None else "--link-latency"
+        hint = "Give both, or name a --link."
+        raise InputError(f"a link of {device} is not known", where=missing, hint=hint)
+    return Link(
+        "given",
+        known.bandwidth if known and bandwidth is None else float(bandwidth) * 1e9,
+        known.latency if known and latency is None else float(latency) * 1e-6,
+        "as given",
+    )
+
+
+def refuse_link(args: argparse.Namespace) -> None:
+    """Refuse the options of a link where there is one device and nothing to connect."""
+    for option in ("link", "link_bandwidth", "link_latency"):
+        if getattr(args, option) is not None:
+            name = "--" + option.replace("_", "-")
+            raise InputError("has no effect on one device", where=name, hint="Leave it out.")

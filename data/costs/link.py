@@ -1,0 +1,103 @@
+"""The link between devices that share a model, and what adding up or gathering arrays over it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """
+    What connects the devices of a group.
+
+    Parameters
+    ----------
+    name
+        As options name it.
+    bandwidth
+        Bytes a second that a device sends and receives at the same time.
+    latency
+        Seconds of a collective operation (all-reduce, all-gather, reduce-scatter) on next to no data.
+    source
+        Where the two come from, in a sentence.
+
+    Raises
+    ------
+    ValueError
+        If the bandwidth is not positive or the latency is negative.
+    """
+
+    name: str
+    bandwidth: float
+    latency: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0 or not self.latency >= 0:
+            raise ValueError(
+                f"link {self.name!r}: {self.bandwidth:g} bytes a second and {self.latency:g} s of latency;"
+                " the bandwidth must be positive, the latency zero or more"
+            )
+
+    def all_reduce_seconds(self, devices: int, data: float) -> float:
+        """
+        Return the seconds in which devices add up an array that each of them has (ring all-reduce).
+
+        Parameters
+        ----------
+        devices
+            Of the group.
+        data
+            Bytes of the array.
+        """
+        if devices == 1:
+            return 0.0
+        return self.latency + 2 * (devices - 1) / devices * data / self.bandwidth
+
+    def gather_seconds(self, devices: int, data: float) -> float:
+        """
+        Return the seconds of an all-gather, or of a reduce-scatter: half of the ring's steps.
+
+        Parameters
+        ----------
+        devices
+            Of the group.
+        data
+            Bytes of the whole array.
+        """
+        if devices == 1:
+            return 0.0
+        return self.latency + (devices - 1) / devices * data / self.bandwidth
+
+
+_ASSUMED = "bandwidth one way from the data sheet; latency assumed, measure it with nccl-tests"
+LINKS: Mapping[str, Link] = {
+    link.name: link
+    for link in (
+        Link(
+            "pcie5-rtxpro6000", 38.16e9, 12.7e-6,
+            "NCCL all-reduce between two RTX PRO 6000, PCIe 5.0 x16, as LLMServingSim's hardware.yaml of"
+            " 2026-09-26 publishes it: 12.7 us for 4 KiB, 35.54 GiB/s",
+        ),
+        Link("pcie4", 31.5e9, 20e-6, "PCIe 4.0 x16: " + _ASSUMED),
+        Link("pcie5", 63e9, 15e-6, "PCIe 5.0 x16: " + _ASSUMED),
+        Link("nvlink3", 300e9, 10e-6, "A100's NVLink: " + _ASSUMED),
+        Link("nvlink4", 450e9, 10e-6, "H100's and H200's NVLink: " + _ASSUMED),
+        Link("nvlink5", 900e9, 10e-6, "B200's and B300's NVLink: " + _ASSUMED),
+    )
+}  # fmt: skip
+"""Known links, by name."""
+DEVICE_LINKS: Mapping[str, str] = {
+    "RTXPRO6000": "pcie5-rtxpro6000",
+    "RTX4090": "pcie4",
+    "a40": "pcie4",
+    "rtx4090": "pcie4",
+    "a100-80gb": "nvlink3",
+    "h100-80gb": "nvlink4",
+    "h200": "nvlink4",
+    "b200": "nvlink5",
+    "b300": "nvlink5",
+    "gb200": "nvlink5",
+}
+"""The link that devices of a kind usually have, by the device's name in profiles and among rooflines."""

@@ -1,0 +1,323 @@
+"""The sizes of a transformer that decide what it costs, from its ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..files.disk import InputError
+from .cost import FloatArray
+from .quantisation import weight_bytes_of
+
+_UNCOSTED = {
+    "index_topk": "attention that picks its keys by an index",
+    "linear_num_value_heads": "layers of linear attention",
+    "mamba_d_state": "Mamba layers",
+    "ssm_state_size": "Mamba layers",
+    "state_size": "Mamba layers",
+    "attention_hidden_size": "RWKV layers",
+    "block_types": "recurrent blocks",
+    "hybrid_override_pattern": "Mamba layers",
+}
+"""Fields of configurations that say a layer costs something this library has no formula for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """
+    The sizes of a transformer that decide what it costs.
+
+    Parameters
+    ----------
+    name
+        As its makers call it.
+    layers
+        Decoder layers.
+    hidden, heads, kv_heads, head_dim, intermediate, vocabulary
+        Widths, in values; heads in number. ``kv_heads`` is 1 for multi-query attention.
+    bytes_per_value
+        Of keys and values, activations and weights that are not quantised.
+    encoder_layers
+        Encoder layers; 0 for a decoder-only model, whose decoder layers encode the prompt.
+    gated
+        Whether the feed-forward part has a gate (three matrices) or not (two).
+    tied_embedding
+        Whether the output head shares the embedding's weights.
+    experts, active_experts, expert_intermediate
+        Experts of a layer, how many of them a token uses, and the width of one; 0 for a dense model.
+    shared_intermediate
+        Width of the experts that every token uses, together.
+    dense_layers
+        Of a model with experts, the layers that have none.
+    latent, query_latent, rope_dim, value_dim
+        Of latent attention (MLA): width of the keys' and values' common latent, of the queries' (0 for none),
+        of the part of a key that carries positions, and of a head's value; ``latent`` is 0 for other models.
+    window, window_layers
+        Tokens that the layers with a sliding window attend to, and how many layers have one.
+    feed_forward_bytes, attention_bytes
+        Bytes of a weight of the feed-forward part (or experts) and of attention, where they are quantised;
+        0 for ``bytes_per_value``.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    bytes_per_value: int = 2
+    encoder_layers: int = 0
+    gated: bool = True
+    tied_embedding: bool = False
+    experts: int = 0
+    active_experts: int = 0
+    expert_intermediate: int = 0
+    shared_intermediate: int = 0
+    dense_layers: int = 0
+    latent: int = 0
+    query_latent: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+    window: int = 0
+    window_layers: int = 0
+    feed_forward_bytes: float = 0.0
+    attention_bytes: float = 0.0
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], name: str = "") -> ModelShape:
+        """
+        Return the shape that a HuggingFace ``config.json`` describes.
+
+        Parameters
+        ----------
+        config
+            The configuration's fields.
+        name
+            The model's name, ``model_type`` by default.
+
+        Raises
+        ------
+        InputError
+            If a size is missing, or the model has layers or weights whose cost is not known here: linear
+            attention, state spaces, indexed attention, a method of quantisation.
+        """
+        outer, inner = config, config.get("text_config")
+        if isinstance(inner, dict):
+            config = {**outer, **inner}
+        refuse_uncosted(config)
+        read = _Sizes(config)
+        hidden = read.size("hidden_size", "d_model", "n_embd")
+        heads = read.size("num_attention_heads", "num_heads", "n_head")
+        kind = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
+        layers = read.size("num_hidden_layers", "num_decoder_layers", "num_layers", "n_layer")
+        value = {"float64": 8, "float32": 4}.get(kind, 2)
+        feed_forward, attention = weight_bytes_of(config, value)
+        return cls(
+            name=name or str(config.get("model_type", "model")),
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=_kv_heads(config, read, heads),
+            head_dim=read.size("head_dim", "d_kv", "qk_nope_head_dim", default=hidden // heads)
+            if not config.get("kv_lora_rank")
+            else read.size("qk_nope_head_dim"),
+            intermediate=read.size("intermediate_size", "d_ff", "ffn_dim", "n_inner", default=4 * hidden),
+            vocabulary=read.size("vocab_size"),
+            bytes_per_value=value,
+            encoder_layers=read.size("num_layers", "encoder_layers")
+            if config.get("is_encoder_decoder")
+            else 0,
+            gated=str(config.get("hidden_act", "silu")) in ("silu", "swish"),
+            tied_embedding=bool(outer.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            feed_forward_bytes=feed_forward,
+            attention_bytes=attention,
+            **_experts(config, read, layers),
+            **_latent(config, read),
+            **_window(config, layers),
+        )
+
+    @property
+    def attention_values(self) -> int:
+        """Weights of one layer's attention, in values (cross-attention left out)."""
+        if not self.latent:
+            return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        key, into = self.head_dim + self.rope_dim, self.query_latent or self.hidden
+        query = self.hidden * self.query_latent + into * self.heads * key
+        down = self.hidden * (self.latent + self.rope_dim)
+        up = self.latent * self.heads * (self.head_dim + self.value_dim)
+        return query + down + up + self.heads * self.value_dim * self.hidden
+
+    @property
+    def expert_values(self) -> int:
+        """Weights of one expert, in values."""
+        return self._matrices * self.hidden * self.expert_intermediate
+
+    @property
+    def shared_values(self) -> int:
+        """Weights of a layer with experts that every token reads: the shared expert and the router."""
+        return self._matrices * self.hidden * self.shared_intermediate + self.hidden * self.experts
+
+    @property
+    def dense_values(self) -> int:
+        """Weights of the feed-forward part of a layer without experts, in values."""
+        return self._matrices * self.hidden * self.intermediate
+
+    @property
+    def _matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def embedding_values(self) -> int:
+        """Weights of the embedding and the output head, in values."""
+        return (1 if self.tied_embedding else 2) * self.vocabulary * self.hidden
+
+    @property
+    def layer_bytes(self) -> float:
+        """Bytes of the weights of one layer, all its experts with it; the mean over the layers."""
+        return float(self.read_bytes(np.array([np.inf]))[0])
+
+    def experts_read(self, tokens: FloatArray) -> FloatArray:
+        """Return how many different experts so many tokens use on average, if each is as likely."""
+        if not self.experts:
+            return np.zeros_like(tokens)
+        missed = 1.0 - self.active_experts / self.experts
+        return np.asarray(self.experts * (1.0 - missed**tokens))
+
+    def read_bytes(self, tokens: FloatArray) -> FloatArray:
+        """Return the bytes of weights that a layer reads for so many tokens, the mean over the layers."""
+        of_experts = self.experts_read(tokens) * self.expert_values + self.shared_values
+        share = self.expert_layers / self.layers
+        feed_forward = share * of_experts + (1 - share) * self.dense_values
+        norms = 2 * self.hidden * self.bytes_per_value
+        attention = self.attention_values * (self.attention_bytes or self.bytes_per_value)
+        return np.asarray(
+            feed_forward * (self.feed_forward_bytes or self.bytes_per_value) + attention + norms
+        )
+
+    @property
+    def token_values(self) -> float:
+        """Weights of a layer that one token is multiplied with, in values, the mean over the layers."""
+        share = self.expert_layers / self.layers
+        of_experts = self.active_experts * self.expert_values + self.shared_values
+        feed_forward = share * of_experts + (1 - share) * self.dense_values
+        return feed_forward + self.attention_values + 2 * self.hidden
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights, those of all experts with them."""
+        layers = self.layers + self.encoder_layers
+        return layers * self.layer_bytes + self.bytes_per_value * self.embedding_values
+
+    @property
+    def kv_bytes_per_layer_token(self) -> int:
+        """Bytes of keys and values of one token in one layer; of the latent, where there is one."""
+        if self.latent:
+            return (self.latent + self.rope_dim) * self.bytes_per_value
+        return 2 * self.kv_heads * self.head_dim * self.bytes_per_value
+
+    @property
+    def kv_heads_or_one(self) -> int:
+        """Heads of keys that devices can share out; a latent is whole on each."""
+        return 1 if self.latent else self.kv_heads
+
+    def attended(self, context: FloatArray) -> FloatArray:
+        """Return the tokens that a layer attends to, of so many held, the mean over the layers."""
+        if not self.window_layers:
+            return context
+        share = self.window_layers / self.layers
+        return np.asarray(share * np.minimum(context, self.window) + (1 - share) * context)
+
+    @property
+    def pair_flops(self) -> int:
+        """Operations of a layer's attention for a token and one that it attends to, all heads."""
+        if self.latent:
+            # Absorbed: each head attends in the latent's width.
+            return 2 * self.heads * (2 * self.latent + self.rope_dim)
+        return 4 * self.heads * self.head_dim
+
+
+def refuse_uncosted(config: Mapping[str, object]) -> None:
+    """Refuse a configuration whose layers cost something that no formula here counts."""
+    what = next((why for field, why in _UNCOSTED.items() if config.get(field)), None)
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and set(kinds) - {"full_attention", "sliding_attention", "attention"}:
+        strange = sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention", "attention"})
+        what = "layers of the kind " + ", ".join(strange)
+    if what is not None:
+        model = config.get("model_type", "the model")
+        hint = "Measure its stages with `batchbound profile`, and give that cost instead."
+        raise InputError(f"{model} has {what}, which cannot be costed", where="config", hint=hint)
+
+
+class _Sizes:
+    """Whole numbers of a configuration, each under one of several names."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._config = config
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        for key in names:
+            value = self._config.get(key)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+        if default is None:
+            hint = "Give the configuration of a transformer."
+            raise InputError(f"has none of the fields {', '.join(names)}", where="config", hint=hint)
+        return default
+
+
+def _kv_heads(config: Mapping[str, object], read: _Sizes, heads: int) -> int:
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    return read.size("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
+
+
+def _experts(config: Mapping[str, object], read: _Sizes, layers: int) -> dict[str, int]:
+    experts = read.size("num_local_experts", "n_routed_experts", "num_experts", default=0)
+    if experts < 2:
+        return {}
+    names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
+    width = read.size("moe_intermediate_size", "intermediate_size")
+    shared = read.size("shared_expert_intermediate_size", "shared_intermediate_size", default=0)
+    if not shared:
+        shared = width * read.size("n_shared_experts", "num_shared_experts", default=0)
+    step = max(1, read.size("decoder_sparse_step", default=1))
+    first = read.size("first_k_dense_replace", default=0)
+    only = config.get("mlp_only_layers")
+    without = set(only) if isinstance(only, list) else set()
+    without |= {layer for layer in range(layers) if layer < first or (layer + 1) % step}
+    return {
+        "experts": experts,
+        "active_experts": read.size(*names),
+        "expert_intermediate": width,
+        "shared_intermediate": shared,
+        "dense_layers": len(without),
+    }
+
+
+def _latent(config: Mapping[str, object], read: _Sizes) -> dict[str, int]:
+    if not config.get("kv_lora_rank"):
+        return {}
+    return {
+        "latent": read.size("kv_lora_rank"),
+        "query_latent": read.size("q_lora_rank", default=0),
+        "rope_dim": read.size("qk_rope_head_dim"),
+        "value_dim": read.size("v_head_dim"),
+    }
+
+
+def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    if not isinstance(window, int) or isinstance(window, bool) or config.get("use_sliding_window") is False:
+        return {}
+    sliding = kinds.count("sliding_attention") if isinstance(kinds, list) else layers
+    return {"window": window, "window_layers": sliding} if sliding else {}

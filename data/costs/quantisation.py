@@ -1,0 +1,73 @@
+"""Bytes of a quantised weight, as a model's configuration says it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..files.disk import InputError
+
+_SCALED = {4: 0.5 + 1 / 16, 8: 1.0 + 1 / 16}
+"""Bytes of a weight of so many bits with its share of a group's scale: a byte for 16 weights."""
+_BYTES = {
+    "fp8": 1.0,
+    "fbgemm_fp8": 1.0,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+    "fp4": 0.5 + 1 / 16,
+    "int8": 1.0,
+}
+_BY_BITS = ("gptq", "awq", "auto-round", "bitsandbytes", "compressed-tensors", "hqq", "torchao", "quanto")
+_ATTENTION = ("self_attn", "attention", "attn")
+
+
+def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, float]:
+    """
+    Return the bytes of a weight of the feed-forward part and of attention; 0 where they are not quantised.
+
+    Parameters
+    ----------
+    config
+        A model's HuggingFace configuration.
+    value
+        Bytes of a value that is not quantised.
+
+    Raises
+    ------
+    InputError
+        If the method is none that is known, or does not say how many bits it keeps.
+    """
+    given = config.get("quantization_config")
+    if not isinstance(given, dict):
+        return 0.0, 0.0
+    method = str(given.get("quant_algo") or given.get("quant_method") or "none").lower()
+    if method == "modelopt":
+        method = str(given.get("quant_algo", "modelopt")).lower()
+    found = _BYTES.get(method)
+    if found is None and method in _BY_BITS:
+        bits = _bits(given)
+        found = _SCALED.get(bits, bits / 8) if bits else None
+    if found is None:
+        hint = f"Known are {', '.join((*_BYTES, *_BY_BITS))}; or give the configuration without it."
+        where = "config, field 'quantization_config'"
+        raise InputError(f"{method!r} does not say the bytes of a weight", where=where, hint=hint)
+    kept = [
+        str(name)
+        for field in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
+        for name in (given.get(field) if isinstance(given.get(field), list) else [])  # type: ignore[union-attr]
+    ]
+    spared = any(part in name for name in kept for part in _ATTENTION)
+    return found, float(value) if spared else found
+
+
+def _bits(given: Mapping[str, object]) -> int:
+    if given.get("load_in_4bit"):
+        return 4
+    if given.get("load_in_8bit"):
+        return 8
+    bits = given.get("bits", given.get("w_bit", given.get("nbits")))
+    groups = given.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            bits = weights.get("num_bits", bits)
+    return bits if isinstance(bits, int) and not isinstance(bits, bool) else 0

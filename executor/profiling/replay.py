@@ -1,0 +1,178 @@
+"""The simulation of a measured run, on the times composed from a layer profile."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...data.costs.communication import experts_apart, with_all_reduce
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.costs.layer_profile import LayerProfile
+from ...data.costs.link import Link
+from ...data.files.disk import InputError
+from ...data.readers.measured_run import MeasuredRun
+from ...data.workload import Workload
+from ...heuristics.serving.chunked_prefill import ChunkedPrefill
+from ...heuristics.serving.device import DeviceBatch, ServingDevice
+from ...heuristics.serving.kv_ledger import KvLedger
+from ...models.exegpt.layer_cost import LayerCost
+from ..serving.lockstep import serve_in_step
+from ..serving.simulation import ServingJob, ServingRun, serve_on_device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """
+    When a simulated run's requests had their tokens.
+
+    Parameters
+    ----------
+    first_token, finished
+        Seconds after the first arrival, shape (requests,).
+    """
+
+    first_token: FloatArray
+    finished: FloatArray
+
+
+class ComposedDevice:
+    """
+    A device whose iterations take the seconds composed from a layer profile alone.
+
+    Parameters
+    ----------
+    cost
+        Of the model on the engine's device.
+    graph_tokens
+        Numbers of tokens the engine rounds up to, ascending.
+    """
+
+    def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
+        self._cost, self._graphs = cost, list(graph_tokens)
+
+    def run(self, work: DeviceBatch) -> float:
+        """Return the seconds of an iteration."""
+        contexts, chunks = work.held[work.decodes], _chunks(work)
+        context = float(contexts.mean()) if len(contexts) else 0.0
+        padded = self.padded(work)
+        return self._cost.iteration(len(contexts), context, chunks, sampled=work.drawn, padded_tokens=padded)
+
+    def padded(self, work: DeviceBatch) -> int:
+        """Return the tokens the engine computes for, rounded up to a captured graph where there is one."""
+        tokens = len(work.decodes) + sum(new for new, _ in _chunks(work))
+        at = bisect_left(self._graphs, tokens)
+        return self._graphs[at] if at < len(self._graphs) else tokens
+
+
+class _ExpertGroup:
+    """Replicas that share their experts: each computes its own tokens, all wait for each other's."""
+
+    def __init__(self, run: MeasuredRun, profile: LayerProfile, link: Link | None) -> None:
+        rest, experts = experts_apart(profile, run.data_parallel, link)
+        self._own = ComposedDevice(LayerCost(rest), run.graph_tokens)
+        self._experts, self._replicas = LayerCost(experts), run.data_parallel
+        self._largest = max(run.graph_tokens, default=0)
+
+    def run(self, work: Sequence[DeviceBatch]) -> float:
+        """Return the seconds of an iteration that the slowest replica sets the pace of."""
+        tokens = [self._own.padded(batch) for batch in work]
+        # Graphs are replayed at one size by all; replicas with nothing to do compute it, too.
+        together = self._replicas * max(tokens) if max(tokens) <= self._largest else sum(tokens)
+        prompts = any(batch.prefill for batch in work)
+        return max(map(self._own.run, work)) + self._experts.dense(together, 0, prompts=prompts)
+
+
+def _chunks(work: DeviceBatch) -> list[tuple[int, int]]:
+    return [(new, int(work.held[request]) - new) for request, new in work.prefill]
+
+
+def mismatches(run: MeasuredRun, profile: LayerProfile) -> list[str]:
+    """Return in what a profile is not of the run (model, device, degree), a sentence each."""
+    found = []
+    ran, measured = run.model.rpartition("/")[2], profile.shape.name.rpartition("/")[2]
+    if _plain(ran) != _plain(measured):
+        found.append(f"the run is of the model {ran}, the profile of {measured}")
+    if _plain(profile.device) not in _plain(run.device) and _plain(run.device) not in _plain(profile.device):
+        found.append(f"the run is on {run.device}, the profile of {profile.device}")
+    if profile.tensor_parallel != run.tensor_parallel:
+        found.append(
+            f"the run shares a layer among {run.tensor_parallel} devices, the profile among"
+            f" {profile.tensor_parallel}"
+        )
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def replay_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None) -> Replay:
+    """
+    Return the simulation of a measured run: same arrivals, same lengths, same limits.
+
+    Requests go to replicas in turn, as they arrive.
+
+    Parameters
+    ----------
+    run
+        The run; only its requests and settings are used, none of its times.
+    profile
+        Of its model on one of its devices, at its tensor-parallel degree.
+    link
+        Between the devices; not looked at where there is one.
+
+    Raises
+    ------
+    InputError
+        If several devices share the model and the link between them is not known, or experts are shared out
+        in a way that no profile times.
+    ServingError
+        If a request alone needs more than the device holds.
+    ValueError
+        If the settings are none that vLLM takes.
+    """
+    experts = profile.shape.experts > 0
+    if link is None and (profile.tensor_parallel > 1 or (experts and run.data_parallel > 1)):
+        hint = "Name the link between the devices (--link), or its --link-bandwidth and --link-latency."
+        what = f"what the devices tell each other cannot be costed: the link of {profile.device} is not known"
+        raise InputError(what, where="link", hint=hint)
+    whole = profile if link is None else with_all_reduce(profile, link)
+    if run.data_parallel == 1:
+        served = replay_on(run, ComposedDevice(LayerCost(whole), run.graph_tokens))
+        return Replay(served.first_token, served.finished)
+    if experts and not run.expert_parallel:
+        hint = "Give a run with expert parallelism (enable_expert_parallel)."
+        what = f"{run.data_parallel} replicas that cut every expert in parts cannot be costed"
+        raise InputError(what, where="field 'engine_kwargs.enable_expert_parallel'", hint=hint)
+    turns = [np.arange(at, len(run.workload), run.data_parallel) for at in range(run.data_parallel)]
+    order = np.argsort(run.workload.arrival, kind="stable")
+    parts = [np.sort(order[turn]) for turn in turns if len(turn)]
+    if experts:
+        settings = [_setting(run, part) for part in parts]
+        jobs = [ServingJob(work, rule, kv, ahead=run.ahead) for work, rule, kv in settings]
+        served_by = serve_in_step(jobs, _ExpertGroup(run, whole, link))
+    else:
+        device = ComposedDevice(LayerCost(whole), run.graph_tokens)
+        served_by = [replay_on(run, device, part) for part in parts]
+    first, last = np.empty(len(run.workload)), np.empty(len(run.workload))
+    for part, replica in zip(parts, served_by, strict=True):
+        first[part], last[part] = replica.first_token, replica.finished
+    return Replay(first, last)
+
+
+def replay_on(run: MeasuredRun, device: ServingDevice, requests: IntArray | None = None) -> ServingRun:
+    """Return what a device makes of a measured run, or of some of its requests."""
+    workload, policy, ledger = _setting(run, requests)
+    return serve_on_device(workload, policy, device, ledger, ahead=run.ahead)
+
+
+def _setting(run: MeasuredRun, requests: IntArray | None = None) -> tuple[Workload, ChunkedPrefill, KvLedger]:
+    workload = run.workload if requests is None else run.workload.select(requests)
+    each = workload.input_tokens + workload.output_tokens + run.block_tokens
+    capacity = int(each.sum()) if run.kv_capacity is None else run.kv_capacity
+    policy = ChunkedPrefill(run.batched_tokens, run.sequences)
+    return workload, policy, KvLedger(capacity, len(workload), run.block_tokens, reuse=run.reuse)

@@ -1,0 +1,60 @@
+"""What devices that share a model tell each other costs what a ring takes, and is in every composed cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from batchbound.data.costs.communication import experts_apart, with_all_reduce
+from batchbound.data.costs.layer_profile import LayerProfile, Operation
+from batchbound.data.costs.link import LINKS, Link
+from batchbound.data.costs.model_shape import ModelShape
+from batchbound.models.exegpt.layer_cost import LayerCost
+
+SHAPE = ModelShape("m", 3, 8, 2, 2, 4, 16, 32, experts=4, active_experts=1, expert_intermediate=8)
+LINK = Link("toy", 1000.0, 0.25, "made up")
+
+
+def profile(degree: int) -> LayerProfile:
+    points, seconds = np.array([[1.0], [100.0]]), np.array([1.0, 1.0])
+    operations = tuple(Operation(name, "both", ("tokens",), points, seconds) for name in ("dense", "moe"))
+    return LayerProfile(SHAPE, "toy", 0.0, degree, operations, "made up", warnings=("no link",))
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_a_ring_sends_each_part_of_the_array_round_twice(devices: int) -> None:
+    part = 1200.0 / devices
+    steps = sum(part / LINK.bandwidth for _ in range(2 * (devices - 1)))
+    assert LINK.all_reduce_seconds(devices, 1200.0) == pytest.approx(LINK.latency + steps)
+    assert LINK.gather_seconds(devices, 1200.0) == pytest.approx(LINK.latency + steps / 2)
+
+
+def test_one_device_tells_nobody_anything() -> None:
+    assert LINK.all_reduce_seconds(1, 1e9) == LINK.gather_seconds(1, 1e9) == 0.0
+    alone = profile(1)
+    assert with_all_reduce(alone, LINK) is alone
+
+
+def test_an_iteration_adds_up_two_arrays_a_layer_the_embedding_and_the_logits() -> None:
+    apart, shared = LayerCost(profile(2)), LayerCost(with_all_reduce(profile(2), LINK))
+    more = shared.iteration(5, 10.0, []) - apart.iteration(5, 10.0, [])
+    hidden, logits = 5 * 8 * 2, 5 * 32 * 2
+    expected = (3 * 2 + 1) * (0.25 + hidden / 1000) + 0.25 + logits / 2 / 1000
+    assert more == pytest.approx(expected)
+    assert with_all_reduce(profile(2), LINK).warnings == ()
+
+
+def test_experts_apart_carry_the_exchange_of_tokens() -> None:
+    own, experts = map(LayerCost, experts_apart(profile(1), 2, LINK))
+    assert own.iteration(5, 10.0, []) == pytest.approx(3.0)
+    exchange = 2 * (0.25 + 10 * 8 * 2 / 2 / 1000)
+    assert experts.dense(10, 0, prompts=False) == pytest.approx(3 * (1.0 + exchange))
+
+
+def test_every_known_link_says_where_its_figures_are_from() -> None:
+    assert all(name == link.name and len(link.source) > 20 for name, link in LINKS.items())
+
+
+def test_a_link_without_bandwidth_is_none() -> None:
+    with pytest.raises(ValueError, match="bandwidth must be positive"):
+        Link("bad", 0.0, 0.0, "nowhere")
