@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .judging import report, verify
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
+    from .running.options import ModelOptions, RunOptions
+    from .running.run import RunResult, run
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -37,10 +39,13 @@ __all__ = [
     "ConfigurationSearch",
     "CostModel",
     "Limits",
+    "ModelOptions",
     "Plan",
     "Problem",
     "Report",
     "Result",
+    "RunOptions",
+    "RunResult",
     "Schedule",
     "Trace",
     "Workload",
@@ -53,6 +58,7 @@ __all__ = [
     "read_workload",
     "report",
     "rollout_function",
+    "run",
     "search",
     "simulate",
     "solve",
@@ -66,10 +72,13 @@ _HOMES = {
     "ConfigurationSearch": ".searching",
     "CostModel": ".data.costs.cost",
     "Limits": ".solvers.result",
+    "ModelOptions": ".running.options",
     "Plan": ".data.plan",
     "Problem": ".data.problem",
     "Report": ".data.report",
     "Result": ".solvers.result",
+    "RunOptions": ".running.options",
+    "RunResult": ".running.run",
     "Schedule": ".data.schedule",
     "Trace": ".data.trace",
     "Workload": ".data.workload",
@@ -81,6 +90,7 @@ _HOMES = {
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
+    "run": ".running.run",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

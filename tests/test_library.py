@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import batchbound
 from batchbound import CostModel, Limits, Problem, Workload
+from batchbound.cli import main
 from batchbound.data.files.disk import InputError
 
 
@@ -83,3 +86,44 @@ def test_a_search_without_anything_to_weigh_is_refused() -> None:
     assert batchbound.search(problem(), latency_bound=1e-3).best is None
     with pytest.raises(InputError, match="Loosen --latency-bound"):
         batchbound.search(problem(), latency_bound=1e-3).plan()
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    pytest.importorskip("transformers", reason="the engine extra is not installed")
+    lines = [
+        {"custom_id": f"r{k}", "body": {"prompt": "a" * (3 + k), "max_tokens": 2 + 2 * k}} for k in range(4)
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["plan", str(prompts), "--model", "tiny:llama", "--slots", "2", "--work", "20"]
+    assert main([*words, "--quiet", "-o", str(tmp_path / "plan.json")]) == 0
+    return tmp_path / "plan.json"
+
+
+def test_a_plan_is_run_and_the_same_call_again_finds_it_done(planned: Path) -> None:
+    model, folder = batchbound.ModelOptions("tiny:llama", dtype="float64", threads=1), planned.parent
+    serve = partial(
+        batchbound.run, planned, output=folder / "completions.jsonl", trace=folder / "trace.jsonl"
+    )
+    pinned = batchbound.RunOptions(pinned=True)
+    result = serve(model=model, options=pinned)
+    assert [line["custom_id"] for line in result.completions] == ["r0", "r1", "r2", "r3"]
+    assert [int(n) for n in result.traces[0].tokens] == [2, 4, 6, 8]
+    assert result.report is not None
+    assert result.report.requests == 4
+    assert result.failed == 0
+    again = serve(model=model, options=pinned)
+    assert again.finished_before
+    assert again.completions == result.completions
+    with pytest.raises(InputError, match="exists already"):
+        serve(model=model)
+
+
+def test_a_run_that_cannot_be_is_refused_before_the_model_loads(planned: Path) -> None:
+    beside = planned.parent / "completions.jsonl"
+    with pytest.raises(InputError, match="is read by this command"):
+        batchbound.run(planned, "no such model", output=planned.parent / "prompts.jsonl")
+    with pytest.raises(InputError, match="--tensor-parallel is for an RRA plan"):
+        batchbound.run(planned, "no such model", batchbound.RunOptions(tensor_parallel=2), output=beside)
+    assert not beside.exists()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from ..running.options import ModelOptions
 from .inputs import positive, random_seed
 from .output import is_quiet
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
-    from ..executor.processes.engine_spec import EngineSpec
-    from ..executor.runs.job import Job
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -42,62 +42,28 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     )
 
 
+def model_options(args: argparse.Namespace) -> ModelOptions:
+    """Return what the options of :func:`add_model` say."""
+    return ModelOptions(**{field.name: getattr(args, field.name) for field in fields(ModelOptions)})
+
+
 def load(args: argparse.Namespace) -> Any:
     """Return the model that the options of :func:`add_model` name, loaded."""
-    from ..executor.models.source import load_model, require_engine
-
-    require_engine()
-    if args.threads is not None:
-        import torch
-
-        torch.set_num_threads(args.threads)
-    if is_quiet():
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return load_model(
-        args.model,
-        load_format=args.load_format,
-        dtype=args.dtype,
-        device=args.device,
-        seed=args.seed or 0,
-    )
+    silence()
+    return model_options(args).load()
 
 
 def tier_of(model: Any, args: argparse.Namespace) -> Tier:
     """Return the tier that the options of :func:`add_model` ask for, checked on the loaded model."""
-    from ..executor.engines.tiers import choose_tier
-
-    return choose_tier(model, args.tier)
+    return model_options(args).tier_of(model)
 
 
-def engine_spec(args: argparse.Namespace, job: Job) -> EngineSpec:
-    """Return what a process of its own has to load to serve a job as this command would."""
-    from ..executor.processes.engine_spec import EngineSpec
+def silence() -> None:
+    """Have transformers print no progress either, if it was asked to be quiet."""
+    if is_quiet():
+        from ..executor.models.source import require_engine
 
-    return EngineSpec(
-        model=args.model,
-        load_format=args.load_format,
-        dtype=args.dtype,
-        device=args.device,
-        seed=args.seed or 0,
-        tier=args.tier,
-        eos_ids=tuple(sorted(job.decoding.eos_ids)),
-        sampler=job.sampler,
-        threads=args.threads or 1,
-    )
+        require_engine()
+        from transformers.utils import logging
 
-
-def shape_of(args: argparse.Namespace) -> Any:
-    """Return the model without its weights, whose vocabulary and positions are all that a driver looks at."""
-    from ..executor.models.source import load_config, take_generation_settings
-
-    config = load_config(args.model)
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    named = config.dtype if args.dtype == "auto" else getattr(torch, args.dtype)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=named or torch.float32)  # type: ignore[no-untyped-call]
-    take_generation_settings(model, args.model)
-    return model
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.plan import Plan
@@ -20,40 +18,6 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
-
-
-def trace_paths(trace: str, replicas: int) -> list[Path]:
-    """
-    Return where the traces of a run stand.
-
-    Parameters
-    ----------
-    trace
-        What ``run --trace`` names: ``trace.jsonl`` itself for one machine, and for a fleet
-        ``trace.0.jsonl``, ``trace.1.jsonl`` and on.
-    replicas
-        How many.
-    """
-    return (
-        [Path(trace)] if replicas == 1 else [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
-    )
-
-
-def shared_plan_path(trace: str) -> Path:
-    """
-    Return where a run on several replicas keeps how it shared out a plan for one.
-
-    Parameters
-    ----------
-    trace
-        What ``run --trace`` names, or one replica's trace.
-    """
-    return Path(run_trace(trace)).with_suffix(".plan.json")
-
-
-def run_trace(trace: str) -> str:
-    """Return the name that ``run --trace`` was given, by the name of one replica's trace."""
-    return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
 
 
 def warn_of_other_machine(plan: Plan, trace: Trace) -> None:

@@ -14,13 +14,14 @@ import numpy as np
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError, atomic_write, read_text
 from ..data.files.jsonl import file_digest
+from ..data.files.outputs import refuse_outputs
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan, PromptSource
 from ..data.readers.completions import dump_line
 from ..data.readers.length_source import LengthSource
 from ..data.readers.server_batch import ServerRequest, read_server_batch
 from . import INTERRUPTED
-from .inputs import named_files, refuse_outputs
+from .inputs import named_files
 from .output import note
 from .progress import progress
 from .server_options import refuse_with_server

@@ -396,7 +396,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "prompts for a plan of lengths": (
         planned_lengths("--prompts", "lengths.csv"),
-        r"plan.json: the plan is of lengths only, and --prompts says nothing",
+        r"plan.json: the plan is of lengths only, and --prompts has no effect",
     ),
     "an unknown tiny model": (planned(run=("--model", "tiny:lama")), r"tiny:lama"),
     "a model that is not there": (planned(run=("--model", "./no/model")), r"no/model"),

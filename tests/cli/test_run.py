@@ -346,7 +346,9 @@ def test_a_killed_run_loses_no_answer_and_repeats_none(kills: int, tmp_path: Pat
     assert {line["custom_id"]: line for line in lines} == expected
 
 
-@pytest.mark.parametrize(("answered", "said"), [(3, "3 finished answers are in"), (0, "no answer was fin")])
+@pytest.mark.parametrize(
+    ("answered", "said"), [(3, "3 finished completions are in"), (0, "no completion was finished")]
+)
 def test_an_interrupted_run_says_what_is_kept_and_goes_on(
     answered: int,
     said: str,

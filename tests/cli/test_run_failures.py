@@ -117,16 +117,15 @@ def test_a_checkpoint_that_lacks_weights_is_refused_unless_they_are_to_be_drawn(
 def test_the_models_own_end_tokens_count_where_its_weights_are_loaded_elsewhere(
     model: Path, tmp_path: Path
 ) -> None:
-    from argparse import Namespace
 
-    from batchbound.cli.model import shape_of
     from batchbound.executor.models.source import load_model
     from batchbound.executor.models.tokenizers import ByteTokenizer, end_tokens
+    from batchbound.running.options import ModelOptions
 
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    shape = shape_of(Namespace(model=str(tmp_path), dtype="auto"))
+    shape = ModelOptions(str(tmp_path)).shape()
     drawn = load_model(str(tmp_path), load_format="dummy", device="cpu")
     loaded = load_model(str(tmp_path), device="cpu")
     expected = {7, 9, *ByteTokenizer().eos_ids}

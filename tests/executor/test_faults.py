@@ -219,7 +219,7 @@ def test_a_run_that_is_asked_to_end_says_how_to_go_on_and_loses_nothing(tmp_path
     assert "the same command goes on" in said
     kept = len(journal.read_bytes().splitlines()) - 1
     assert kept >= 1
-    assert f"{kept} finished answers" in said
+    assert f"{kept} finished completions" in said
     assert main(run) == 0
     assert answers_in(tmp_path) == expected
 

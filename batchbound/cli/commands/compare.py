@@ -9,9 +9,10 @@ from pathlib import Path
 from ...comparing.result import Comparison
 from ...comparing.runner import Instance, compare, known_solvers, write_text
 from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
 from ...models.formulations.linear_files import read_mps
 from ...solvers.result import Limits
-from ..inputs import add_problem, named_files, positive, random_seed, read_inputs, refuse_outputs, seconds
+from ..inputs import add_problem, named_files, positive, random_seed, read_inputs, seconds
 from ..output import note
 
 DEFAULT_SOLVERS = ("search", "lpt-ski", "policy:fcfs")

@@ -6,6 +6,7 @@ import argparse
 import time
 
 from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
 from ...data.plan import Plan
 from ...judging import calibration_of
 from ...models.formulations.full_model import UnsupportedProblemError
@@ -21,7 +22,6 @@ from ..inputs import (
     provenance_of,
     random_seed,
     read_inputs,
-    refuse_outputs,
     seconds,
 )
 from ..interrupts import terminating

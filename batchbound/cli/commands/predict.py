@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ...data.files.disk import InputError, atomic_write
+from ...data.files.outputs import refuse_outputs
 from ...data.predictor import Examples, PredictionQuality, prompt_text
 from ...data.readers.completions import read_answer_lengths
 from ...data.readers.openai_batch import read_batch
-from ..inputs import named_files, random_seed, refuse_outputs
+from ..inputs import named_files, random_seed
 from ..output import note
 
 _METHODS = ("constant", "group-mean", "quantile", "encoder")

@@ -16,6 +16,7 @@ import numpy as np
 from ...data.costs.calibration import CalibratedCost
 from ...data.costs.cost import CostModel
 from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
 from ...data.problem import Problem
 from ...data.workload import Workload
 from ...executor.models.prompts import Prompts
@@ -25,7 +26,7 @@ from ...heuristics.engine import Engine
 from ...heuristics.loop import execute
 from ...heuristics.registry import policy_named
 from ...models.exegpt.layer_cost import LayerCost, Surface
-from ..inputs import DEFAULT_SLOTS, positive, refuse_outputs, slot_count
+from ..inputs import DEFAULT_SLOTS, positive, slot_count
 from ..model import add_model, load, tier_of
 from ..output import note
 from ..progress import progress

@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 
 from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
 from ...data.plan import Plan
 from ...data.trace import Trace
 from ...executor.reports.report import simulated
 from ...judging import report as report_of
-from ..inputs import refuse_outputs
+from ...running.outputs import run_trace, shared_plan_path, trace_paths
 from ..output import note
-from ..reporting import print_report, run_trace, shared_plan_path, trace_paths
+from ..reporting import print_report
 
 MOST_PANELS = 32
 """Replicas that fit into one picture."""

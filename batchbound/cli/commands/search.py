@@ -12,6 +12,7 @@ from dataclasses import replace
 from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.link import LINKS, Link
 from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
 from ...data.files.record import plain
 from ...data.readers.profile_readers import read_profile
 from ...models.exegpt.configuration import Strategy
@@ -25,7 +26,6 @@ from ..inputs import (
     positive,
     provenance_of,
     read_inputs,
-    refuse_outputs,
     seconds,
 )
 from ..links import add_link, link_of, refuse_link

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
 from ...data.plan import Plan
 from ...data.predictor import prompt_text
 from ...data.readers.length_source import longest_planned
@@ -24,10 +25,11 @@ from ...heuristics.simulate import simulate
 from ...judging import report as report_of
 from ...models.bounds.fleet import fleet_bound
 from ...planning.fleet import fleet_of
+from ...running.outputs import trace_paths
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
-from ..inputs import add_problem, named_files, read_inputs, refuse_outputs
-from ..reporting import print_report, trace_paths
+from ..inputs import add_problem, named_files, read_inputs
+from ..reporting import print_report
 
 OF_THE_PLAN = (
     "replicas",

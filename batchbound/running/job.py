@@ -1,0 +1,200 @@
+"""A plan's job with all that serves it loaded: prompts, tokenizer, model, and what each request asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.files.disk import InputError
+from ..data.files.jsonl import file_digest
+from ..data.plan import Plan
+from ..data.readers.openai_batch import PromptRecord, read_batch
+from ..data.readers.sampling import Sampling
+from .options import ModelOptions, RunOptions
+
+if TYPE_CHECKING:
+    from ..executor.runs.job import Job
+
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+"""What the caller says of the choice of tokens for all requests, and a batch file for each."""
+
+
+def load_job(
+    plan: Plan,
+    path: Path,
+    source: ModelOptions,
+    options: RunOptions,
+    remark: Callable[[str], None],
+) -> Job:
+    """
+    Return the plan's job with model, tokenizer and prompts loaded; for several replicas, without weights.
+
+    Parameters
+    ----------
+    plan, path
+        The plan, and where it stands: its prompts are named as seen from there.
+    source, options
+        The model, and how the plan is carried out.
+    remark
+        Told what the model asks for and no request does.
+
+    Raises
+    ------
+    InputError
+        If the prompts changed since they were planned, or plan, prompts and model do not go together.
+    """
+    from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.models.prompts import Prompts
+    from ..executor.models.sampling import Sampler
+    from ..executor.models.tokenizers import load_tokenizer
+    from ..executor.runs.job import Job
+
+    planned = plan.provenance.prompts
+    if planned is None and options.prompts is not None:
+        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
+        raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
+    prompts_at = prompts_path(plan, path, options)
+    records = None if prompts_at is None else _planned_records(plan, prompts_at)
+    asked = _asked(records or (), plan, source, options, prompts_at)
+    alone = len(plan.fleet.replicas) == 1
+    model = source.load() if alone else source.shape()
+    counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
+    tokenizer = load_tokenizer(options.tokenizer or counted)
+    if records is None:
+        vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
+        prompts = Prompts.random(plan.workload, vocabulary, source.seed or 0)
+    else:
+        prompts = Prompts.encode(records, tokenizer)
+    job = Job(
+        plan,
+        prompts,
+        model,
+        tokenizer,
+        Sampler(),
+        pinned=options.pinned,
+        tier=source.tier_of(model) if alone else None,
+        kv_tokens=options.kv_tokens,
+        policy=options.policy,
+        record_failures=options.on_error != "stop",
+    )
+    if alone:
+        _name_unused_settings(model, asked, source.model, remark)
+    return _with_rules(job, asked, prompts_at)
+
+
+def prompts_path(plan: Plan, path: Path, options: RunOptions) -> Path | None:
+    """Return where the plan's prompts stand; None for a plan of lengths only."""
+    if plan.provenance.prompts is None:
+        return None
+    if options.prompts is not None:
+        return Path(options.prompts)
+    return path.resolve().parent / plan.provenance.prompts.path
+
+
+def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:
+    """Return what the caller says of the choice of tokens, by name; None where it says nothing."""
+    given = {name: getattr(options, name) for name in SAMPLING if name != "seed"}
+    return {**given, "seed": source.seed}
+
+
+def _planned_records(plan: Plan, path: Path) -> tuple[PromptRecord, ...]:
+    assert plan.provenance.prompts is not None
+    hint = "Give the planned file with --prompts, or plan again."
+    if not path.is_file():
+        raise InputError("the plan's prompts are not there", file=path, hint=hint)
+    if file_digest(path) != plan.provenance.prompts.sha256:
+        raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
+    return read_batch(path)
+
+
+def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
+    """Return the tokenizer that counted the plan's prompts; tiny models all count bytes."""
+    if options.tokenizer or (planned.startswith("tiny:") and source.model.startswith("tiny:")):
+        return options.tokenizer or source.model
+    if not planned.startswith("."):
+        return planned
+    folder = path.parent / planned
+    if folder.is_dir():
+        return os.path.normpath(folder)
+    if Path(source.model).is_dir():
+        # It has moved with the model: the prompts it counts are compared with the plan's.
+        return source.model
+    what = "the folder whose tokenizer counted the plan's prompts is not there"
+    raise InputError(what, file=folder, hint="Give it with --tokenizer, or plan again.")
+
+
+def _asked(
+    records: Sequence[PromptRecord],
+    plan: Plan,
+    source: ModelOptions,
+    options: RunOptions,
+    path: Path | None,
+) -> list[Sampling]:
+    """Return what each request asks: as the caller says, else as its line of the batch file does."""
+    given = {name: value for name, value in sampling_asked(source, options).items() if value is not None}
+    try:
+        plain = Sampling(**given)
+    except ValueError as error:
+        raise InputError(str(error), hint="Correct the option.") from None
+    asked = [record.sampling(**given) for record in records]
+    for record, one in zip(records, asked, strict=True):
+        field = _not_carried(one, plan)
+        if field is not None:
+            raise InputError(
+                "cannot be served by workers of several processes",
+                file=path,
+                where=f"line {record.line}, field 'body.{field}'",
+                hint="Remove it, or plan for one replica and one process.",
+            )
+    return asked or [plain] * len(plan.workload)
+
+
+def _name_unused_settings(
+    model: Any, asked: Sequence[Sampling], name: str, remark: Callable[[str], None]
+) -> None:
+    """Say which of the model's own generation settings no request asks for: other engines heed them."""
+    from ..executor.models.request_rules import declared_sampling
+
+    plain = Sampling()
+    unused = {
+        field: value
+        for field, value in declared_sampling(model).items()
+        if all(getattr(one, field) == getattr(plain, field) for one in asked)
+    }
+    if unused:
+        said = ", ".join(f"{field} {value:g}" for field, value in unused.items())
+        remark(f"{name}: its generation_config.json asks for {said}; not used, as no request asks for it")
+
+
+def _not_carried(asked: Sampling, plan: Plan) -> str | None:
+    """Return a field that depends on what one process saw of a completion, where several make it."""
+    several = len(plan.fleet.replicas) > 1
+    parted = plan.configuration is not None and plan.configuration.handed_over
+    if (several or parted) and asked.logprobs is not None:
+        return "logprobs"
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
+    return next(
+        (name for name in names if parted and getattr(asked, name) != getattr(Sampling(), name)), None
+    )
+
+
+def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
+    """Return the job with what its requests ask."""
+    from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.models.request_rules import check_tokens, rules_of
+
+    vocabulary = vocabulary_of(job.model)
+    for record, one in zip(job.prompts.records, asked, strict=True):
+        try:
+            check_tokens(one, vocabulary)
+        except ValueError as error:
+            where = f"line {record.line}, field 'body.{str(error).split(' ', 1)[0]}'"
+            raise InputError(str(error), file=path, where=where, hint="Use the model's tokens.") from None
+    by_name = {record.custom_id: one for record, one in zip(job.prompts.records, asked, strict=True)}
+    most = job.most_tokens.tolist()
+    eos = job.decoding.eos_ids
+    rule = rules_of(by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned)
+    return dataclasses.replace(job, sampler=rule)

@@ -1,0 +1,156 @@
+"""The files of a run: where they stand, what names the run in them, and whether an earlier run wrote them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.files.disk import InputError, discard_partial
+from ..data.files.jsonl import json_lines
+from ..data.plan import Plan
+from ..data.trace import Trace
+from .job import sampling_asked
+from .options import ModelOptions, RunOptions
+
+if TYPE_CHECKING:
+    from ..executor.runs.job import Job
+
+
+def trace_paths(trace: str, replicas: int) -> list[Path]:
+    """
+    Return where the traces of a run stand.
+
+    Parameters
+    ----------
+    trace
+        What ``run --trace`` names: ``trace.jsonl`` itself for one machine, and for a fleet
+        ``trace.0.jsonl``, ``trace.1.jsonl`` and on.
+    replicas
+        How many.
+    """
+    return (
+        [Path(trace)] if replicas == 1 else [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]
+    )
+
+
+def shared_plan_path(trace: str) -> Path:
+    """
+    Return where a run on several replicas keeps how it shared out a plan for one.
+
+    Parameters
+    ----------
+    trace
+        What ``run --trace`` names, or one replica's trace.
+    """
+    return Path(run_trace(trace)).with_suffix(".plan.json")
+
+
+def run_trace(trace: str) -> str:
+    """Return the name that ``run --trace`` was given, by the name of one replica's trace."""
+    return re.sub(r"\.\d+(?=\.jsonl$)", "", trace)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """
+    Where a run's outputs go.
+
+    Parameters
+    ----------
+    output
+        The completions.
+    traces
+        One a replica.
+    picture
+        Of several replicas together, for ui.perfetto.dev; None for one.
+    shared
+        The plan as it was shared out; None where the plan was for as many replicas.
+    """
+
+    output: Path
+    traces: tuple[Path, ...]
+    picture: Path | None
+    shared: Path | None
+
+    @classmethod
+    def of(cls, output: Path, trace: Path, plan: Plan, *, shared: bool) -> RunFiles:
+        """Return the files of a run of a plan, which may have been shared out anew."""
+        count = len(plan.fleet.replicas)
+        picture = trace.with_suffix(".perfetto.json") if count > 1 else None
+        traces = tuple(trace_paths(str(trace), count))
+        return cls(output, traces, picture, shared_plan_path(str(trace)) if shared else None)
+
+    @property
+    def all(self) -> list[Path]:
+        """Every file, the completions first."""
+        return [
+            self.output,
+            *self.traces,
+            *(path for path in (self.picture, self.shared) if path is not None),
+        ]
+
+    def save(self, plan: Plan, traces: Sequence[Trace], planned_in: Path, run: str) -> None:
+        """Write what there is to write, prompts named as seen from there; traces name the run."""
+        from ..executor.reports.perfetto import save_perfetto
+
+        for path in self.all[1:]:
+            discard_partial(path)
+        for path, trace in zip(self.traces, traces, strict=False):
+            replace(trace, engine={**trace.engine, "run": run}).save(path)
+        if not traces:
+            return
+        if self.picture is not None:
+            save_perfetto(self.picture, traces)
+        if self.shared is not None:
+            source = plan.provenance.prompts
+            if source is not None:
+                prompts = source.seen_from(self.shared.parent, planned_in)
+                moved = replace(plan.provenance, prompts=prompts)
+                plan = replace(plan, provenance=moved)
+            plan.save(self.shared)
+
+
+def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
+    """Return what the completions depend on: a journal goes on only where all of it is the same."""
+    from ..executor.models.fingerprint import files_fingerprint
+    from ..executor.models.sampling import Sampler
+
+    return {
+        "plan": plan.digest(),
+        "model": source.model,
+        "weights": files_fingerprint(source.model),
+        "load_format": source.load_format,
+        "dtype": str(job.model.dtype).removeprefix("torch."),
+        "tokenizer": job.tokenizer.name,
+        "tokenizer_files": files_fingerprint(job.tokenizer.name, weights=False),
+        "pinned": options.pinned,
+        # What requests ask each for itself stands in the prompts, of which the plan holds the digest.
+        "sampling": (
+            asdict(job.sampler) if isinstance(job.sampler, Sampler) else sampling_asked(source, options)
+        ),
+        "weights_seed": source.seed or 0,
+    }
+
+
+def run_digest(identity: Mapping[str, object]) -> str:
+    """Return what names a run in its traces."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def finished_before(files: RunFiles, plan: Plan, identity: Mapping[str, object]) -> bool:
+    """Return whether the outputs are whole and of this very run: its trace says so, nothing is left to do."""
+    from ..executor.runs.job import journal_path
+
+    if journal_path(files.output).exists() or not files.traces[0].is_file() or not files.output.is_file():
+        return False
+    try:
+        named = [line.get("custom_id") for _, line in json_lines(files.output)]
+        found = Trace.load(files.traces[0]).engine.get("run")
+    except InputError:
+        return False
+    return found == run_digest(identity) and named == plan.workload.ids.tolist()

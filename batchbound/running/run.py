@@ -1,0 +1,201 @@
+"""A plan carried out on a model, from its prompts to completions, traces and a report, with nothing lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.files.disk import InputError
+from ..data.files.jsonl import json_lines
+from ..data.files.outputs import refuse_outputs
+from ..data.plan import Plan
+from ..data.report import Report
+from ..data.trace import Trace
+from ..judging import report
+from ..planning.fleet import shared_out
+from .configuration import refuse_unused, serving
+from .job import load_job, prompts_path
+from .options import ModelOptions, RunOptions
+from .outputs import RunFiles, finished_before, run_digest, run_identity
+
+if TYPE_CHECKING:
+    from ..data.trace import Stage
+    from ..executor.runs.job import Job, Outcome
+    from ..executor.runs.journal import Journal
+
+Watching = Callable[[Plan, "Journal"], AbstractContextManager[Callable[["Stage", int], None]]]
+"""Around the serving of a plan into a journal: yields what is told each stage and the requests finished."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResult:
+    """
+    What a run came to.
+
+    Parameters
+    ----------
+    plan
+        That was carried out: shared out, if it was for fewer replicas.
+    files
+        What was written.
+    completions
+        Output lines in the plan's order, as OpenAI's batch API writes them.
+    traces
+        Of what this run served, one for each replica; empty if nothing was left to serve.
+    report
+        Of those; None without.
+    finished_before
+        Whether an earlier run had written all of it already.
+    """
+
+    plan: Plan
+    files: RunFiles
+    completions: tuple[Mapping[str, object], ...]
+    traces: tuple[Trace, ...]
+    report: Report | None
+    finished_before: bool = False
+
+    @property
+    def failed(self) -> int:
+        """Requests on which the model failed: their lines hold an error."""
+        from ..executor.runs.job import failures
+
+        return failures(self.completions)
+
+
+def run(
+    plan: str | os.PathLike[str],
+    model: ModelOptions | str,
+    options: RunOptions | None = None,
+    *,
+    output: str | os.PathLike[str] = "answers.jsonl",
+    trace: str | os.PathLike[str] = "trace.jsonl",
+    overwrite: bool = False,
+    watching: Watching | None = None,
+    remark: Callable[[str], None] | None = None,
+) -> RunResult:
+    """
+    Serve what of a plan has no completion yet, write completions and traces, and return them with a report.
+
+    Each completion is on disk when it is finished: after a stop, the same call goes on.
+
+    Parameters
+    ----------
+    plan
+        A plan's file: its prompts are found as seen from there.
+    model
+        The model, and how it is loaded.
+    options
+        How the plan is carried out.
+    output, trace
+        The files to write; several replicas write a trace each.
+    overwrite
+        Whether outputs that exist are replaced.
+    watching
+        Entered around the serving: progress, a watchdog.
+    remark
+        Told what is worth knowing beside the result.
+
+    Raises
+    ------
+    InputError
+        If plan, prompts, model and options do not go together, or an output would be lost.
+    RunStoppedError
+        If the run cannot go on; what is finished is kept.
+    """
+    from ..executor.runs.job import journal_path
+    from ..executor.runs.journal import Journal
+
+    begun, path, options = time.perf_counter(), Path(plan), options or RunOptions()
+    source = ModelOptions(model) if isinstance(model, str) else model
+    remark = remark or _unheard
+    loaded = Plan.load(path)
+    chosen = _for_replicas(loaded, path, options, remark)
+    files = RunFiles.of(Path(output), Path(trace), chosen, shared=chosen is not loaded)
+    prompts = prompts_path(chosen, path, options)
+    read = [path, *options.files(), *([] if prompts is None else [prompts])]
+    # Outputs that exist may be an earlier part's of this run, which is looked into below.
+    begun_before = journal_path(files.output).exists() or files.output.is_file()
+    refuse_outputs(files.all, overwrite or begun_before, read)
+    _refuse_unused(chosen, path, options)
+    job = load_job(chosen, path, source, options, remark)
+    identity = run_identity(loaded, job, source, options)
+    if not overwrite and finished_before(files, loaded, identity):
+        lines = tuple(line for _, line in json_lines(files.output))
+        return RunResult(chosen, files, lines, (), None, finished_before=True)
+    serve = _serving(chosen, job, source, options, remark)
+    journal = Journal(journal_path(files.output), identity)
+    try:
+        refuse_outputs(files.all, overwrite or journal.ending, read)
+    except InputError:
+        with journal:
+            raise
+    with journal, (watching or _unwatched)(chosen, journal) as on_stage:
+        outcome = serve(journal, on_stage=on_stage)
+        journal.end()
+    files.save(chosen, outcome.traces, path.parent, run_digest(identity))
+    job.write_answers(journal, files.output)
+    lines = tuple(journal.finished[name] for name in chosen.workload.ids.tolist())
+    seconds = time.perf_counter() - begun
+    found = report(chosen, outcome.traces, seconds=seconds) if outcome.traces else None
+    return RunResult(chosen, files, lines, outcome.traces, found)
+
+
+def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:
+    """Return the plan for as many replicas as the options say; one for a single machine is shared out."""
+    count = len(plan.fleet.replicas)
+    if options.replicas in (1, count):
+        return plan
+    if count > 1:
+        message = f"the plan is for {count} replicas, not {options.replicas}"
+        raise InputError(message, file=path, hint="Leave --replicas out, or plan again.")
+    remark(f"{path} is for one replica: shared out over {options.replicas}")
+    return shared_out(plan, options.replicas)
+
+
+def _refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
+    if len(plan.fleet.replicas) == 1:
+        refuse_unused(plan, path, options)
+        return
+    single = {
+        "--policy": options.policy,
+        "--kv-tokens": options.kv_tokens,
+        "--encode-device": options.encode_device,
+        "--replan": options.replan,
+        "--tensor-parallel": None if options.tensor_parallel == 1 else options.tensor_parallel,
+        "--on-error": options.on_error,
+    }
+    for option in (name for name, given in single.items() if given is not None):
+        raise InputError(f"{option} is for one replica", hint="Leave it out, or plan for one replica.")
+
+
+def _serving(
+    plan: Plan, job: Job, source: ModelOptions, options: RunOptions, remark: Callable[[str], None]
+) -> Callable[..., Outcome]:
+    """Return what serves a plan's job: replicas on Ray, a configuration's workers, or this process."""
+    if len(plan.fleet.replicas) == 1:
+        return serving(plan, job, source, options, remark)
+    from ..executor.runs.fleet_run import run_on_replicas
+
+    return partial(
+        run_on_replicas,
+        job,
+        spec=source.spec(job),
+        address=options.ray_address,
+        patience=options.patience,
+    )
+
+
+@contextmanager
+def _unwatched(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
+    yield lambda stage, done: None
+
+
+def _unheard(text: str) -> None:
+    """Let a remark pass."""

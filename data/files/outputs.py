@@ -1,0 +1,44 @@
+"""Files that are to be written: refused before the work where something would be lost, or nothing kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .disk import InputError
+
+
+def refuse_outputs(
+    paths: Sequence[str | os.PathLike[str]], overwrite: bool, read: Sequence[str | os.PathLike[str]] = ()
+) -> None:
+    """
+    Raise InputError if an output cannot be written without a loss, or at all.
+
+    Parameters
+    ----------
+    paths
+        The files that the command writes: each on its own, in a folder that is there.
+    overwrite
+        Whether one that exists may be replaced.
+    read
+        The files that the command reads, which no output replaces in any case.
+    """
+    for number, path in enumerate(paths):
+        target = Path(path)
+        if target.is_dir():
+            raise InputError("is a folder", file=path, hint="Name a file.")
+        if any(_same_file(target, other) for other in read):
+            raise InputError("is read by this command", file=path, hint="Name another output.")
+        if any(_same_file(target, other) for other in paths[:number]):
+            raise InputError("is to hold two outputs", file=path, hint="Name another file for one.")
+        if target.exists() and not overwrite:
+            raise InputError("exists already", file=path, hint="Say --overwrite, or name another file.")
+        if not target.parent.is_dir():
+            raise InputError("its folder does not exist", file=path, hint="Make the folder first.")
+        if not os.access(target.parent, os.W_OK):
+            raise InputError("its folder cannot be written to", file=path, hint="Name a file elsewhere.")
+
+
+def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
