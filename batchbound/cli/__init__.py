@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 
 from .completion import PrintCompletion
 from .parser import Parser
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         parser.print_help(sys.stderr)
         return 2
-    return _carried_out(parser.parse_args(words))
+    # Quiet holds for this command and those that it calls, not for the next one of the process.
+    return copy_context().run(_carried_out, parser.parse_args(words))
 
 
 def _carried_out(args: argparse.Namespace) -> int:

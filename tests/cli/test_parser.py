@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
 from batchbound.cli import COMMANDS, EXAMPLES, _parser, main
+from batchbound.cli.output import is_quiet
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,10 @@ def test_every_help_ends_with_an_example_that_parses(name: str, capsys: pytest.C
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert " ".join(capsys.readouterr().out.split()).endswith(f"example: {EXAMPLES[name]}")
+
+
+def test_quiet_holds_for_one_command_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", "exegpt-S:0:4", "--slots", "2", "--work", "1", "--overwrite", "-o", str(tmp_path / "p")]
+    assert main([*plan, "--quiet"]) == 0
+    assert not is_quiet()
+    assert capsys.readouterr().err == ""
