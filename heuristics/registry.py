@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..data.costs.cost import IntArray
 from ..data.problem import Problem
 from ..models.bounds.partition_heuristics import longest_processing_time
@@ -17,7 +19,14 @@ from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.preemption import PriorityPreemption
 from .queues.prefill_rules import Lagrangian, PrefillFirst, PrefillRule, SkiRental, Threshold
 from .queues.queue_policy import Queue, QueuePolicy
-from .rollouts.queues import GroupQueue, Ranking, expected_length, longest_seen, moving_average
+from .rollouts.queues import (
+    GroupQueue,
+    Ranking,
+    expected_length,
+    group_numbers,
+    longest_seen,
+    moving_average,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,14 @@ def _longest(problem: Problem, _: IntArray) -> Queue:
 
 
 def _groups(ranking: Ranking, scouts: int) -> Callable[[Problem, IntArray], Queue]:
-    return lambda problem, _: GroupQueue(problem, ranking, scouts=scouts)
+    def queue(problem: Problem, _: IntArray) -> Queue:
+        numbers, _groups = group_numbers(problem)
+        if int(np.bincount(numbers).max()) <= scouts:
+            # All requests are scouts, which come by arrival.
+            return Ordered(arrival_order(problem))
+        return GroupQueue(problem, ranking, scouts=scouts)
+
+    return queue
 
 
 def _policy(

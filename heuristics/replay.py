@@ -106,7 +106,7 @@ class Replay:
         if not requests:
             return Step(rounds=rounds)
         if not members.size and not nothing_runs:
-            wait = self._rule(state, Opportunity(requests, self._idle, full))
+            wait = self._rule(state.problem, Opportunity.of(state, requests, self._idle, full))
             if wait > 0:
                 self._idling = len(requests)
                 return Step(rounds=min(wait, rounds))

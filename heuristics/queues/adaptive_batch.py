@@ -60,13 +60,13 @@ class AdaptiveBatch:
         self._rounds = problem.rounds
         self._held_at_start = problem.kv_at_start
         self._queue = Ordered(smallest_first(problem))
-        self._dispatch = QueuePolicy(self._queue, SkiRental(), Admission(problem))
+        self.dispatch = QueuePolicy(self._queue, SkiRental(), Admission(problem))
         self._shrunk = False
 
     def __call__(self, state: State) -> Step:
         """Return what to do next."""
         if self._most is None:
-            return self._dispatch(state)
+            return self.dispatch(state)
         running = state.running
         if state.kv_held > self._most and len(running) > 1:
             parked = self._parked(state)
@@ -77,7 +77,7 @@ class AdaptiveBatch:
         if self._shrunk and len(running) and state.kv_held > self._enough:
             return Step(rounds=until)
         self._shrunk = False
-        step = self._dispatch(state)
+        step = self.dispatch(state)
         if step.prefill or step.evict:
             return step
         return Step(rounds=min(step.rounds, until))

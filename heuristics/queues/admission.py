@@ -36,11 +36,11 @@ class Admission:
 
     def __init__(self, problem: Problem, reserve: Reserve = "future", watermark: float = 0.01) -> None:
         self._problem = problem
-        self._cap = problem.prefill_token_cap
-        self._capacity = problem.kv_capacity
+        self.cap = problem.prefill_token_cap
+        self.capacity = problem.kv_capacity
         self._held_at_start = problem.kv_at_start
-        self._reserve: Reserve = reserve
-        self._room_at_entry = 0 if self._capacity is None else int(self._capacity * (1 - watermark))
+        self.reserve: Reserve = reserve
+        self.room_at_entry = 0 if self.capacity is None else int(self.capacity * (1 - watermark))
         self._entered = np.zeros(len(problem), dtype=np.int64)
         self._entries = 0
 
@@ -65,14 +65,14 @@ class Admission:
             Whether the token cap is what ends the stage, so that waiting could not make it larger.
         """
         count, full = len(requests), False
-        if not count or (self._cap is None and self._capacity is None):
+        if not count or (self.cap is None and self.capacity is None):
             return count, full
         chosen = np.asarray(requests, dtype=np.int64)
-        if self._cap is not None:
+        if self.cap is not None:
             tokens = np.cumsum(self._problem.prompt_tokens[chosen] + state.decoded[chosen])
-            count = max(1, int(np.searchsorted(tokens, self._cap, side="right")))
-            full = bool(count < len(chosen) or tokens[-1] >= FULL_STAGE * self._cap)
-        if self._capacity is not None:
+            count = max(1, int(np.searchsorted(tokens, self.cap, side="right")))
+            full = bool(count < len(chosen) or tokens[-1] >= FULL_STAGE * self.cap)
+        if self.capacity is not None:
             held = self._fitting_kv(state, chosen[:count])
             full = full and held == count
             count = held
@@ -81,22 +81,22 @@ class Admission:
         return count, full
 
     def _fitting_kv(self, state: State, chosen: IntArray) -> int:
-        assert self._capacity is not None
+        assert self.capacity is not None
         held = self._held_at_start[chosen] + state.decoded[chosen]
         now = state.kv_held + np.cumsum(held)
-        if self._reserve == "present":
-            return int(np.searchsorted(now, self._room_at_entry, side="right"))
-        count = int(np.searchsorted(now, self._capacity, side="right"))
+        if self.reserve == "present":
+            return int(np.searchsorted(now, self.room_at_entry, side="right"))
+        count = int(np.searchsorted(now, self.capacity, side="right"))
         running = state.running
         held = np.concatenate((self._held_at_start[running] + state.decoded[running], held))
         left = self._rounds_left(state, np.concatenate((running, chosen)))
-        if int((held + np.maximum(left, 1) - 1).sum()) <= self._capacity:
+        if int((held + np.maximum(left, 1) - 1).sum()) <= self.capacity:
             return count
         low, high = 0, count
         probe = min(1, high)
         while low < high:
             size = len(running) + probe
-            if _peak(held[:size], left[:size]) <= self._capacity:
+            if _peak(held[:size], left[:size]) <= self.capacity:
                 low = probe
             else:
                 high = probe - 1
@@ -117,24 +117,24 @@ class Admission:
 
     def overflowing(self, state: State) -> list[int]:
         """Return whom to evict, newest first, for the next round to fit; never the last that runs."""
-        if self._capacity is None or state.kv_held <= self._capacity:
+        if self.capacity is None or state.kv_held <= self.capacity:
             return []
         running = state.running
         newest_first = running[np.argsort(-self._entered[running])]
         held = self._held_at_start[newest_first] + state.decoded[newest_first]
-        over = state.kv_held - self._capacity
+        over = state.kv_held - self.capacity
         count = 1 + int(np.searchsorted(np.cumsum(held), over, side="left"))
         evicted: list[int] = newest_first[: min(count, len(running) - 1)].tolist()
         return evicted
 
     def rounds_that_fit(self, state: State) -> int:
         """Return after how many decode rounds keys and values outgrow the capacity if none finishes."""
-        if self._capacity is None:
+        if self.capacity is None:
             return UNTIL_CHANGE
         active = int((state.slot_request != FREE).sum())
         if active <= 1:
             return UNTIL_CHANGE
-        return max(1, (self._capacity - state.kv_held) // active + 1)
+        return max(1, (self.capacity - state.kv_held) // active + 1)
 
 
 def _peak(held: IntArray, left: IntArray) -> int:

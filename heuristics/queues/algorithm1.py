@@ -31,16 +31,16 @@ class SortingPreemptive(Assigned):
     def __init__(self, problem: Problem, assignment: npt.ArrayLike) -> None:
         tokens = problem.prompt_tokens + problem.workload.output_tokens
         super().__init__(problem, assignment, np.argsort(-tokens, kind="stable"))
-        self._tokens: list[int] = tokens.tolist()
-        self._remaining = np.zeros(problem.slots, dtype=np.int64)
-        np.add.at(self._remaining, np.asarray(assignment, dtype=np.int64), tokens)
+        self.tokens: list[int] = tokens.tolist()
+        self.remaining = np.zeros(problem.slots, dtype=np.int64)
+        np.add.at(self.remaining, np.asarray(assignment, dtype=np.int64), tokens)
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
         """Return each free slot's next request: of its own list, else the longest of the busiest slot."""
         requests: list[int] = []
         slots: list[int] = []
         taken: set[int] = set()
-        remaining = self._remaining.copy()
+        remaining = self.remaining.copy()
         for slot in free.tolist():
             request = self._first_waiting(slot, state, taken)
             while request is None:
@@ -50,7 +50,7 @@ class SortingPreemptive(Assigned):
                 request = self._first_waiting(busiest, state, taken)
                 if request is None:
                     remaining[busiest] = 0
-            remaining[self._owner[request]] -= self._tokens[request]
+            remaining[self.owner[request]] -= self.tokens[request]
             taken.add(request)
             requests.append(request)
             slots.append(slot)
@@ -60,10 +60,10 @@ class SortingPreemptive(Assigned):
         """Take these requests off their lists."""
         super().take(requests)
         for request in requests:
-            self._remaining[self._owner[request]] -= self._tokens[request]
+            self.remaining[self.owner[request]] -= self.tokens[request]
 
     def put_back(self, requests: Sequence[int]) -> None:
         """Put these requests back on their lists."""
         super().put_back(requests)
         for request in requests:
-            self._remaining[self._owner[request]] += self._tokens[request]
+            self.remaining[self.owner[request]] += self.tokens[request]

@@ -51,10 +51,10 @@ class Assigned:
         sequence = np.arange(len(owner)) if order is None else np.asarray(order, dtype=np.int64)
         self._rank = np.empty(len(owner), dtype=np.int64)
         self._rank[sequence] = np.arange(len(owner))
-        self._owner: list[int] = owner.tolist()
-        self._lists: list[list[int]] = [[] for _ in range(problem.slots)]
+        self.owner: list[int] = owner.tolist()
+        self.lists: list[list[int]] = [[] for _ in range(problem.slots)]
         for request in sequence.tolist():
-            self._lists[self._owner[request]].append(request)
+            self.lists[self.owner[request]].append(request)
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
         """Return the first waiting request of each free slot's own list."""
@@ -70,7 +70,7 @@ class Assigned:
     def _first_waiting(
         self, slot: int, state: State, but: frozenset[int] | set[int] = frozenset()
     ) -> int | None:
-        for request in self._lists[slot]:
+        for request in self.lists[slot]:
             if state.waiting[request] and request not in but:
                 return request
         return None
@@ -78,11 +78,11 @@ class Assigned:
     def take(self, requests: Sequence[int]) -> None:
         """Take these requests off their lists."""
         for request in requests:
-            self._lists[self._owner[request]].remove(request)
+            self.lists[self.owner[request]].remove(request)
 
     def put_back(self, requests: Sequence[int]) -> None:
         """Put these requests back on their lists, in their old place."""
         for request in requests:
-            queue = self._lists[self._owner[request]]
+            queue = self.lists[self.owner[request]]
             queue.append(request)
             queue.sort(key=self._rank.__getitem__)

@@ -29,22 +29,27 @@ class Ordered:
     ----------
     order
         All requests, shape (requests,).
+
+    Attributes
+    ----------
+    order
+        As given.
     """
 
     def __init__(self, order: IntArray) -> None:
-        self._order = np.asarray(order, dtype=np.int64)
-        self._rank = np.empty_like(self._order)
-        self._rank[self._order] = np.arange(len(self._order))
-        self._taken = np.zeros(len(self._order), dtype=np.bool_)
+        self.order = np.asarray(order, dtype=np.int64)
+        self._rank = np.empty_like(self.order)
+        self._rank[self.order] = np.arange(len(self.order))
+        self._taken = np.zeros(len(self.order), dtype=np.bool_)
         self._head = 0
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
         """Return the first waiting requests, one per free slot."""
         wanted = len(free)
-        window = self._order[self._head : self._head + 2 * wanted + 32]
+        window = self.order[self._head : self._head + 2 * wanted + 32]
         found = self._waiting(state, window)[:wanted]
-        if len(found) < wanted and self._head + len(window) < len(self._order):
-            found = self._waiting(state, self._order[self._head :])[:wanted]
+        if len(found) < wanted and self._head + len(window) < len(self.order):
+            found = self._waiting(state, self.order[self._head :])[:wanted]
         requests: list[int] = found.tolist()
         slots: list[int] = free[: len(requests)].tolist()
         return requests, slots
@@ -56,7 +61,7 @@ class Ordered:
     def take(self, requests: Sequence[int]) -> None:
         """Note that these requests are prefilled."""
         self._taken[requests] = True
-        while self._head < len(self._order) and self._taken[self._order[self._head]]:
+        while self._head < len(self.order) and self._taken[self.order[self._head]]:
             self._head += 1
 
     def put_back(self, requests: Sequence[int]) -> None:

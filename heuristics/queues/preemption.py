@@ -36,7 +36,7 @@ class PriorityPreemption:
     def __init__(self, problem: Problem) -> None:
         self._priority = problem.workload.priority
         self._queue = Ordered(priority_order(problem))
-        self._dispatch = QueuePolicy(self._queue, PrefillFirst(), Admission(problem))
+        self.dispatch = QueuePolicy(self._queue, PrefillFirst(), Admission(problem))
 
     def __call__(self, state: State) -> Step:
         """Return what to do next."""
@@ -44,7 +44,7 @@ class PriorityPreemption:
         if evicted:
             self._queue.put_back(evicted)
             return Step(rounds=0, evict=evicted)
-        return self._dispatch(state)
+        return self.dispatch(state)
 
     def _preempted(self, state: State) -> list[int]:
         waiting = -np.sort(-self._priority[state.waiting])[len(state.free_slots) :]

@@ -58,23 +58,37 @@ class Opportunity:
 
     Parameters
     ----------
-    requests
+    joining
         Waiting requests it would prefill; at least one.
+    tokens
+        Tokens it would prefill.
+    unstarted
+        Requests that wait or have yet to arrive, those joining among them.
     idle
         Slot-rounds that slots with a request to take have idled since the last prefill stage.
     full
         Whether the stage is as large as the token cap allows.
     """
 
-    requests: Sequence[int]
+    joining: int
+    tokens: int
+    unstarted: int
     idle: int
     full: bool = False
+
+    @classmethod
+    def of(cls, state: State, requests: Sequence[int], idle: int, full: bool) -> Opportunity:
+        """Return the stage that would prefill some of the requests that wait."""
+        chosen = np.asarray(requests, dtype=np.int64)
+        tokens = int((state.problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
+        unstarted = state.unarrived + int(np.count_nonzero(state.waiting))
+        return cls(len(chosen), tokens, unstarted, idle, full)
 
 
 class PrefillRule(Protocol):
     """Decides between prefill and decode; asked while something runs and a request has a slot to take."""
 
-    def __call__(self, state: State, opportunity: Opportunity) -> int:
+    def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return the decode rounds to run before the stage starts: 0 to start it now."""
         ...
 
@@ -83,7 +97,7 @@ class PrefillRule(Protocol):
 class PrefillFirst:
     """Never waits: vLLM's rule, and the baseline of the hybrid offline-online paper."""
 
-    def __call__(self, state: State, opportunity: Opportunity) -> int:
+    def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return 0."""
         return 0
 
@@ -105,12 +119,11 @@ class SkiRental:
 
     patience: float = 0.5
 
-    def __call__(self, state: State, opportunity: Opportunity) -> int:
+    def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return the rounds until the idle slot-rounds reach their price."""
-        joining = len(opportunity.requests)
-        if opportunity.full or joining == state.unarrived + int(state.waiting.sum()):
+        if opportunity.full or opportunity.joining == opportunity.unstarted:
             return 0
-        return rounds_to_wait(bearable_idle(state.problem, self.patience), opportunity.idle, joining)
+        return rounds_to_wait(bearable_idle(problem, self.patience), opportunity.idle, opportunity.joining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +144,15 @@ class Lagrangian:
 
     reading: Literal["round", "token"] = "round"
 
-    def __call__(self, state: State, opportunity: Opportunity) -> int:
+    def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return the rounds until the waited decode time exceeds the stage's cost."""
-        problem = state.problem
-        chosen = np.asarray(opportunity.requests, dtype=np.int64)
-        stage = problem.cost.prefill_seconds(
-            int((problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
-        )
+        stage = float(problem.cost.prefill_seconds(opportunity.tokens))
         price = problem.cost.decode_per_slot
         if self.reading == "round":
             price += problem.cost.decode_base / problem.slots
         if price == 0:
             return UNTIL_CHANGE
-        waited = math.floor((stage / price - opportunity.idle) / len(chosen)) + 1
+        waited = math.floor((stage / price - opportunity.idle) / opportunity.joining) + 1
         return max(0, waited)
 
 
@@ -163,10 +172,9 @@ class Threshold:
     share: float = 1.0
     count: int | None = None
 
-    def __call__(self, state: State, opportunity: Opportunity) -> int:
+    def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return 0 once there are enough, else wait for the next change."""
-        enough = math.ceil(self.share * state.problem.slots)
-        enough = min(enough, state.unarrived + int(state.waiting.sum()))
+        enough = min(math.ceil(self.share * problem.slots), opportunity.unstarted)
         if self.count is not None:
             enough = min(enough, self.count)
-        return 0 if opportunity.full or len(opportunity.requests) >= enough else UNTIL_CHANGE
+        return 0 if opportunity.full or opportunity.joining >= enough else UNTIL_CHANGE

@@ -51,38 +51,38 @@ class QueuePolicy:
     """
 
     def __init__(self, queue: Queue, rule: PrefillRule, admission: Admission) -> None:
-        self._queue = queue
-        self._rule = rule
-        self._admission = admission
+        self.queue = queue
+        self.rule = rule
+        self.admission = admission
         self._idle = 0
         self._idling = 0
         self._asked = 0
 
     def __call__(self, state: State) -> Step:
         """Return what to do next."""
-        evicted = self._admission.overflowing(state)
+        evicted = self.admission.overflowing(state)
         if evicted:
-            self._queue.put_back(evicted)
+            self.queue.put_back(evicted)
             return Step(rounds=0, evict=evicted)
         self._idle += self._idling * (state.rounds_done - self._asked)
         self._asked, self._idling = state.rounds_done, 0
-        rounds = self._admission.rounds_that_fit(state)
+        rounds = self.admission.rounds_that_fit(state)
         free = state.free_slots
         if not free.size:
             return Step(rounds=rounds)
-        requests, slots = self._queue.propose(state, free)
-        count, full = self._admission.fitting(state, requests)
+        requests, slots = self.queue.propose(state, free)
+        count, full = self.admission.fitting(state, requests)
         if not count:
             return Step(rounds=rounds)
         requests, slots = requests[:count], slots[:count]
         wait = 0
         if len(free) < state.problem.slots:
-            wait = self._rule(state, Opportunity(requests, self._idle, full))
+            wait = self.rule(state.problem, Opportunity.of(state, requests, self._idle, full))
         if wait > 0:
             self._idling = count
             return Step(rounds=min(wait, rounds))
         self._idle = 0
-        self._queue.take(requests)
-        self._admission.enter(requests)
+        self.queue.take(requests)
+        self.admission.enter(requests)
         # Another stage may follow at once (a token cap, answers of one token), so decoding is not promised.
         return Step(prefill=requests, slots=slots, rounds=0)

@@ -87,7 +87,7 @@ class TailPreemption:
             return Step(rounds=rounds)
         requests = requests[:count]
         if running.size:
-            wait = self._rule(state, Opportunity(requests, self._idle, full))
+            wait = self._rule(state.problem, Opportunity.of(state, requests, self._idle, full))
             if wait > 0:
                 self._idling = count
                 return Step(rounds=min(wait, rounds))

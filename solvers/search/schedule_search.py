@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ STARTS_SHARE = 0.25
 
 STARTS_SECONDS = 0.1
 """Seconds that the rules may take in any case: many of a limit of a tenth of a second, still kept by then."""
+
+OVERTIME, OVERTIME_SECONDS = 0.05, 0.1
+"""How long after the limit the rules that it left no time for may be tried: a share of it, and seconds."""
 
 START_SHARE = 0.3
 """The share of what is left of the limits after which the annealing looks for no better start."""
@@ -160,6 +164,8 @@ class ScheduleSearch:
         self.incumbent = Incumbent(problem, seconds, iterations)
         self._problem = problem
         self._rng = np.random.default_rng(seed)
+        self._untried: list[Callable[[float], Schedule | None]] = []
+        self._starts_end = math.inf
         self._fractional = np.inf
         self._attempt = 0
         self._reserve = ROUNDING_SHARE
@@ -179,15 +185,23 @@ class ScheduleSearch:
             if violation is not None:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
-        most = max(STARTS_SECONDS, STARTS_SHARE * best.seconds)
-        for make in starts(self._problem, lambda: best.elapsed > most):
-            schedule = make(best.makespan)
-            if schedule is not None:
-                best.offer(schedule)
-            if best.elapsed > most:
-                break
+        end = max(STARTS_SECONDS, STARTS_SHARE * best.seconds)
+        self._untried = starts(self._problem, lambda: best.elapsed > self._starts_end)
+        self._try(end)
         if best.schedule is None:
             best.offer(ski_rental_schedule(self._problem))
+
+    def _try(self, end: float) -> None:
+        """Offer the schedules of rules that have not been tried, until some seconds are over."""
+        best, self._starts_end = self.incumbent, end
+        while self._untried and best.elapsed <= end:
+            schedule = self._untried[0](best.makespan)
+            if best.elapsed > end and schedule is None:
+                # It may have been cut off, and is tried again against a better schedule.
+                break
+            del self._untried[0]
+            if schedule is not None:
+                best.offer(schedule)
 
     def improve(self, enough: float = 0.0) -> None:
         """
@@ -198,14 +212,18 @@ class ScheduleSearch:
         enough
             Seconds, a proven bound say, at which the search ends: nothing better exists.
         """
-        self.incumbent.enough = enough
+        best = self.incumbent
+        best.enough = enough
         if self._problem.memory_can_run_out:
             self._tabulate()
             self._reorder(1.0)
-            return
-        self._reorder(0.5 if len(self._problem) <= FEW else 0.0)
-        if not self._anneal():
-            self._reorder(1.0)
+        else:
+            self._reorder(0.5 if len(self._problem) <= FEW else 0.0)
+            if not self._anneal():
+                self._reorder(1.0)
+        if not best.proven:
+            # What there was no time for: against a good schedule most rules are soon given up.
+            self._try(best.seconds + OVERTIME * best.seconds + OVERTIME_SECONDS)
 
     def outcome(self) -> ScheduleSearchOutcome:
         """Return what was found."""

@@ -9,6 +9,7 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage
 from ...heuristics.loop import PolicyError, execute, schedule_of
+from ...heuristics.queues.known_lengths import dispatch_key, dispatch_of, known_schedule
 from ...heuristics.queues.ordered import arrival_order, longest_first
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulator import Simulator
@@ -18,14 +19,14 @@ PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
 """Settings of the ski-rental rule tried, the best one of Table III first; 0 never waits."""
 
 PROMISING = (
-    "lpt-ski",
     "packing",
+    "priority",
+    "lpt-ski",
+    "fcfs-ski",
     "lpt",
-    "fcfs",
     "threshold",
     "lagrangian-token",
     "lagrangian",
-    "fcfs-ski",
     "packing-algorithm1",
 )
 """Policies simulated before the others, as they were best most often."""
@@ -57,12 +58,13 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
         Whether there is no time left for a start; asked after each stage of a simulation.
     """
     longest, given = longest_first(problem), arrival_order(problem)
+    met = set[object]()
 
     def in_one_pass(order: IntArray, patience: float) -> Callable[[float], Schedule | None]:
         return lambda _: ski_rental_schedule(problem, order=order, patience=patience)
 
     def simulated(policy: str) -> Callable[[float], Schedule | None]:
-        return lambda least: simulated_schedule(problem, policy, least, late)
+        return lambda least: simulated_schedule(problem, policy, least, late, met)
 
     passes = [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in (longest, given)]
     passes += [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
@@ -73,12 +75,17 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
         # With memory to look after, a pass takes longer than a simulation.
         return [*map(simulated, names), *passes]
     if problem.prefill_token_cap is None:
-        return [*passes, *(simulated(name) for name in names if name not in IN_ONE_PASS)]
+        rules = [simulated(name) for name in names if name not in IN_ONE_PASS]
+        return [*passes[:4], *rules, *passes[4:]]
     return [*passes[:4], *map(simulated, names), *passes[4:]]
 
 
 def simulated_schedule(
-    problem: Problem, policy: str, least: float, late: Callable[[], bool] = lambda: False
+    problem: Problem,
+    policy: str,
+    least: float,
+    late: Callable[[], bool] = lambda: False,
+    met: set[object] | None = None,
 ) -> Schedule | None:
     """
     Return the schedule of a policy in the simulator, or None if it evicts or takes ``least`` seconds or more.
@@ -93,14 +100,27 @@ def simulated_schedule(
         The makespan to beat, seconds.
     late
         As of :func:`starts`.
+    met
+        What the policies simulated so far come to where lengths are known: one that comes to the same has
+        the same schedule, and None is returned. Policies are added once their schedule is not left in part.
     """
+    policy_made = policy_named(policy, problem)
+    dispatch = dispatch_of(policy_made)
+    if dispatch is not None:
+        same = dispatch_key(dispatch)
+        if met is not None and same in met:
+            return None
+        schedule = known_schedule(problem, dispatch, least, late)
+        if met is not None and not late():
+            met.add(same)
+        return schedule
 
     def watch(stage: Stage, finished: int) -> None:
         if stage.end >= least or late():
             raise _GivenUpError
 
     try:
-        trace = execute(problem, policy_named(policy, problem), Simulator(problem), on_stage=watch)
+        trace = execute(problem, policy_made, Simulator(problem), on_stage=watch)
     except (_GivenUpError, PolicyError):
         return None
     return None if trace.evictions else schedule_of(trace)

@@ -1,0 +1,361 @@
+"""The schedule of a queue policy where lengths are known, without the loop: for planners that try many."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import insort
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+from ..policy import Policy
+from .adaptive_batch import AdaptiveBatch
+from .admission import FULL_STAGE, Admission
+from .algorithm1 import SortingPreemptive
+from .assignment import Assigned
+from .ordered import Ordered
+from .preemption import PriorityPreemption
+from .prefill_rules import Opportunity
+from .queue_policy import Queue, QueuePolicy
+
+ASKED_EVERY = 64
+"""Prefill stages after which it is asked whether the time is over."""
+
+MANY = 32
+"""Requests under way from which on arrays are quicker than lists."""
+
+
+def known_schedule(
+    problem: Problem, policy: QueuePolicy, least: float = math.inf, late: Callable[[], bool] = lambda: False
+) -> Schedule | None:
+    """
+    Return the schedule a fresh policy follows in the simulator, from :func:`dispatch_of`.
+
+    Decides as :class:`~batchbound.heuristics.queues.queue_policy.QueuePolicy` does, in a tenth of the loop's
+    time; a test compares the two. It is given up as soon as what is left takes too long even with slots and
+    memory full to the end.
+
+    Parameters
+    ----------
+    problem
+        The problem, every request there at the start.
+    policy
+        One that :func:`dispatch_of` returns.
+    least
+        The makespan to beat, seconds.
+    late
+        Whether there is no time left.
+
+    Returns
+    -------
+    Schedule or None
+        None if it evicts, is no better than ``least``, or it is too late.
+    """
+    return _Run(problem, policy).schedule(least, late)
+
+
+def dispatch_of(policy: Policy) -> QueuePolicy | None:
+    """Return the queue policy that a policy comes to where lengths are known, or None if it is another."""
+    if isinstance(policy, AdaptiveBatch | PriorityPreemption):
+        policy = policy.dispatch
+    known = isinstance(policy, QueuePolicy) and isinstance(policy.queue, Assigned | Ordered)
+    return policy if isinstance(policy, QueuePolicy) and known else None
+
+
+def dispatch_key(policy: QueuePolicy) -> object:
+    """Return a key that two queue policies share only if they serve requests of known lengths alike."""
+    queue, admission = policy.queue, policy.admission
+    order = queue.order.tobytes() if isinstance(queue, Ordered) else id(policy)
+    return order, policy.rule, admission.capacity, admission.capacity and admission.reserve
+
+
+class _Queue(Protocol):
+    """What waits, as lists."""
+
+    def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
+        """Return the requests that free slots would take now, and their slots."""
+        ...
+
+    def take(self, requests: list[int]) -> None:
+        """Take the first requests proposed."""
+        ...
+
+
+class _InOrder:
+    """Of :class:`~batchbound.heuristics.queues.ordered.Ordered`."""
+
+    def __init__(self, queue: Ordered) -> None:
+        self._order, self._head = queue.order.tolist(), 0
+
+    def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
+        requests = self._order[self._head : self._head + len(free)]
+        return requests, free[: len(requests)]
+
+    def take(self, requests: list[int]) -> None:
+        self._head += len(requests)
+
+
+class _OwnLists:
+    """Of :class:`~batchbound.heuristics.queues.assignment.Assigned`."""
+
+    def __init__(self, queue: Assigned) -> None:
+        self._lists, self._owner = [list(each) for each in queue.lists], queue.owner
+        self._next = [0] * len(self._lists)
+
+    def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
+        slots = [slot for slot in free if self._next[slot] < len(self._lists[slot])]
+        return [self._lists[slot][self._next[slot]] for slot in slots], slots
+
+    def take(self, requests: list[int]) -> None:
+        for request in requests:
+            self._next[self._owner[request]] += 1
+
+
+class _HelpedLists(_OwnLists):
+    """Of :class:`~batchbound.heuristics.queues.algorithm1.SortingPreemptive`."""
+
+    def __init__(self, queue: SortingPreemptive) -> None:
+        super().__init__(queue)
+        self._tokens, self._remaining = queue.tokens, queue.remaining.copy()
+
+    def propose(self, free: list[int]) -> tuple[list[int], list[int]]:
+        requests: list[int] = []
+        ahead, remaining = self._next.copy(), self._remaining.copy()
+        for slot in free:
+            while ahead[slot] == len(self._lists[slot]):
+                slot = int(remaining.argmax())
+                if remaining[slot] <= 0:
+                    return requests, free[: len(requests)]
+                if ahead[slot] == len(self._lists[slot]):
+                    remaining[slot] = 0
+            request = self._lists[slot][ahead[slot]]
+            ahead[slot] += 1
+            remaining[slot] -= self._tokens[request]
+            requests.append(request)
+        return requests, free[: len(requests)]
+
+    def take(self, requests: list[int]) -> None:
+        super().take(requests)
+        for request in requests:
+            self._remaining[self._owner[request]] -= self._tokens[request]
+
+
+def _lists(queue: Queue) -> _Queue:
+    if isinstance(queue, SortingPreemptive):
+        return _HelpedLists(queue)
+    if isinstance(queue, Assigned):
+        return _OwnLists(queue)
+    assert isinstance(queue, Ordered)
+    return _InOrder(queue)
+
+
+class _Room:
+    """The limits as an admission sees them: the token cap, and what the running requests will hold."""
+
+    def __init__(self, problem: Problem, admission: Admission) -> None:
+        self._prompt, self._start = problem.prompt_tokens.tolist(), problem.kv_at_start.tolist()
+        self._rounds = problem.rounds.tolist()
+        self._cap, self._capacity = admission.cap, admission.capacity
+        self._entry = admission.room_at_entry if admission.reserve == "present" else None
+        self._running: list[tuple[int, int]] = []
+        """The round in which each running request is gone, and its tokens in round 0, as it were; sorted."""
+        self._offsets = self._peaks = 0
+        self._blocked: dict[int, tuple[int, int]] = {}
+        """Requests that had no room, with a round in which others hold too much beside it, and how much."""
+
+    def held(self, now: int) -> int:
+        """Return the tokens held in a round."""
+        return self._offsets + len(self._running) * now
+
+    def overflows(self, now: int, rounds: int) -> bool:
+        """Return whether so many rounds, in which no request finishes, hold more than there is room for."""
+        return self._capacity is not None and self.held(now + rounds - 1) > self._capacity
+
+    def fitting(self, requests: list[int], now: int) -> tuple[int, bool]:
+        """Return as :meth:`~batchbound.heuristics.queues.admission.Admission.fitting`."""
+        count, full = len(requests), False
+        if self._cap is not None and count:
+            tokens = taken = 0
+            for request in requests:
+                tokens += self._prompt[request]
+                if tokens > self._cap:
+                    break
+                taken += 1
+            count = max(1, taken)
+            full = taken < len(requests) or tokens >= FULL_STAGE * self._cap
+        if self._capacity is not None and count:
+            within = self._within(requests[:count], now)
+            full, count = full and within == count, within
+        if not count and requests and not self._running:
+            count = 1
+        return count, full
+
+    def _within(self, requests: list[int], now: int) -> int:
+        """Return how many of the requests, from the first on, memory has room for."""
+        assert self._capacity is not None
+        room = self._capacity if self._entry is None else self._entry
+        held, count, peaks = self.held(now), 0, self._peaks
+        for request in requests:
+            held += self._start[request]
+            if held > room:
+                break
+            peaks += self._start[request] + max(self._rounds[request], 1) - 1
+            count += 1
+        if self._entry is not None or peaks <= self._capacity:
+            return count
+        if not count or self._is_blocked(requests[0], now):
+            return 0
+        low, high, probe = 0, count, 1
+        while low < high:
+            most, at = self._peak(requests[:probe], now)
+            if most <= self._capacity:
+                low = probe
+            else:
+                high = probe - 1
+                if probe == 1:
+                    first = requests[0]
+                    self._blocked[first] = at, most - self._start[first] - (at - now)
+            probe = (low + high + 1) // 2
+        return low
+
+    def _is_blocked(self, request: int, now: int) -> bool:
+        """Return whether what others hold still leaves no room: they leave as planned, and more may come."""
+        at, others = self._blocked.get(request, (-1, 0))
+        assert self._capacity is not None
+        return now <= at and others + self._start[request] + at - now > self._capacity
+
+    def _peak(self, requests: list[int], now: int) -> tuple[int, int]:
+        """Return the most tokens held at once until all that run, and these, are gone, and in which round."""
+        new = [(now + self._rounds[i], self._start[i] - now) for i in requests if self._rounds[i] > 0]
+        under_way = [*self._running, *new]
+        if len(under_way) > MANY:
+            gone, offset = np.array(under_way).T
+            latest_first = np.argsort(-gone)
+            last = gone[latest_first] - 1
+            held_then = np.cumsum(offset[latest_first]) + np.arange(1, len(gone) + 1) * last
+            worst = int(held_then.argmax())
+            return int(held_then[worst]), int(last[worst])
+        under_way.sort(reverse=True)
+        held = most = at = 0
+        for active, (gone_at, start) in enumerate(under_way, 1):
+            held += start
+            if held + active * (gone_at - 1) > most:
+                most, at = held + active * (gone_at - 1), gone_at - 1
+        return most, at
+
+    def enter(self, requests: list[int], now: int) -> None:
+        """Note that these requests, each of a round at least, run from a round on."""
+        for request in requests:
+            gone, offset = now + self._rounds[request], self._start[request] - now
+            insort(self._running, (gone, offset))
+            self._offsets += offset
+            self._peaks += offset + gone - 1
+
+    def leave(self, now: int) -> None:
+        """Forget what is gone by a round."""
+        while self._running and self._running[0][0] <= now:
+            gone, offset = self._running.pop(0)
+            self._offsets -= offset
+            self._peaks -= offset + gone - 1
+
+
+class _Run:
+    """A policy's run: the round it is in, who runs until when, and what it has cost."""
+
+    def __init__(self, problem: Problem, policy: QueuePolicy) -> None:
+        self._problem, self._rule = problem, policy.rule
+        self._queue, self._room = _lists(policy.queue), _Room(problem, policy.admission)
+        self._rounds, self._prompt = problem.rounds.tolist(), problem.prompt_tokens.tolist()
+        self._free = list(range(problem.slots))
+        self._finishing: list[tuple[int, int]] = []
+        self._now, self._prefill, self._waiting = 0, 0.0, len(problem)
+        self._bin_of, self._starts = [0] * len(problem), list[int]()
+        cost = problem.cost
+        self._work, self._tokens = int(problem.rounds.sum()), problem.kv_token_rounds
+        self._prompts = int(problem.prompt_tokens.sum())
+        self._reads = cost.decode_per_slot * self._work + cost.decode_per_kv_token * self._tokens
+
+    def schedule(self, least: float, late: Callable[[], bool]) -> Schedule | None:
+        """Return the schedule, or None as :func:`known_schedule` does."""
+        idle, wait = 0, 0
+        while self._waiting:
+            requests, slots, full = list[int](), list[int](), False
+            if self._free:
+                requests, slots = self._queue.propose(self._free)
+                count, full = self._room.fitting(requests, self._now)
+                requests, slots = requests[:count], slots[:count]
+            wait = self._wait(requests, idle, full) if requests else -1
+            if wait == 0:
+                idle = 0
+                self._start(requests, slots)
+                if self._least() >= least or (len(self._starts) % ASKED_EVERY == 0 and late()):
+                    return None
+            else:
+                before = self._now
+                if not self._decode(wait):
+                    return None
+                idle += len(requests) * (self._now - before)
+        while self._finishing:
+            if not self._decode(-1):
+                return None
+        if self._least() >= least:
+            return None
+        rounds = np.diff(np.array([*self._starts, self._now], dtype=np.int64))
+        return Schedule.from_bins(self._problem, self._bin_of, rounds)
+
+    def _wait(self, requests: list[int], idle: int, full: bool) -> int:
+        """Return the rounds after which the rule starts a stage of these requests."""
+        if len(self._free) == self._problem.slots:
+            return 0
+        tokens = sum([self._prompt[request] for request in requests])
+        stage = Opportunity(len(requests), tokens, self._waiting, idle, full)
+        return max(0, self._rule(self._problem, stage))
+
+    def _start(self, requests: list[int], slots: list[int]) -> None:
+        """Prefill requests together."""
+        tokens, last = 0, len(self._starts)
+        taken = []
+        for request, slot in zip(requests, slots, strict=True):
+            self._bin_of[request] = last
+            tokens += self._prompt[request]
+            if self._rounds[request] > 0:
+                taken.append(request)
+                self._free.remove(slot)
+                heapq.heappush(self._finishing, (self._now + self._rounds[request], slot))
+        self._starts.append(self._now)
+        self._queue.take(requests)
+        self._room.enter(taken, self._now)
+        self._waiting -= len(requests)
+        self._prompts -= tokens
+        self._prefill += self._problem.cost.prefill_seconds(tokens)
+
+    def _decode(self, most: int) -> bool:
+        """Decode to the next end, or so many rounds if that is sooner; return whether memory has room."""
+        rounds = self._finishing[0][0] - self._now
+        rounds = rounds if most < 0 else min(rounds, most)
+        if self._room.overflows(self._now, rounds) and len(self._finishing) > 1:
+            return False
+        active, held = len(self._finishing), self._room.held(self._now)
+        self._work -= active * rounds
+        self._tokens -= rounds * held + active * (rounds * (rounds - 1) // 2)
+        self._now += rounds
+        while self._finishing and self._finishing[0][0] <= self._now:
+            insort(self._free, heapq.heappop(self._finishing)[1])
+        self._room.leave(self._now)
+        return True
+
+    def _least(self) -> float:
+        """Return the least seconds to the end of all requests, with slots and memory full from now on."""
+        problem, cost = self._problem, self._problem.cost
+        left = self._work / problem.slots
+        if problem.kv_capacity is not None:
+            left = max(left, self._tokens / problem.kv_capacity)
+        if self._finishing:
+            left = max(left, max(self._finishing)[0] - self._now if not self._waiting else 0)
+        stages = -(-self._waiting // problem.slots)
+        rest = cost.prefill_base * stages + cost.prefill_per_token * self._prompts
+        return self._prefill + rest + cost.decode_base * (self._now + left) + self._reads
