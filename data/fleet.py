@@ -155,13 +155,13 @@ class FleetSchedule:
 
     def __post_init__(self) -> None:
         column = np.array(self.replica_of, dtype=np.int64)
-        column.flags.writeable = False
+        column.setflags(write=False)
         object.__setattr__(self, "replica_of", column)
 
     @classmethod
     def of(cls, schedule: Schedule) -> FleetSchedule:
         """Return the schedule of a fleet of one."""
-        return cls(np.zeros(len(schedule.bin_of), dtype=np.int64), (schedule,))
+        return cls(np.zeros_like(schedule.bin_of), (schedule,))
 
     def members(self, replica: int) -> IntArray:
         """Return the requests of a replica, ascending."""

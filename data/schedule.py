@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,10 +71,10 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("bin_of", "slot_of", "rounds"):
             given = np.array(getattr(self, name))
-            if given.size and given.dtype.kind not in "iu":
+            if given.size and not np.issubdtype(given.dtype, np.integer):
                 raise ValueError(f"{name} is of {given.dtype}; it must be of whole numbers")
             column = given.astype(np.int64)
-            column.flags.writeable = False
+            column.setflags(write=False)
             object.__setattr__(self, name, column)
 
     @classmethod
@@ -97,8 +98,7 @@ class Schedule:
         ValueError
             If more requests overlap than there are slots.
         """
-        bins = np.asarray(bin_of, dtype=np.int64)
-        starts = _starts(np.asarray(rounds, dtype=np.int64))
+        bins, starts = np.asarray(bin_of), _starts(np.asarray(rounds))
         slot_of = np.empty(len(bins), dtype=np.int64)
         free: list[tuple[int, int, int]] = [(0, -1, slot) for slot in range(problem.slots)]
         for request in np.argsort(bins, kind="stable").tolist():
@@ -112,10 +112,7 @@ class Schedule:
 
     def without_idle_rounds(self, problem: Problem) -> Schedule:
         """Return the same schedule without the rounds in which no slot decodes."""
-        first, last = self._round_spans(problem)
-        size = max(self._total, int(last.max())) + 1
-        active = np.cumsum(np.bincount(first, minlength=size) - np.bincount(last, minlength=size))
-        decoding = _starts(np.minimum(active, 1))
+        decoding = _starts(np.minimum(self.active(problem), 1))
         return Schedule(self.bin_of, self.slot_of, np.diff(decoding[self.starts]))
 
     @property
@@ -139,9 +136,7 @@ class Schedule:
 
     def active(self, problem: Problem) -> IntArray:
         """Return the slots that decode in each round, shape (rounds,)."""
-        first, last = self._round_spans(problem)
-        change = np.bincount(first, minlength=self._total + 1) - np.bincount(last, minlength=self._total + 1)
-        return np.cumsum(change)[:-1].astype(np.int64)
+        return self._summed(problem).astype(np.int64)
 
     def changes(self, problem: Problem) -> int:
         """Return how often the slots that decode change: the bursts of rounds run, arrivals apart."""
@@ -152,15 +147,9 @@ class Schedule:
 
     def kv_tokens(self, problem: Problem) -> IntArray:
         """Return the tokens of keys and values held in each round, shape (rounds,)."""
-        first, last = self._round_spans(problem)
-        size = self._total + 1
-        begin = problem.kv_at_start.astype(np.float64)
-        end = begin + problem.rounds
-        active = np.cumsum(np.bincount(first, minlength=size) - np.bincount(last, minlength=size))
-        level = np.bincount(first, weights=begin, minlength=size)
-        level -= np.bincount(last, weights=end, minlength=size)
-        level[1:] += active[:-1]
-        return np.cumsum(level)[:-1].astype(np.int64)
+        first, _ = self._round_spans(problem)
+        drawn = self.active(problem) * np.arange(self._total)
+        return drawn + self._summed(problem, problem.kv_at_start - first).astype(np.int64)
 
     def stage_seconds(self, problem: Problem) -> tuple[FloatArray, FloatArray]:
         """
@@ -232,7 +221,7 @@ class Schedule:
                 what = f"{name} has shape {column.shape} for {len(problem)} requests"
                 return Violation("every request is scheduled", what)
         if (self.rounds < 0).any():
-            k = int(np.argmax(self.rounds < 0))
+            k = int(np.flatnonzero(self.rounds < 0)[0])
             return Violation("decode rounds are counted", f"{self.rounds[k]} decode rounds", bin=k)
         # Before anything is counted round by round: each round takes memory.
         total, useful = sum(self.rounds.tolist()), int(problem.rounds.sum())
@@ -263,8 +252,7 @@ class Schedule:
             (self.bin_of[before] == self.bin_of[after]) | (finish[before] > start[after])
         )
         if clash.any():
-            at = int(np.argmax(clash))
-            i, other = int(after[at]), int(before[at])
+            i, other = int(after[clash][0]), int(before[clash][0])
             what = f"request {other} still holds the slot"
             return Violation("one request per slot", what, i, int(self.slot_of[i]), int(self.bin_of[i]))
         return None
@@ -288,7 +276,7 @@ class Schedule:
         members: list[list[int]] = [[] for _ in range(self.bins)]
         for i, k in enumerate(self.bin_of.tolist()):
             members[k].append(i)
-        held, left = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        held = left = self.rounds[:0]
         for k, new in enumerate(members):
             total = int(held.sum() + problem.prompt_tokens[new].sum())
             if total > capacity:
@@ -317,6 +305,13 @@ class Schedule:
         first = self.starts[self.bin_of]
         return first, first + problem.rounds
 
+    def _summed(self, problem: Problem, weights: IntArray | None = None) -> npt.NDArray[Any]:
+        """Return what the requests that decode in each round weigh, or their number, shape (rounds,)."""
+        first, last = self._round_spans(problem)
+        size = max(self._total, int(last.max())) + 1
+        change = np.bincount(first, weights, size) - np.bincount(last, weights, size)
+        return np.cumsum(change)[: self._total]
+
 
 def _starts(rounds: IntArray) -> IntArray:
-    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(rounds, dtype=np.int64)))
+    return np.append(0, np.cumsum(rounds))

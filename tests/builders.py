@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work
 
 PAPER = CostModel.paper()
 UNIT = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
@@ -36,3 +39,42 @@ def problem_of(
 def schedule_of(bins: Sequence[int], slots: Sequence[int], rounds: Sequence[int]) -> Schedule:
     """Return a schedule of plain lists."""
     return Schedule(bins, slots, rounds)  # type: ignore[arg-type]
+
+
+def limited_problem(seed: int, most: int = 6) -> Problem:
+    """Return a problem of a few short requests; each limit and each cost is there or not."""
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, most + 1))
+    prompts, outputs = rng.integers(1, 8, requests), rng.integers(1, 8, requests)
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.0, 0.5, 2.0, 5.0])),
+        prefill_per_token=float(rng.choice([0.0, 0.1])),
+        decode_base=float(rng.choice([0.0, 1.0, 1.0])),
+        decode_per_slot=float(rng.choice([0.0, 0.2])),
+        prefill_floor=float(rng.choice([0.0, 0.0, 1.0, 3.0])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+        prefill_bend=float(rng.choice([0.0, 4.0, 8.5])),
+        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
+    )
+    largest = int((prompts + outputs).max())
+    return Problem(
+        Workload.from_lengths(prompts, outputs),
+        cost,
+        slots=int(rng.integers(1, 5)),
+        kv_capacity=int(largest + rng.integers(0, 14)) if rng.random() < 0.6 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 8)) if rng.random() < 0.5 else None,
+        prefill_emits_first_token=bool(rng.random() < 0.5),
+    )
+
+
+def steps_of(check: Callable[[Work], object]) -> int:
+    """Return the steps that a check takes, with one less of which it is refused."""
+    work = Work()
+    check(work)
+    steps = MOST_STEPS - work.left
+    check(Work(steps))
+    try:
+        check(Work(steps - 1))
+    except RefutedError:
+        return steps
+    raise AssertionError(f"{steps - 1} steps are enough")

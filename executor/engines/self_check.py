@@ -53,11 +53,18 @@ def _alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[
     import torch
 
     with torch.inference_mode():
-        ids = torch.tensor([[*prompt, *answer]], device=model.device)
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
-        own = logits.gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        figures: NDArray[np.float64] = torch.stack([own, logits.amax(-1), logits.std(-1)]).cpu().numpy()
+        logits = _logits(model, [*prompt, *answer])[len(prompt) - 1 : -1].double()
+        own = logits[range(len(answer)), list(answer)]
+        figures: NDArray[np.float64] = torch.stack([own, logits.amax(1), logits.std(1)]).cpu().numpy()
     return figures
+
+
+def _logits(model: Any, ids: list[int]) -> Any:
+    """Return the logits after each token, shape (tokens, vocabulary)."""
+    import torch
+
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
 
 
 def near_tie(model: Any) -> float:
@@ -81,19 +88,16 @@ def near_tie(model: Any) -> float:
 
 def _computed_in(model: Any) -> Any:
     """Return the number format of the logits: mixed precision stores the weights in another."""
-    import torch
-
     head = model.get_output_embeddings()
-    seen = [model.dtype]
     if head is None:
-        return seen[-1]
+        return model.dtype
+    seen: list[Any] = []
     handle = head.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
     try:
-        with torch.inference_mode():
-            model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+        _logits(model, [0])
     finally:
         handle.remove()
-    return seen[-1]
+    return seen[0]
 
 
 def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed: int = 0) -> None:
@@ -122,7 +126,7 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     prompts = [[rng.randrange(vocabulary) for _ in range(length)] for length in (9, 3, 17, 6)]
     try:
-        answers, scores = _serve(tier(model, 3, 24), prompts)
+        served = _serve(tier(model, 3, 24), prompts)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever a model raises that is called in ways it was not made for
@@ -131,13 +135,13 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
         what = (str(error).splitlines() or [""])[0]
         reason = f"it fails on the {tier.tier} tier ({type(error).__name__}: {what})"
         raise UnsupportedModelError(model.config.model_type, reason, _MEND) from error
-    worst, tie = 0.0, near_tie(model)
-    for prompt, answer, given in zip(prompts, answers, scores, strict=True):
-        own, largest, deviation = _alone(model if alone is None else alone, prompt, answer)
+    tie, errors = near_tie(model), []
+    for request, (answer, given) in served.items():
+        own, largest, deviation = _alone(model if alone is None else alone, prompts[request], answer)
         # The logits themselves as well: a tiny model may choose the right token for the wrong reasons. Some
         # models compute parts in float32 whatever their format, so they agree to its precision at best.
-        short, off = (largest - own) / deviation, np.abs(own - given) / deviation
-        worst = float(np.max([worst, short.max() / tie, off.max() / max(tie, _LOGIT_TIE)]))
+        errors += [(largest - own) / deviation / tie, np.abs(own - given) / deviation / max(tie, _LOGIT_TIE)]
+    worst = float(np.concatenate(errors).max())
     # Written so that NaN is refused as well.
     if not worst <= 1.0:
         raise UnsupportedModelError(
@@ -148,15 +152,15 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
         )
 
 
-def _serve(batch: RunningBatch, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the answers and the logit of each of their tokens."""
-    answers: list[list[int]] = [[] for _ in prompts]
-    scores: list[list[float]] = [[] for _ in prompts]
+def _serve(batch: RunningBatch, prompts: list[list[int]]) -> dict[int, tuple[list[int], list[float]]]:
+    """Return each request's answer and the logits of its tokens."""
+    served: dict[int, tuple[list[int], list[float]]] = {request: ([], []) for request in range(len(prompts))}
 
     def note(tokens: NDArray[np.int64], requests: dict[int, int]) -> None:
         for slot, request in requests.items():
-            answers[request] += tokens[:, slot].tolist()
-            scores[request] += batch.scores[:, slot].tolist()
+            answer, scores = served[request]
+            answer += tokens[:, slot].tolist()
+            scores += batch.scores[:, slot].tolist()
 
     def join(requests: dict[int, int]) -> None:
         first = batch.prefill(list(requests), [prompts[request] for request in requests.values()])
@@ -176,4 +180,4 @@ def _serve(batch: RunningBatch, prompts: list[list[int]]) -> tuple[list[list[int
     note(batch.decode(2), {0: 3, 2: 2})
     batch.insert(1, suspended)
     note(batch.decode(5), {0: 3, 1: 1, 2: 2})
-    return answers, scores
+    return served

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,7 +126,7 @@ class KvLedger:
     def resume(self, request: int, tokens: int) -> int:
         """Give a request back what :meth:`cached_tokens` says, and return those tokens."""
         cached = self.cached_tokens(request, tokens)
-        blocks = cached // self.block_tokens
+        blocks = self.blocks_for(cached)
         if self._freed is not None and request not in self.own:
             self._freed.claim(request, blocks)
         if blocks:
@@ -188,12 +187,11 @@ class KvLedger:
         self.room[request] = 0
         if request in self.loans:
             self._hand_on(request)
-            self._give_back(request, self.loans[request])
+            self._give_back(request)
         if self.guests.get(request):
             self._gone.add(request)
             return
         self._gone.discard(request)
-        self.guests.pop(request, None)
         blocks = self.own.pop(request, 0)
         self.free += blocks
         if self._freed is not None:
@@ -209,7 +207,7 @@ class KvLedger:
             self.loans[guest] = loans
             del mine[guest]
             for loan in loans:
-                theirs = self.guests.setdefault(loan.host, {}).setdefault(guest, [])
+                theirs = self.guests[loan.host].setdefault(guest, [])
                 if loan not in theirs:
                     theirs.append(loan)
 
@@ -225,17 +223,10 @@ class KvLedger:
             begin += part.tokens
         return found
 
-    def _give_back(self, guest: int, loans: Sequence[Loan]) -> None:
-        gone = list(loans)
-        self.loans[guest] = [loan for loan in self.loans[guest] if loan not in gone]
-        if not self.loans[guest]:
-            del self.loans[guest]
-        for loan in gone:
-            theirs = self.guests[loan.host]
-            theirs[guest].remove(loan)
-            if not theirs[guest]:
-                del theirs[guest]
-        for host in dict.fromkeys(loan.host for loan in gone):
+    def _give_back(self, guest: int) -> None:
+        hosts = dict.fromkeys(loan.host for loan in self.loans.pop(guest))
+        for host in hosts:
+            del self.guests[host][guest]
             if host in self._gone:
                 self.release(host)
             else:
@@ -295,7 +286,5 @@ class KvLedger:
     def _measure(self, request: int) -> None:
         if request in self._gone:
             return
-        full = self.promised(request)
-        if self.guests.get(request):
-            full = min((loan.start for loan in self.lent(request)), default=full)
-        self.room[request] = full
+        lent = self.lent(request)
+        self.room[request] = min(loan.start for loan in lent) if lent else self.promised(request)

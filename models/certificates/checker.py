@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.schedule import Violation
 from .claims import RefutedError, Work, entries, prices, unreadable, whole, wholes
 from .enumeration import MOST_REQUESTS, fits
 from .packings import packs
+from .reads import tokens_read
 from .slot_ends import EndClaim, checked_ends
 from .states import check_no_cheaper
 
@@ -284,10 +287,8 @@ def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) ->
 def _held_over_rounds(problem: Problem) -> int:
     """Return the tokens of keys and values that all requests together hold, summed over their rounds."""
     first = int(problem.prefill_emits_first_token)
-    return sum(
-        n * (p + first) + n * (n - 1) // 2
-        for p, n in zip(problem.prompt_tokens.tolist(), problem.rounds.tolist(), strict=True)
-    )
+    rows = np.stack([problem.rounds, problem.prompt_tokens]).T.tolist()
+    return sum(tokens_read(rounds, prompt + first) for rounds, prompt in rows)
 
 
 class _LeastSeconds:

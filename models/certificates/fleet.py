@@ -9,6 +9,7 @@ from ...data.fleet import Fleet, Replica
 from ...data.schedule import Violation
 from .checker import ROUNDING, judged, verify_bound
 from .claims import RefutedError, Work, entries, unreadable, whole
+from .reads import tokens_read
 
 
 def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
@@ -40,20 +41,19 @@ def _shares(fleet: Fleet, bound: Bound) -> float:
         raise RefutedError("weights", f"{len(weights)} weights for {len(fleet.replicas)} replicas")
     if math.fsum(weights) > 1 + ROUNDING:
         raise RefutedError("weights", f"they add up to {math.fsum(weights)!r}, more than one")
+    weighted = list(zip(fleet.replicas, weights, strict=True))
     stage_by, round_by = bound.certificate["stage_by"], bound.certificate["round_by"]
     if stage_by not in ("slots", "tokens", "floor") or round_by not in ("slots", "keys and values"):
         raise RefutedError("shares", f"no argument is called {stage_by!r} or {round_by!r}")
     # Of two replicas alike, the one of less weight is the cheaper.
     lightest: dict[Replica, float] = {}
-    for replica, weight in zip(fleet.replicas, weights, strict=True):
+    for replica, weight in weighted:
         lightest[replica] = min(weight, lightest.get(replica, math.inf))
     Work().spend(len(lightest) * len(fleet))
-    parts = [weight * replica.busy for replica, weight in zip(fleet.replicas, weights, strict=True)]
+    parts = [weight * replica.busy for replica, weight in weighted]
     first = int(fleet.prefill_emits_first_token)
-    for prompt, answer in zip(
-        fleet.workload.input_tokens.tolist(), fleet.workload.output_tokens.tolist(), strict=True
-    ):
-        rounds = answer - first
+    for request in fleet.workload:
+        prompt, rounds = request.input_tokens, request.output_tokens - first
         parts.append(
             min(
                 weight * _share(replica, prompt, prompt + first, rounds, str(stage_by), str(round_by))
@@ -66,15 +66,16 @@ def _shares(fleet: Fleet, bound: Bound) -> float:
 def _share(replica: Replica, prompt: int, held: int, rounds: int, stage_by: str, round_by: str) -> float:
     """Return what a request adds at least to the time of the replica that serves it."""
     cost, cap, capacity = replica.cost, replica.prefill_token_cap, replica.kv_capacity
-    read = rounds * held + rounds * (rounds - 1) // 2
+    read = tokens_read(rounds, held)
     if stage_by == "floor":
         prefill = max(cost.prefill_base, cost.prefill_floor) / replica.slots
     elif stage_by == "tokens" and cap is not None:
         prefill = prompt * (cost.prefill_base / cap + cost.prefill_per_token)
     else:
         prefill = cost.prefill_base / replica.slots + prompt * cost.prefill_per_token
-    by_memory = round_by == "keys and values" and capacity is not None
-    least_rounds = read / (capacity or 1) if by_memory else rounds / replica.slots
+    least_rounds = rounds / replica.slots
+    if round_by == "keys and values" and capacity is not None:
+        least_rounds = read / capacity
     decode = cost.decode_base * least_rounds + cost.decode_per_slot * rounds + cost.decode_per_kv_token * read
     return prefill + decode
 
@@ -85,7 +86,7 @@ def _one_request(fleet: Fleet, bound: Bound) -> float:
         raise RefutedError("one request", f"there is no request {chosen} of {len(fleet)}")
     request, first = fleet.workload[chosen], int(fleet.prefill_emits_first_token)
     rounds, held = request.output_tokens - first, request.input_tokens + first
-    read = rounds * held + rounds * (rounds - 1) // 2
+    read = tokens_read(rounds, held)
     return min(
         replica.busy
         + replica.cost.prefill_seconds(request.input_tokens)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...data.schedule import Violation
 
@@ -60,9 +62,9 @@ def _proven(
     return Violation("a certificate is of a known kind", f"{kind!r} is not")
 
 
-def _rows(sequences: Sequences) -> list[tuple[int, int, int]]:
-    columns = (sequences.prompt, sequences.output, sequences.cached)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+def _rows(sequences: Sequences) -> list[list[int]]:
+    rows: list[list[int]] = np.stack([sequences.prompt, sequences.output, sequences.cached]).T.tolist()
+    return rows
 
 
 def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:

@@ -9,6 +9,7 @@ from itertools import combinations
 
 from ...data.problem import Problem
 from .claims import RefutedError, Work
+from .reads import tokens_read
 
 STEPS = 30
 """Steps of a check that trying a stage or a number of rounds takes."""
@@ -68,7 +69,7 @@ class _Tries:
         kinds = Counter(zip(problem.rounds.tolist(), problem.prompt_tokens.tolist(), strict=True))
         self.kinds = [(n, p, p + first) for n, p in sorted(kinds, reverse=True)]
         self.everyone: Waiting = tuple(kinds[n, p] for n, p, _ in self.kinds)
-        self.read = [n * held + n * (n - 1) // 2 for n, _, held in self.kinds]
+        self.read = [tokens_read(n, held) for n, _, held in self.kinds]
         rounds = sum(count * n for count, (n, _, _) in zip(self.everyone, self.kinds, strict=True))
         read = sum(count * each for count, each in zip(self.everyone, self.read, strict=True))
         # Slot-rounds and tokens read cost the same whatever the schedule, so only the rest is counted.
@@ -105,7 +106,7 @@ class _Tries:
         else:
             rounds = max(rounds, longest)
         if self.capacity is not None:
-            held = read + sum(left * held + left * (left - 1) // 2 for left, held in busy)
+            held = read + sum(tokens_read(left, held) for left, held in busy)
             rounds = max(rounds, -(-held // self.capacity))
         least: float = spent + prefill + self.cost.decode_base * rounds
         hopeless: bool = least >= self.limit

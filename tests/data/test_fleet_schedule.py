@@ -144,6 +144,17 @@ def test_a_fleets_problems_have_its_requests_its_limits_and_its_first_tokens() -
     assert alone.check(Fleet.of(problem, 1)) is None
 
 
+def test_a_fleets_problem_is_that_of_its_first_replica_unless_another_is_asked_for() -> None:
+    fleet = Fleet(WORKLOAD, (Replica(UNIT, 3), Replica(UNIT, 4)))
+    assert fleet.problem().slots == 3
+    assert fleet.problem(1).slots == 4
+
+
+def test_no_finish_is_told_of_a_fleet_whose_replicas_are_not_those_of_the_schedule() -> None:
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        FleetSchedule(TOGETHER.replica_of, (FIRST,)).finishes(FLEET)
+
+
 def test_a_fleets_schedule_shares_no_memory_and_cannot_be_changed() -> None:
     given = np.array([0, 1, 0, 1, 0], dtype=np.int32)
     schedule = FleetSchedule(given, (FIRST, SECOND))  # type: ignore[arg-type]

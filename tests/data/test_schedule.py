@@ -52,10 +52,10 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
     ),
     "no bin has negative rounds": (
         three(),
-        schedule_of([0, 0, 2], [0, 1, 0], [2, -1, 2]),
+        schedule_of([0, 0, 3], [0, 1, 0], [2, 0, -1, 2]),
         three(),
-        schedule_of([0, 0, 2], [0, 1, 0], [2, 0, 1]),
-        "decode rounds are counted: -1 decode rounds (bin 1)",
+        schedule_of([0, 0, 3], [0, 1, 0], [2, 0, 0, 1]),
+        "decode rounds are counted: -1 decode rounds (bin 2)",
     ),
     "no more rounds than all requests have": (
         three(),
@@ -107,12 +107,26 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         LEGAL,
         "every request finishes: needs 3 rounds, 2 are left (request 1, slot 1, bin 0)",
     ),
+    "every request of a later bin finishes": (
+        problem_of([2, 2], [1, 3], 1),
+        schedule_of([0, 1], [0, 0], [1, 2]),
+        problem_of([2, 2], [1, 2], 1),
+        schedule_of([0, 1], [0, 0], [1, 2]),
+        "every request finishes: needs 3 rounds, 2 are left (request 1, slot 0, bin 1)",
+    ),
     "a slot is free again only when its request is done": (
         three(),
         schedule_of([0, 0, 1], [0, 1, 0], [1, 2]),
         three(),
         LEGAL,
         "one request per slot: request 0 still holds the slot (request 2, slot 0, bin 1)",
+    ),
+    "a later slot is free again only when its request is done": (
+        problem_of([1] * 4, [1, 1, 2, 1], 2),
+        schedule_of([0, 1, 0, 1], [0, 0, 1, 1], [1, 2]),
+        problem_of([1] * 4, [1, 1, 1, 1], 2),
+        schedule_of([0, 1, 0, 1], [0, 0, 1, 1], [1, 2]),
+        "one request per slot: request 2 still holds the slot (request 3, slot 1, bin 1)",
     ),
     "a slot takes one request a stage, even those of no rounds": (
         one_token(2),
@@ -183,6 +197,14 @@ def test_a_capacity_counts_no_request_that_is_done() -> None:
     ).startswith("KV capacity: a decode round holds 7 of 6 tokens")
 
 
+def test_a_capacity_counts_no_request_that_has_no_rounds() -> None:
+    # The first is done with its prefill stage, so the second has its tokens to itself.
+    problem = problem_of([4, 1], [1, 4], 2, kv_capacity=5, prefill_emits_first_token=True)
+    assert schedule_of([0, 0], [0, 1], [3]).check(problem) is None
+    tight = problem_of([4, 1], [1, 5], 2, kv_capacity=5, prefill_emits_first_token=True)
+    assert schedule_of([0, 0], [0, 1], [4]).check(tight) is None
+
+
 def test_a_violation_says_where_as_far_as_there_is_a_place() -> None:
     assert str(Violation("a rule", "is broken")) == "a rule: is broken"
     assert str(Violation("a rule", "is broken", 0, 1, 2)) == "a rule: is broken (request 0, slot 1, bin 2)"
@@ -212,6 +234,12 @@ def test_slots_are_found_and_handed_on_when_they_have_been_free_longest() -> Non
     assert schedule.slot_of.tolist() == [0, 1, 0]
     four = problem_of([1] * 4, [1, 2, 1, 1], 2)
     assert Schedule.from_bins(four, [0, 0, 2, 2], [1, 1, 1]).slot_of.tolist() == [0, 1, 0, 1]
+
+
+def test_the_requests_of_a_bin_get_slots_in_their_order() -> None:
+    forty = problem_of([1] * 80, [1] * 80, 40)
+    slots = Schedule.from_bins(forty, [1, 0] * 40, [1, 1]).slot_of
+    assert slots[1::2].tolist() == slots[::2].tolist() == list(range(40))
 
 
 @pytest.mark.parametrize(("bins", "rounds", "at"), [([0, 0, 0], [3], 0), ([0, 0, 1], [1, 2], 1)])
@@ -391,6 +419,24 @@ def test_rounds_in_which_nothing_decodes_are_left_out() -> None:
     assert short.without_idle_rounds(problem).rounds.tolist() == [2, 3]
 
 
+def test_rounds_are_idle_only_if_no_slot_decodes() -> None:
+    busy = schedule_of([0, 0, 1], [0, 1, 0], [2, 2])
+    assert busy.without_idle_rounds(three()).rounds.tolist() == [2, 1]
+
+
+def test_bins_without_requests_prefill_nothing_and_take_no_time() -> None:
+    problem = problem_of([3], [2], 1, CostModel(1.0, 0.5, 1.0, 0.0, decode_per_kv_token=0.25))
+    schedule = schedule_of([1], [0], [1, 1, 1, 1])
+    assert schedule.stage_tokens(problem).tolist() == [0, 3, 0, 0]
+    prefill, decode = schedule.stage_seconds(problem)
+    assert prefill.tolist() == [0.0, 2.5, 0.0, 0.0]
+    assert decode.tolist() == [1.0, 1.75, 2.0, 1.0]
+    assert schedule.active(problem).tolist() == [0, 1, 1, 0]
+    assert schedule.kv_tokens(problem).tolist() == [0, 3, 4, 0]
+    for counts in (schedule.stage_tokens(problem), schedule.active(problem), schedule.kv_tokens(problem)):
+        assert counts.dtype == np.int64
+
+
 def test_a_stage_waits_for_the_last_of_its_requests_to_arrive() -> None:
     problem = problem_of([1, 1], [2, 1], 2, UNIT, arrival=[0.0, 7.5])
     # A second of prefill, one round, then the wait until 7.5, a second of prefill and a round.
@@ -408,3 +454,6 @@ def test_utilization_is_full_rounds_of_the_work_over_the_makespan() -> None:
     dear = problem_of([1, 1], [2, 6], 2, CostModel(1.0, 0.0, 1.0, 0.0, decode_per_kv_token=0.5))
     read = (1 + 2) + (1 + 2 + 3 + 4 + 5 + 6)
     assert schedule.utilization(dear) == pytest.approx(4 * (1 + 0.5 * 6) / (1 + 6 + 0.5 * read))
+    # One round on one slot is a full one, and reads the three tokens of its prompt.
+    single = problem_of([3], [1], 1, dear.cost)
+    assert schedule_of([0], [0], [1]).utilization(single) == pytest.approx(2.5 / 3.5)

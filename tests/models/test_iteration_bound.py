@@ -246,3 +246,18 @@ def test_the_fullest_slots_hold_the_fewest_that_an_even_deal_gives_them() -> Non
     violation = verify_iterations(work, EngineLimits(3), IterationBound(5, "packing", claim))
     assert violation is not None
     assert violation.message == "it proves 4 iterations, the bound says 5"
+
+
+@pytest.mark.parametrize(("kind", "proven"), [("slots", 4), ("longest", 2), ("tokens", 2), ("KV", 2)])
+def test_no_argument_counts_cached_prompt_tokens(kind: str, proven: int) -> None:
+    # One prompt token and one drawn token are computed for each of two requests; each holds one block of two.
+    work, limits = Sequences(np.array([9, 9]), np.array([2, 2]), np.array([8, 8])), EngineLimits(1, 3, 6, 2)
+    assert verify_iterations(work, limits, IterationBound(proven, "?", {"kind": kind})) is None
+    violation = verify_iterations(work, limits, IterationBound(proven + 1, "?", {"kind": kind}))
+    assert violation is not None
+    assert violation.message == f"it proves {proven} iterations, the bound says {proven + 1}"
+
+
+def test_a_packing_is_of_the_requests_that_need_most_iterations() -> None:
+    work, claim = sequences((1, 1), (1, 4), (1, 1), (1, 4)), {**PACKING, "heaviest": 2}
+    assert verify_iterations(work, EngineLimits(1), IterationBound(8, "packing", claim)) is None

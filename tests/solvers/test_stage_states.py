@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import limited_problem
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -29,32 +30,6 @@ def problem_of(prompts: list[int], outputs: list[int], slots: int, cost: CostMod
 
 def one_by_one(problem: Problem) -> Schedule:
     return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
-
-
-def limited_problem(seed: int, most: int = 6) -> Problem:
-    """Return a problem of a few short requests; each limit and each cost is there or not."""
-    rng = np.random.default_rng(seed)
-    requests = int(rng.integers(1, most + 1))
-    prompts, outputs = rng.integers(1, 8, requests), rng.integers(1, 8, requests)
-    cost = CostModel(
-        prefill_base=float(rng.choice([0.0, 0.5, 2.0, 5.0])),
-        prefill_per_token=float(rng.choice([0.0, 0.1])),
-        decode_base=float(rng.choice([0.0, 1.0, 1.0])),
-        decode_per_slot=float(rng.choice([0.0, 0.2])),
-        prefill_floor=float(rng.choice([0.0, 0.0, 1.0, 3.0])),
-        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
-        prefill_bend=float(rng.choice([0.0, 4.0, 8.5])),
-        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
-    )
-    largest = int((prompts + outputs).max())
-    return Problem(
-        Workload.from_lengths(prompts, outputs),
-        cost,
-        slots=int(rng.integers(1, 5)),
-        kv_capacity=int(largest + rng.integers(0, 14)) if rng.random() < 0.6 else None,
-        prefill_token_cap=int(prompts.max() + rng.integers(0, 8)) if rng.random() < 0.5 else None,
-        prefill_emits_first_token=bool(rng.random() < 0.5),
-    )
 
 
 @pytest.mark.parametrize("batch", range(5))

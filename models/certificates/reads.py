@@ -1,0 +1,17 @@
+"""Tokens that decode steps read, counted for the checker alone."""
+
+from __future__ import annotations
+
+
+def tokens_read(rounds: int, held: int) -> int:
+    """
+    Return the tokens of KV cache that a request reads in all its decode rounds.
+
+    Parameters
+    ----------
+    rounds
+        Its decode rounds.
+    held
+        Tokens in the cache before the first one; each round adds one.
+    """
+    return rounds * held + rounds * (rounds - 1) // 2

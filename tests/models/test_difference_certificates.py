@@ -1,0 +1,214 @@
+"""Bounds from differences of stage times: the checker derives just what their certificates prove."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import UNIT, problem_of
+
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.models.bounds.difference_set import difference_set_bound
+from batchbound.models.bounds.makespan import trivial_bound
+from batchbound.models.certificates.checker import source_of, verify_bound
+from batchbound.models.certificates.claims import RefutedError, Work
+from batchbound.models.certificates.slot_ends import PARTS, EndClaim, checked_ends
+from batchbound.solvers.bounds.proven_bound import proven_bound
+
+
+def tiny_problem(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 12))
+    outputs, prompts = rng.integers(1, 12, count), rng.integers(1, 7, count)
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.0, 0.5, 2.0, 5.0])),
+        prefill_per_token=float(rng.choice([0.0, 0.1])),
+        decode_base=float(rng.choice([0.5, 1.0])),
+        decode_per_slot=float(rng.choice([0.0, 0.2])),
+        prefill_floor=float(rng.choice([0.0, 0.0, 3.0])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+        prefill_bend=float(rng.choice([0.0, 4.0, 9.0])),
+        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
+    )
+    return problem_of(
+        prompts.tolist(),
+        outputs.tolist(),
+        int(rng.integers(1, 5)),
+        cost,
+        kv_capacity=int((prompts + outputs).max() + rng.integers(0, 12)) if rng.random() < 0.3 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if rng.random() < 0.3 else None,
+        prefill_emits_first_token=bool(rng.random() < 0.3),
+    )
+
+
+def is_proven_and_no_more(problem: Problem, bound: Bound) -> None:
+    """The checker derives just the seconds of the code that made the bound: it shares none with it."""
+    assert verify_bound(problem, bound) is None
+    share = 1 + 1e-6
+    terms = dict(bound.terms) | {"prefill stages": bound.terms["prefill stages"] + bound.seconds * 1e-6}
+    higher = replace(bound, seconds=bound.seconds * share, terms=terms)
+    violation = verify_bound(problem, higher)
+    assert violation is not None
+    assert violation.rule == "the certificate proves the bound"
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_the_checker_derives_what_the_differences_prove_and_no_more(batch: int) -> None:
+    for seed in range(60 * batch, 60 * batch + 60):
+        problem = tiny_problem(seed)
+        for bound in (trivial_bound(problem), difference_set_bound(problem)):
+            is_proven_and_no_more(problem, bound)
+
+
+def with_ends(seed: int) -> Problem:
+    """Problems of few requests a slot, some of whose bounds take ends or rounded packings."""
+    rng = np.random.default_rng(seed)
+    requests, slots, longest = (int(rng.integers(*of)) for of in ((6, 13), (2, 6), (5, 16)))
+    many, few = rng.random() < 0.7, rng.choice([0.2, 0.4, 0.6])
+    length = rng.integers(1, longest + 1, requests)
+    lengths = np.where(rng.random(requests) < few, longest if many else 1, length)
+    return problem_of([1] * requests, lengths.tolist(), slots, CostModel(0.5, 0.0, 1.0, 0.0))
+
+
+ENDS_AND_PRICES = (61, 181, 289, 379, 460, 578, 630)
+
+
+@pytest.mark.parametrize("seed", ENDS_AND_PRICES)
+def test_the_checker_derives_what_ends_and_packings_prove_and_no_more(seed: int) -> None:
+    problem = with_ends(seed)
+    is_proven_and_no_more(problem, proven_bound(problem, 60.0))
+
+
+def test_some_of_these_take_ends_and_some_packings() -> None:
+    sources = {proven_bound(with_ends(seed), 60.0).source for seed in ENDS_AND_PRICES}
+    assert any("ends" in source for source in sources)
+
+
+# Differences at work: six lengths on three slots, two stages leave two differences below the longest.
+APART = problem_of([1] * 6, [1, 2, 3, 4, 5, 6], 3, UNIT)
+
+
+def difference(**changes: Any) -> Bound:
+    bound = difference_set_bound(replace(APART, cost=replace(UNIT, prefill_base=100.0)))
+    return replace(bound, certificate={**bound.certificate, **changes})
+
+
+ENDS = {"rounds": 9, "filling": False, "share": 8, "value": 16, "end_value": 8, "end": 16, "dearer": [[1, 2]]}
+REFUTED = {"values": 0, "capacity": 11, "lengths": [1, 2, 3, 4, 5, 6], "prices": [1] * 6, "limit": 11}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"charges": [-1]}, "charges: charges is -1, less than 0"),
+        ({"charges": 3}, "a certificate is readable: charges is 3, not a list"),
+        ({"charges": [1.5]}, "a certificate is readable: charges is 1.5, not a whole number"),
+        ({"charges": []}, "the certificate proves the bound"),
+        ({"late": [-1]}, "late: late is -1, less than 0"),
+        ({"late": None}, "a certificate is readable: late is None, not a list"),
+        ({"late": []}, "the certificate proves the bound"),
+        ({"refuted": [{**REFUTED, "values": -1}]}, "refuted: values is -1, less than 0"),
+        ({"refuted": [{**REFUTED, "capacity": -1}]}, "refuted: capacity is -1, less than 0"),
+        ({"refuted": [{**REFUTED, "limit": 0}]}, "refuted: limit is 0, less than 1"),
+        ({"refuted": [{**REFUTED, "limit": 10}]}, "refuted: a slot of 11 rounds holds 11, above 10"),
+        ({"refuted": [REFUTED]}, "refuted: roundings worth 6 fit 3 slots of 11"),
+        ({"refuted": [{**REFUTED, "lengths": [1]}]}, "refuted: 6 prices for 1 lengths, 1 of them different"),
+        ({"refuted": [{**REFUTED, "capacity": 10**12}]}, "a certificate is small"),
+        ({"refuted": [{}]}, "a certificate is readable: lengths is None, not a list"),
+        ({"refuted": [5]}, "a certificate is readable: AttributeError"),
+        ({"ends": [{**ENDS, "value": -1}]}, "ends: value is -1, less than 0"),
+        ({"ends": [{**ENDS, "end_value": -1}]}, "ends: end_value is -1, less than 0"),
+        ({"ends": [{**ENDS, "end": -1}]}, "ends: end is -1, less than 0"),
+        ({"ends": [{**ENDS, "share": -1}]}, "ends: share is -1, less than 0"),
+        ({"ends": [{**ENDS, "share": 17}]}, "ends: a share of 17 is more than all 16 parts"),
+        ({"ends": [{**ENDS, "rounds": -9}]}, "ends: rounds is -9, less than 0"),
+        ({"ends": [{**ENDS, "filling": 1}]}, "a certificate is readable: filling is 1, not true or false"),
+        (
+            {"ends": [{**ENDS, "dearer": [[1]]}]},
+            "a certificate is readable: dearer is [1], not an end value and",
+        ),
+        (
+            {"ends": [{**ENDS, "dearer": [[1, 0.5]]}]},
+            "a certificate is readable: dearer is [1, 0.5], not an end",
+        ),
+        ({"ends": [{**ENDS, "dearer": [[0, 2]]}]}, "ends: no other end value comes with 0, so it cannot be"),
+        ({"ends": [{**ENDS, "dearer": [[6, 2]]}]}, "ends: no other end value comes with 6, so it cannot be"),
+        ({"ends": [{**ENDS, "dearer": [[3, 2]]}]}, "ends: no other end value comes with 3, so it cannot be"),
+        ({"ends": [{**ENDS, "dearer": [[1, 9]]}]}, "ends: an end value has a negative price"),
+    ],
+)
+def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str) -> None:
+    problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
+    assert verify_bound(problem, difference()) is None
+    assert str(verify_bound(problem, difference(**changes))).startswith(message)
+    # Claims that hold and are of no use change nothing but the name.
+    unfit = {**REFUTED, "capacity": 1, "limit": 1}
+    assert (
+        verify_bound(problem, replace(difference(refuted=[unfit]), source="difference set and prices"))
+        is None
+    )
+    assert verify_bound(problem, replace(difference(ends=[ENDS]), source="difference set and ends")) is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_packing_is_refuted_by_just_the_prices_that_trying_all_roundings_gives(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = np.sort(rng.choice(np.arange(1, 9), int(rng.integers(2, 6)), replace=False)).tolist()
+    counts = rng.integers(1, 5, len(lengths)).tolist()
+    price = dict(zip(lengths, rng.integers(0, 6, len(lengths)).tolist(), strict=True))
+    capacity, values = int(rng.integers(1, 17)), int(rng.integers(0, 4))
+    slots = int(rng.integers(1, 4))
+    problem = problem_of([1] * sum(counts), np.repeat(lengths, counts).tolist(), slots, UNIT)
+    # What a slot holds, by all numbers of each length; and what all cost, rounded up to chosen ones.
+    numbers = itertools.product(*(range(capacity // n + 1) for n in lengths))
+    held = max(
+        sum(price[n] * k for n, k in zip(lengths, chosen, strict=True))
+        for chosen in numbers
+        if sum(n * k for n, k in zip(lengths, chosen, strict=True)) <= capacity
+    )
+    worth = min(
+        sum(
+            price[min(v for v in (*chosen, lengths[-1]) if v >= n)] * k
+            for n, k in zip(lengths, counts, strict=True)
+        )
+        for size in range(min(values, len(lengths) - 1) + 1)
+        for chosen in itertools.combinations(lengths[:-1], size)
+    )
+    bound = difference_set_bound(problem)
+
+    def refusal(limit: int) -> str:
+        claim = {"values": values, "capacity": capacity, "lengths": lengths, "prices": list(price.values())}
+        certificate = {**bound.certificate, "refuted": [{**claim, "limit": limit}]}
+        return str(
+            verify_bound(problem, replace(bound, source=source_of(certificate), certificate=certificate))
+        )
+
+    for limit in range(1, held + worth + 2):
+        if held > limit:
+            said = f"refuted: a slot of {capacity} rounds holds {held}, above {limit}"
+        elif worth <= slots * limit:
+            said = f"refuted: roundings worth {worth} fit {slots} slots of {limit}"
+        else:
+            said = "None"
+        assert refusal(limit) == said
+
+
+def test_ends_add_up_and_must_be_more_than_the_room() -> None:
+    # Two values of 3 and five end values of 2 are taken away, and four late rounds of 7 are added.
+    claim = EndClaim(rounds=9, constant=20, value=3, end_value=2, rest=7)
+    assert 2 * PARTS == 20 - 2 * 3 - 5 * 2 + 4 * 7
+    assert not claim.exceeds(2, 2, 5, 4)
+    assert claim.exceeds(2, 1, 5, 4)
+    assert claim.exceeds(2, 2, 4, 4)
+    assert claim.exceeds(2, 2, 5, 5)
+    assert claim.exceeds(1, 2, 5, 4)
+
+
+def test_ends_of_endless_requests_are_given_up() -> None:
+    with pytest.raises(RefutedError, match="its check takes more than"):
+        checked_ends([(10**9, 1)], 1, ENDS, Work())

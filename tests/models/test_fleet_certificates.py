@@ -1,0 +1,156 @@
+"""Every claim of a fleet's certificate is judged, and the checker derives just what it proves."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import UNIT, problem_of, workload_of
+
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet, Replica
+from batchbound.models.bounds.fleet import fleet_bound
+from batchbound.models.bounds.makespan import trivial_bound
+from batchbound.models.certificates.checker import ROUNDING
+from batchbound.models.certificates.claims import Work
+from batchbound.models.certificates.fleet import verify_fleet_bound
+
+SMALL = problem_of([1, 1, 1], [3, 3, 4], 2, UNIT)
+SOUND = trivial_bound(SMALL)
+QUICK, SLOW = Replica(UNIT, 2, busy=1.0), Replica(replace(UNIT, decode_base=2.0), 4)
+PAIR = Fleet(workload_of([1, 1, 1], [4, 4, 2]), (QUICK, SLOW))
+SHARES = {"kind": "fleet shares", "weights": [0.5, 0.5], "stage_by": "slots", "round_by": "slots"}
+# Half of the second that is busy, and a half of the least share of each: (1 + n) / 2 and (1 + 2 n) / 4.
+SHARED = 0.5 * 1.0 + 0.5 * (min(5 / 2, 9 / 4) + min(5 / 2, 9 / 4) + min(3 / 2, 5 / 4))
+
+
+def shares(seconds: float = SHARED, **changes: object) -> Bound:
+    return Bound(seconds, "shares of the fleet", {"requests": seconds}, {**SHARES, **changes})
+
+
+def alone(seconds: float, request: object = 0) -> Bound:
+    certificate = {"kind": "one request", "request": request}
+    return Bound(seconds, "the longest request", {"one request": seconds}, certificate)
+
+
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [
+        (shares(SHARED * 1.01), "the certificate proves the bound"),
+        (shares(weights=[0.5]), "weights: 1 weights for 2 replicas"),
+        (shares(weights=[0.6, 0.5]), "weights: they add up to 1.1, more than one"),
+        (shares(weights=[-0.5, 0.5]), "weights: -0.5 is negative or not finite"),
+        (shares(weights=[math.inf, 0.5]), "weights: inf is negative or not finite"),
+        (shares(weights=[True, 0]), "a certificate is readable: weights is True, not a number"),
+        (shares(weights=["1", 0]), "a certificate is readable: weights is '1', not a number"),
+        (shares(weights=1), "a certificate is readable: weights is 1, not a list"),
+        (shares(stage_by="luck"), "shares: no argument is called 'luck' or 'slots'"),
+        (shares(round_by="luck"), "shares: no argument is called 'slots' or 'luck'"),
+        (shares(kind="faith"), "a certificate is of a known kind: 'faith' is not one of a fleet"),
+        (replace(shares(), valid=False), "a bound is valid"),
+        (replace(shares(), source="luck"), "a bound is called by its argument"),
+        (alone(7.0), "the certificate proves the bound: it proves 6.0 s, the bound says 7.0 s"),
+        (alone(6.0, 2), "the certificate proves the bound: it proves 4.0 s, the bound says 6.0 s"),
+        (alone(6.0, 3), "one request: there is no request 3 of 3"),
+        (alone(6.0, -1), "one request: request is -1, less than 0"),
+        (alone(6.0, True), "a certificate is readable: request is True, not a whole number"),
+    ],
+)
+def test_a_fleets_claims_are_judged(bound: Bound, message: str) -> None:
+    assert verify_fleet_bound(PAIR, shares()) is None
+    # One second busy, one of prefill and four rounds; the slow replica takes nine.
+    assert verify_fleet_bound(PAIR, alone(6.0)) is None
+    assert str(verify_fleet_bound(PAIR, bound)).startswith(message)
+
+
+def test_weights_may_exceed_one_by_rounding_and_no_more() -> None:
+    fleet = Fleet(workload_of([1], [4]), (replace(QUICK, busy=0.5),))
+    for weight, said in ((1 + ROUNDING, "None"), (1 + 2 * ROUNDING, "weights: they add up to 1.000000002")):
+        assert str(verify_fleet_bound(fleet, shares(3.0, weights=[weight]))).startswith(said)
+
+
+def test_a_share_of_a_request_is_counted_for_each_kind_of_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three requests on two kinds of replicas are six shares.
+    checked = importlib.import_module("batchbound.models.certificates.fleet")
+    monkeypatch.setattr(checked, "Work", lambda: Work(6))
+    assert verify_fleet_bound(PAIR, shares()) is None
+    monkeypatch.setattr(checked, "Work", lambda: Work(5))
+    assert str(verify_fleet_bound(PAIR, shares())).startswith("a certificate is small")
+
+
+def test_a_fleet_of_one_has_the_bounds_of_its_problem_unless_it_is_busy() -> None:
+    fleet = Fleet.of(SMALL, 1)
+    assert verify_fleet_bound(fleet, SOUND) is None
+    busy = replace(fleet, replicas=(replace(fleet.replicas[0], busy=1.0),))
+    assert (
+        str(verify_fleet_bound(busy, SOUND))
+        == "a certificate is of a known kind: 'trivial' is not one of a fleet"
+    )
+    assert str(verify_fleet_bound(Fleet.of(SMALL, 2), SOUND)).startswith("a certificate is of a known kind")
+
+
+def test_a_request_alone_reads_its_keys_and_values() -> None:
+    cost = replace(UNIT, decode_per_kv_token=0.5, decode_per_slot=0.25, prefill_per_token=0.125)
+    fleet = Fleet(workload_of([4], [3]), (Replica(cost, 1), Replica(cost, 1)), prefill_emits_first_token=True)
+    # A prefill of four tokens, then rounds over five and six.
+    seconds = 1.5 + 2 * 1.25 + 0.5 * (5 + 6)
+    assert verify_fleet_bound(fleet, alone(seconds)) is None
+    assert verify_fleet_bound(fleet, alone(seconds + 0.001)) is not None
+
+
+def test_a_longer_request_alone_reads_more_in_every_round() -> None:
+    fleet = Fleet(workload_of([4], [4]), (Replica(replace(UNIT, decode_per_kv_token=0.5), 1),) * 2)
+    seconds = 1 + 4 + 0.5 * (4 + 5 + 6 + 7)
+    assert verify_fleet_bound(fleet, alone(seconds)) is None
+    assert verify_fleet_bound(fleet, alone(seconds + 0.001)) is not None
+
+
+def test_a_share_has_the_keys_and_values_that_a_request_reads() -> None:
+    costs = replace(UNIT, decode_per_kv_token=0.5), replace(UNIT, decode_per_kv_token=1.0)
+    fleet = Fleet(workload_of([4], [3]), (Replica(costs[0], 2), Replica(costs[1], 2)))
+    # Half a stage, half of three rounds, and 4 + 5 + 6 tokens read; the first replica is the cheaper one.
+    seconds = 0.5 * ((1 + 3) / 2 + 0.5 * 15)
+    assert verify_fleet_bound(fleet, shares(seconds)) is None
+    assert verify_fleet_bound(fleet, shares(seconds + 0.001)) is not None
+
+
+def test_of_replicas_alike_the_one_of_less_weight_counts() -> None:
+    fleet = Fleet(workload_of([1], [4]), (Replica(UNIT, 2), Replica(UNIT, 2)))
+    seconds = 0.25 * (1 + 4) / 2
+    for weights in ([0.25, 0.75], [0.75, 0.25]):
+        assert verify_fleet_bound(fleet, shares(seconds, weights=weights)) is None
+        assert verify_fleet_bound(fleet, shares(seconds + 0.001, weights=weights)) is not None
+    # A replica of no weight serves for nothing.
+    assert verify_fleet_bound(PAIR, shares(1.0, weights=[1.0, 0])) is None
+    assert verify_fleet_bound(PAIR, shares(1.001, weights=[1.0, 0])) is not None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_checker_derives_what_a_fleets_bound_proves_and_no_more(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 9))
+    outputs, prompts = rng.integers(1, 9, count), rng.integers(1, 9, count)
+    largest = int((prompts + outputs).max())
+    kinds = []
+    for _ in range(int(rng.integers(1, 4))):
+        base, token = rng.choice([0.0, 0.5, 2.0], 2).tolist()
+        decode, slot = rng.choice([0.5, 1.0], 2).tolist()
+        cost = CostModel(base, token, decode, slot, prefill_floor=float(rng.choice([0.0, 3.0])))
+        limits: dict[str, Any] = {
+            "kv_capacity": largest + int(rng.integers(0, 9)) if rng.random() < 0.5 else None,
+            "prefill_token_cap": int(prompts.max()) + 3 if rng.random() < 0.5 else None,
+        }
+        kinds.append(Replica(cost, int(rng.integers(1, 4)), busy=float(rng.choice([0.0, 2.0])), **limits))
+    replicas = tuple(kinds[k] for k in rng.integers(0, len(kinds), 3))
+    fleet = Fleet(workload_of(prompts.tolist(), outputs.tolist()), replicas, bool(rng.random() < 0.5))
+    bound = fleet_bound(fleet)
+    assert verify_fleet_bound(fleet, bound) is None
+    name = next(iter(bound.terms))
+    more = {**bound.terms, name: bound.terms[name] + bound.seconds * 1e-6}
+    higher = replace(bound, seconds=bound.seconds * (1 + 1e-6), terms=more)
+    assert str(verify_fleet_bound(fleet, higher)).startswith("the certificate proves the bound")
