@@ -18,6 +18,7 @@ from .files.disk import InputError, read_json_object, write_json
 from .files.record import plain, record, refuse_unknown
 from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem
+from .prompts.columns import PromptColumns
 from .schedule import Schedule
 from .workload import Workload
 
@@ -35,11 +36,14 @@ class PromptSource:
         Of the file's bytes when it was planned.
     tokenizer
         What counted the prompts' tokens: a name, or a folder relative to the plan's, which begins with a dot.
+    columns
+        Of a table; None for a batch file.
     """
 
     path: str
     sha256: str
     tokenizer: str
+    columns: PromptColumns | None = None
 
     def seen_from(self, folder: str | os.PathLike[str], planned_in: str | os.PathLike[str]) -> PromptSource:
         """Return the same for a plan in another folder than the one it was planned in."""

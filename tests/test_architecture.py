@@ -29,6 +29,7 @@ ROOMS = {
     "data.files": set[str](),
     "data.costs": {"data.files"},
     "data.lengths": {"data", "data.costs", "data.files"},
+    "data.prompts": {"data", "data.files"},
     "data.readers": {"data", "data.costs", "data.files", "data.lengths"},
     "models.bounds": {"data"},
     "models.certificates": {"data"},

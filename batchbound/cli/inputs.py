@@ -18,6 +18,7 @@ from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource, Provenance, relative_path
 from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
+from ..data.prompts.columns import PromptColumns
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
 from ..data.workload import LONGEST
@@ -40,9 +41,10 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
     parser.add_argument(
         "workload",
         metavar="FILE",
-        help="prompts (OpenAI batch JSONL), a table of lengths (CSV, Parquet, JSONL), or NAME:SEED[:COUNT]"
-        " of a generator (table3, exegpt-S, sharegpt, ...)",
+        help="prompts (OpenAI batch JSONL, or a table with --prompt-column), a table of lengths (CSV,"
+        " Parquet, JSONL), or NAME:SEED[:COUNT] of a generator (table3, exegpt-S, sharegpt, ...)",
     )
+    add_columns(parser.add_argument_group("prompts in a table: Parquet, CSV, JSONL, a dataset's folder"))
     group = parser.add_argument_group("problem")
     group.add_argument(
         "--slots",
@@ -104,6 +106,30 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
     )
 
 
+def add_columns(group: argparse._ArgumentGroup) -> None:
+    """Add the options that name the columns of a table of prompts."""
+    group.add_argument(
+        "--prompt-column",
+        metavar="NAME",
+        help="holds texts, or conversations: lists of messages with role and content",
+    )
+    group.add_argument("--id-column", metavar="NAME", help="names the requests (default: numbered)")
+    group.add_argument(
+        "--max-tokens-column", metavar="NAME", help="most tokens of each completion (default: no limit)"
+    )
+
+
+def columns_of(args: argparse.Namespace) -> PromptColumns | None:
+    """Return the columns that the options of :func:`add_columns` name; None where none is named."""
+    if args.prompt_column is not None:
+        return PromptColumns(args.prompt_column, args.id_column, args.max_tokens_column)
+    for name in ("id_column", "max_tokens_column"):
+        if getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} is for a table of prompts", hint="Say --prompt-column.")
+    return None
+
+
 def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     """
     Return the problem that the options of :func:`add_problem` describe.
@@ -127,6 +153,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         count_tokens=_counter(tokenizer),
         drop_unanswered=args.drop_unanswered,
         longest=args.longest_answer,
+        columns=columns_of(args),
     )
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
@@ -193,7 +220,7 @@ def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptS
     tokenizer = inputs.tokenizer
     if Path(tokenizer).is_dir():
         tokenizer = relative_path(tokenizer, folder)
-    return PromptSource(path=path, sha256=inputs.job.digest, tokenizer=tokenizer)
+    return PromptSource(path, inputs.job.digest, tokenizer, inputs.job.columns)
 
 
 def positive(text: str) -> int:

@@ -13,15 +13,15 @@ import numpy as np
 
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError, atomic_write, read_text
-from ..data.files.jsonl import file_digest
 from ..data.files.outputs import refuse_outputs
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan, PromptSource
+from ..data.prompts.table import is_prompt_table, prompts_digest
 from ..data.readers.completions import dump_line
 from ..data.readers.length_source import LengthSource
 from ..data.readers.server_batch import ServerRequest, read_server_batch
 from . import INTERRUPTED
-from .inputs import named_files
+from .inputs import columns_of, named_files
 from .output import note
 from .progress import progress
 from .server_options import refuse_with_server
@@ -116,7 +116,8 @@ def run_server(args: argparse.Namespace) -> int:
         seed=args.seed or 0,
     )
     journal = Journal(
-        journal_path(args.output), {"batch": file_digest(batch.path), "server": "OpenAI", "model": args.model}
+        journal_path(args.output),
+        {"batch": prompts_digest(batch.path), "server": "OpenAI", "model": args.model},
     )
     resumed = len(journal.finished)
     say_kept(journal, args.output, "requests")
@@ -164,13 +165,13 @@ def _defaults() -> argparse.Namespace:
 
 def _read(args: argparse.Namespace) -> _Batch:
     """Return the batch that a plan names, or a batch file itself."""
-    if not _is_plan(args.plan):
+    if columns_of(args) is not None or not _is_plan(args.plan):
         if args.prompts is not None:
             raise InputError("--prompts is for a plan", hint="Leave it out.")
         if args.order == "plan":
             hint = "Plan first with `batchbound plan`, or choose another order."
             raise InputError("there is no plan whose order could be kept", file=args.plan, hint=hint)
-        requests = read_server_batch(args.plan)
+        requests = read_server_batch(args.plan, columns_of(args))
         known = [request.output_tokens for request in requests]
         source = LengthSource.parse(args.lengths or ("cap" if None in known else "known"))
         ids = [request.custom_id for request in requests]
@@ -203,11 +204,11 @@ def _planned(
         raise InputError("the plan is of lengths only", file=args.plan, hint=hint)
     path = Path(args.prompts) if args.prompts else Path(args.plan).resolve().parent / source.path
     hint = "Give the planned file with --prompts, or plan again."
-    if not path.is_file():
+    if not path.exists():
         raise InputError("the plan's prompts are not there", file=path, hint=hint)
-    if file_digest(path) != source.sha256:
+    if prompts_digest(path) != source.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
-    requests = read_server_batch(path)
+    requests = read_server_batch(path, source.columns)
     if [request.custom_id for request in requests] != ids.tolist():
         raise InputError("its requests are not those of the plan", file=path, hint="Plan again.")
     return _Batch(path, requests, output, order, slots)
@@ -215,6 +216,8 @@ def _planned(
 
 def _is_plan(path: str) -> bool:
     """Return whether a file is a plan: one object, where a batch file has one a line with ``body``."""
+    if is_prompt_table(path):
+        return False
     first = read_text(path).lstrip().partition("\n")[0]
     try:
         value = json.loads(first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..data.files.disk import InputError
-from .inputs import positive, seconds, slot_count
+from .inputs import add_columns, positive, seconds, slot_count
 
 _ORDERS = ("auto", "plan", "longest", "file")
 
@@ -21,6 +21,9 @@ _SERVER_ONLY = {
     "--timeout": "timeout",
     "--attempts": "attempts",
     "--outage": "outage",
+    "--prompt-column": "prompt_column",
+    "--id-column": "id_column",
+    "--max-tokens-column": "max_tokens_column",
 }
 
 
@@ -56,6 +59,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="completion lengths of a batch file, as `plan --lengths` (default: known where given, else cap)",
     )
+    add_columns(group)
     group.add_argument(
         "--batched-tokens",
         type=positive,

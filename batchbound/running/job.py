@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.files.disk import InputError
-from ..data.files.jsonl import file_digest
 from ..data.plan import Plan
+from ..data.prompts.table import prompts_digest
 from ..data.readers.openai_batch import PromptRecord, read_batch
 from ..data.readers.sampling import Sampling
 from .options import ModelOptions, RunOptions
@@ -103,11 +103,11 @@ def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:
 def _planned_records(plan: Plan, path: Path) -> tuple[PromptRecord, ...]:
     assert plan.provenance.prompts is not None
     hint = "Give the planned file with --prompts, or plan again."
-    if not path.is_file():
+    if not path.exists():
         raise InputError("the plan's prompts are not there", file=path, hint=hint)
-    if file_digest(path) != plan.provenance.prompts.sha256:
+    if prompts_digest(path) != plan.provenance.prompts.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
-    return read_batch(path)
+    return read_batch(path, plan.provenance.prompts.columns)
 
 
 def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:

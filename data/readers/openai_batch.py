@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..files.disk import InputError
-from ..files.jsonl import json_lines
+from ..prompts.columns import PromptColumns
+from ..prompts.table import batch_entries
 from ..workload import LONGEST
 from .request_fields import FieldError, asked_of
 from .sampling import Sampling
@@ -88,11 +89,20 @@ class PromptRecord:
         return Sampling(**{**self.asked, **given})
 
 
-def read_batch(path: str | os.PathLike[str]) -> tuple[PromptRecord, ...]:
+def read_batch(
+    path: str | os.PathLike[str], columns: PromptColumns | None = None
+) -> tuple[PromptRecord, ...]:
     """
-    Return the requests of an OpenAI batch file, in file order.
+    Return the requests of an OpenAI batch file or of a table, in file order.
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
+
+    Parameters
+    ----------
+    path
+        The file, or a dataset's folder.
+    columns
+        Of a table; None for a batch file.
 
     Raises
     ------
@@ -102,7 +112,7 @@ def read_batch(path: str | os.PathLike[str]) -> tuple[PromptRecord, ...]:
     """
     records: list[PromptRecord] = []
     line_of: dict[str, int] = {}
-    for number, entry in json_lines(path):
+    for number, entry in batch_entries(path, columns):
         record = _Line(path, number, entry).record()
         first = line_of.setdefault(record.custom_id, number)
         if first != number:

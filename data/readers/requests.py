@@ -12,6 +12,8 @@ import numpy as np
 
 from ..files.disk import InputError
 from ..files.jsonl import file_digest
+from ..prompts.columns import PromptColumns
+from ..prompts.table import prompts_digest
 from ..workload import Workload, WorkloadError
 from .generators import GENERATORS, generate
 from .length_source import LengthSource
@@ -39,6 +41,8 @@ class JobInput:
         The file's SHA-256; None for a generator.
     records
         The prompts, in the workload's order; empty where there are lengths only.
+    columns
+        Of the table that the prompts stand in; None for a batch file.
     """
 
     workload: Workload
@@ -46,6 +50,7 @@ class JobInput:
     lengths: LengthSource
     digest: str | None = None
     records: tuple[PromptRecord, ...] = ()
+    columns: PromptColumns | None = None
 
 
 def read_workload(
@@ -55,6 +60,7 @@ def read_workload(
     count_tokens: TokenCounter | None = None,
     drop_unanswered: bool = False,
     longest: int | None = None,
+    columns: PromptColumns | None = None,
 ) -> JobInput:
     """
     Return the requests that a file holds or a generator draws.
@@ -62,8 +68,8 @@ def read_workload(
     Parameters
     ----------
     spec
-        A batch file of prompts, a table of lengths (CSV, Parquet, JSON lines), or ``NAME:SEED[:COUNT]`` of a
-        generator.
+        A batch file of prompts, a table of prompts or of lengths (CSV, Parquet, JSON lines, a folder of a
+        dataset), or ``NAME:SEED[:COUNT]`` of a generator.
     lengths
         Where the answers' lengths come from, as :meth:`.LengthSource.parse` reads it. By default ``known``
         where every request carries its own, else ``cap``.
@@ -72,7 +78,9 @@ def read_workload(
     drop_unanswered
         Leave out the rows of a table whose answer has no token.
     longest
-        Most tokens of any answer, whatever its request allows; None for no such limit.
+        Most tokens of any completion, whatever its request allows; None for no such limit.
+    columns
+        Of a table of prompts; None for anything else.
 
     Raises
     ------
@@ -80,6 +88,8 @@ def read_workload(
         If there is no such file or generator, or what it holds cannot be planned.
     """
     name = os.fspath(spec)
+    if columns is not None:
+        return _read_prompts(name, lengths, longest, count_tokens, columns)
     drawn = _drawn(name)
     if drawn is None and not is_table(name):
         return _read_prompts(name, lengths, longest, count_tokens)
@@ -105,9 +115,13 @@ def _drawn(spec: str) -> Workload | None:
 
 
 def _read_prompts(
-    path: str, lengths: str | None, longest: int | None, count_tokens: TokenCounter | None
+    path: str,
+    lengths: str | None,
+    longest: int | None,
+    count_tokens: TokenCounter | None,
+    columns: PromptColumns | None = None,
 ) -> JobInput:
-    records = read_batch(path)
+    records = read_batch(path, columns)
     known = [record.output_tokens for record in records]
     source = LengthSource.parse(lengths or ("cap" if None in known else "known"))
     source = replace(source, longest=longest)
@@ -128,7 +142,7 @@ def _read_prompts(
     except WorkloadError as error:
         where = "" if error.row is None else f"line {records[error.row].line}, field '{error.column}'"
         raise InputError(error.reason, file=path, where=where, hint="Correct the request.") from None
-    return JobInput(workload, path, source, file_digest(path), records)
+    return JobInput(workload, path, source, prompts_digest(path), records, columns)
 
 
 def bundled_prompts_path() -> Path:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..files.disk import InputError
-from ..files.jsonl import json_lines
+from ..prompts.columns import PromptColumns
+from ..prompts.table import batch_entries
 from ..workload import LONGEST
 from .openai_batch import CHAT, COMPLETIONS
 
@@ -68,11 +69,20 @@ class ServerRequest:
         return isinstance(prompt, list) and all(type(token) is int for token in prompt)
 
 
-def read_server_batch(path: str | os.PathLike[str]) -> tuple[ServerRequest, ...]:
+def read_server_batch(
+    path: str | os.PathLike[str], columns: PromptColumns | None = None
+) -> tuple[ServerRequest, ...]:
     """
-    Return the requests of an OpenAI batch file, in file order, with bodies that a server will judge.
+    Return the requests of an OpenAI batch file or of a table, with bodies that a server will judge.
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
+
+    Parameters
+    ----------
+    path
+        The file, or a dataset's folder.
+    columns
+        Of a table; None for a batch file.
 
     Raises
     ------
@@ -82,7 +92,7 @@ def read_server_batch(path: str | os.PathLike[str]) -> tuple[ServerRequest, ...]
     """
     requests: list[ServerRequest] = []
     line_of: dict[str, int] = {}
-    for number, entry in json_lines(path):
+    for number, entry in batch_entries(path, columns):
         request = _Line(path, number).request(entry)
         first = line_of.setdefault(request.custom_id, number)
         if first != number:

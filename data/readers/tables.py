@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..files.disk import InputError, read_text
 from ..files.jsonl import json_lines
+from ..prompts.columns import asking_for_prompts, listed
 from ..workload import Workload, WorkloadError, numbered_ids
 
 if TYPE_CHECKING:
@@ -353,13 +354,9 @@ def _layout(path: str | os.PathLike[str], columns: list[str], need_input: bool) 
     ]
     if fitting:
         return max(fitting, key=lambda layout: layout.arrival in columns)
-    known = "; ".join(
-        f"{layout.input_tokens},{layout.output_tokens}[,{layout.arrival}] ({layout.name})"
-        for layout in FORMATS
-    )
-    shown = ", ".join(map(str, columns[:12])) + (", ..." if len(columns) > 12 else "")
+    layouts = ", ".join(f"{layout.input_tokens} {layout.output_tokens}" for layout in FORMATS)
     raise InputError(
-        f"the columns are not those of a table of lengths: {shown}",
+        f"the columns are not those of a table of lengths: {listed(columns)}",
         file=path,
-        hint=f"Name the columns as one of: {known}.",
+        hint=f"{asking_for_prompts(columns)}; for lengths name two columns as one of: {layouts}.",
     )

@@ -312,7 +312,7 @@ BAD_TABLES: dict[str, tuple[tuple[object, ...], str]] = {
     "header only": ((HEAD,), r"t.x: there is no row below the header"),
     "unknown columns": (
         ("prompt,length", "a,1"),
-        r"not those of a table of lengths: prompt, length. Name the",
+        r"not those of a table of lengths: prompt, length. For a table of prompts say",
     ),
     "negative": ((HEAD, "a,1,2", "b,-3,2"), r"line 3, column 'input_tokens': -3 must be at least one token"),
     "zero input": ((HEAD, "a,0,2"), r"line 2, column 'input_tokens': 0 must be at least one token"),
@@ -436,7 +436,7 @@ def test_a_name_of_nothing_is_refused(spec: str, said: str) -> None:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is a folder without a dataset"):
         read_workload(tmp_path)
 
 

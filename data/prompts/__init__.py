@@ -1,0 +1,1 @@
+"""Prompts in tables: Parquet, CSV, JSON lines and folders of Hugging Face datasets."""

@@ -1,0 +1,84 @@
+"""Which columns of a table hold prompts, and the words for one that there is not."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..files.disk import InputError
+
+_LIKELY = (
+    "prompt",
+    "messages",
+    "conversation",
+    "question",
+    "instruction",
+    "problem",
+    "query",
+    "text",
+    "input",
+)
+"""What columns of prompts are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptColumns:
+    """
+    The columns of a table of prompts.
+
+    Parameters
+    ----------
+    prompt
+        A text or a list of token ids to complete, or a conversation: a list of messages with role and
+        content.
+    id
+        What names each request; numbered in order if left out.
+    max_tokens
+        Most tokens of each completion; no limit of its own if left out.
+    """
+
+    prompt: str
+    id: str | None = None
+    max_tokens: str | None = None
+
+    def names(self) -> Iterator[str]:
+        """Yield the columns that are read."""
+        yield from (name for name in (self.prompt, self.id, self.max_tokens) if name is not None)
+
+    def check(self, found: Sequence[str], file: str | os.PathLike[str]) -> None:
+        """
+        Raise InputError if a column is not there, with those that are and the one that was perhaps meant.
+
+        Parameters
+        ----------
+        found
+            The table's columns.
+        file
+            Where they stand.
+        """
+        for name in self.names():
+            if name not in found:
+                near = _nearest(name, found)
+                meant = f"; did you mean {near}?" if near else "."
+                raise InputError(
+                    f"there is no column {name!r}", file=file, hint=f"Found {listed(found)}{meant}"
+                )
+
+
+def asking_for_prompts(found: Sequence[str]) -> str:
+    """Return the hint for a table whose column of prompts was not named: the likeliest one of those found."""
+    likely = next((near for word in _LIKELY if (near := _nearest(word, found))), "NAME")
+    return f"For a table of prompts say --prompt-column {likely}"
+
+
+def listed(found: Sequence[str]) -> str:
+    """Return columns in a line."""
+    return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
+
+
+def _nearest(word: str, found: Sequence[str]) -> str | None:
+    lower = {str(name).lower(): str(name) for name in reversed(found)}
+    near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
+    return lower[near[0]] if near else None
