@@ -17,7 +17,7 @@ from .workload import Workload
 Groups = Literal["any", "together", "spread"]
 """Whether answers to one prompt go anywhere, to one replica, or to as many replicas as there are."""
 
-_LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position")
+_LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,13 @@ class Replica:
         As of :class:`~batchbound.data.problem.Problem`.
     busy
         Seconds until it is free of what it works on already.
+    prefix_cache
+        As of :class:`~batchbound.data.problem.Problem`.
 
     Raises
     ------
     ValueError
-        If a limit is below one, there are more slots than
+        If a limit is below one or ``prefix_cache`` below zero, there are more slots than
         :data:`~batchbound.data.problem.MOST_SLOTS`, or ``busy`` is negative.
     """
 
@@ -47,12 +49,13 @@ class Replica:
     prefill_token_cap: Positive | None = None
     max_position: Positive | None = None
     busy: float = 0.0
+    prefix_cache: int = 0
 
     def __post_init__(self) -> None:
         for name in _LIMITS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+            value, least = getattr(self, name), int(name != "prefix_cache")
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.slots > MOST_SLOTS:
             raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
         if not 0 <= self.busy < float("inf"):

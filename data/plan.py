@@ -255,7 +255,7 @@ class Plan:
             raise InputError(what, file=path, where=where, hint=hint)
 
 
-_DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None}
+_DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shared_tokens": 0}
 
 
 def _upgraded(value: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Problem:
     slots
         Requests that can be in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
     kv_capacity
-        Most tokens of keys and values held at any moment, or None for no limit.
+        Most tokens of keys and values that running requests hold at any moment, or None for no limit. What
+        requests share is held by each of them; what is kept for those to come is counted apart.
     prefill_token_cap
         Most prompt tokens of one prefill stage, or None for no limit.
     max_position
@@ -62,11 +63,16 @@ class Problem:
     prefill_emits_first_token
         Whether a prefill stage already yields the first token, as engines do, so that a request of ``n``
         tokens takes ``n - 1`` decode rounds. The hybrid paper counts ``n`` rounds: False.
+    prefix_cache
+        Most tokens of shared prompts that are kept between prefill stages, beside the KV capacity, as
+        :class:`~batchbound.data.prefix_cache.PrefixCache` says. With 0, a shared prompt is computed once in
+        each stage that needs it.
 
     Raises
     ------
     ValueError
-        If ``slots`` or a limit is below one, or there are more slots than :data:`MOST_SLOTS`.
+        If ``slots`` or a limit is below one (``prefix_cache``: zero), or there are more slots than
+        :data:`MOST_SLOTS`.
     ProblemError
         If one request alone exceeds a limit.
     """
@@ -78,22 +84,39 @@ class Problem:
     prefill_token_cap: int | None = None
     max_position: int | None = None
     prefill_emits_first_token: bool = False
+    prefix_cache: int = 0
     rounds: IntArray = field(init=False, repr=False)
+    prefix_of: IntArray = field(init=False, repr=False)
+    """The shared prompt that each request begins with, in the order of their first requests; -1 for none."""
+    prefix_tokens: IntArray = field(init=False, repr=False)
+    """Tokens of each shared prompt."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "kv_capacity", "prefill_token_cap", "max_position"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        for name in ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache"):
+            value, least = getattr(self, name), int(name != "prefix_cache")
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.slots > MOST_SLOTS:
             raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
         rounds = self.workload.output_tokens - int(self.prefill_emits_first_token)
         rounds.flags.writeable = False
         object.__setattr__(self, "rounds", rounds)
+        self._share()
         total = self.workload.input_tokens + self.workload.output_tokens
         self._refuse(total, "max_position", "prompt and answer take {} tokens")
         self._refuse(self.kv_peak, "kv_capacity", "its keys and values take {} tokens at the end")
         self._refuse(self.prompt_tokens, "prefill_token_cap", "its prompt takes {} tokens")
+
+    def _share(self) -> None:
+        """Set which prompt each request shares, and the tokens of each."""
+        shared, group = self.workload.shared_tokens, self.workload.group
+        prefix_of = np.full(len(self.workload), -1, dtype=np.int64)
+        members = np.flatnonzero(shared)
+        _, first, label = np.unique(group[members], return_index=True, return_inverse=True)
+        prefix_of[members] = np.argsort(np.argsort(first))[label]
+        for name, column in (("prefix_of", prefix_of), ("prefix_tokens", shared[members[np.sort(first)]])):
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
 
     def _refuse(self, needed: IntArray, limit: str, what: str) -> None:
         allowed = getattr(self, limit)
@@ -123,6 +146,26 @@ class Problem:
     def prompt_tokens(self) -> IntArray:
         """Tokens of each prompt, shape (requests,). The hybrid paper's :math:`N^p_i`."""
         return self.workload.input_tokens
+
+    @property
+    def own_tokens(self) -> IntArray:
+        """Tokens of each prompt that no other request shares, at least one, shape (requests,)."""
+        return self.workload.input_tokens - self.workload.shared_tokens
+
+    @property
+    def prompt_pieces(self) -> IntArray:
+        """
+        Tokens that stages compute at least once, piece by piece, shape (requests + shared prompts,).
+
+        Each piece lies in one stage as a whole: what a request has for itself in its own, what requests
+        share in the stage of one of them.
+        """
+        return np.concatenate((self.own_tokens, self.prefix_tokens))
+
+    @property
+    def keeps_every_prefix(self) -> bool:
+        """Whether all shared prompts can be kept at a time, so that each is computed once."""
+        return int(self.prefix_tokens.sum()) <= self.prefix_cache
 
     @property
     def kv_at_start(self) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .costs.cost import FloatArray, IntArray
+from .prefix_cache import computed_tokens
 from .problem import MOST_ROUNDS, Problem
 
 
@@ -126,9 +128,8 @@ class Schedule:
         return _starts(self.rounds)
 
     def stage_tokens(self, problem: Problem) -> IntArray:
-        """Return the prompt tokens prefilled in each bin, shape (bins,)."""
-        tokens = np.bincount(self.bin_of, weights=problem.prompt_tokens, minlength=self.bins)
-        return tokens.astype(np.int64)
+        """Return the prompt tokens computed in each bin, shape (bins,)."""
+        return computed_tokens(problem, self.bin_of, self.bins)
 
     def prefill_stages(self) -> int:
         """Return the number of bins that prefill at least one request."""
@@ -261,23 +262,40 @@ class Schedule:
         cap = problem.prefill_token_cap
         if cap is None:
             return None
-        tokens = [0] * self.bins
-        for i, k in enumerate(self.bin_of.tolist()):
-            tokens[k] += int(problem.prompt_tokens[i])
-            if tokens[k] > cap:
-                what = f"{tokens[k]} prompt tokens in one prefill stage, {cap} allowed"
-                return Violation("token cap of a prefill stage", what, request=i, bin=k)
+        # Tokens of the shared prompts that are kept, and how many requests have yet to begin with each.
+        kept: dict[int, int] = {}
+        left = Counter(problem.prefix_of.tolist())
+        for k, members in enumerate(self._members()):
+            tokens, computed = 0, dict[int, int]()
+            for i in members:
+                prefix = int(problem.prefix_of[i])
+                if prefix >= 0 and prefix not in kept and prefix not in computed:
+                    computed[prefix] = int(problem.workload.shared_tokens[i])
+                    tokens += computed[prefix]
+                tokens += int(problem.own_tokens[i])
+                left[prefix] -= 1
+                if tokens > cap:
+                    what = f"{tokens} prompt tokens in one prefill stage, {cap} allowed"
+                    return Violation("token cap of a prefill stage", what, request=i, bin=k)
+            kept = {prefix: shared for prefix, shared in kept.items() if left[prefix]}
+            for prefix in sorted(computed):
+                if left[prefix] and sum(kept.values()) + computed[prefix] <= problem.prefix_cache:
+                    kept[prefix] = computed[prefix]
         return None
+
+    def _members(self) -> list[list[int]]:
+        """Return the requests of each bin, ascending."""
+        members: list[list[int]] = [[] for _ in range(self.bins)]
+        for i, k in enumerate(self.bin_of.tolist()):
+            members[k].append(i)
+        return members
 
     def _check_kv(self, problem: Problem) -> Violation | None:
         capacity = problem.kv_capacity
         if capacity is None:
             return None
-        members: list[list[int]] = [[] for _ in range(self.bins)]
-        for i, k in enumerate(self.bin_of.tolist()):
-            members[k].append(i)
         held = left = self.rounds[:0]
-        for k, new in enumerate(members):
+        for k, new in enumerate(self._members()):
             total = int(held.sum() + problem.prompt_tokens[new].sum())
             if total > capacity:
                 return Violation("KV capacity", f"a prefill stage holds {total} of {capacity} tokens", bin=k)

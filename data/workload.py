@@ -61,6 +61,10 @@ class Request:
         Larger is more urgent.
     deadline
         Seconds after the job's start; infinite for none.
+    shared_tokens
+        Tokens that the prompts of its group begin with alike and that are computed once for several of them,
+        fewer than the prompt's: the last token of a prompt gives the answer's first. 0 where nothing is
+        shared.
     """
 
     id: str
@@ -70,6 +74,7 @@ class Request:
     group: int = -1
     priority: int = 0
     deadline: float = float("inf")
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,12 +94,15 @@ class Workload:
         Seconds, not negative.
     group, priority
         Integers.
+    shared_tokens
+        Tokens, the same for all requests of a group.
 
     Raises
     ------
     WorkloadError
         If there is no request, a name appears twice, a length is below one or absurd, a time is negative,
-        an arrival beyond :data:`LATEST`, or the columns differ in length.
+        an arrival beyond :data:`LATEST`, tokens are shared that a group or a prompt does not have, or the
+        columns differ in length.
     """
 
     ids: npt.NDArray[np.str_]
@@ -104,6 +112,7 @@ class Workload:
     group: IntArray = None  # type: ignore[assignment]
     priority: IntArray = None  # type: ignore[assignment]
     deadline: FloatArray = None  # type: ignore[assignment]
+    shared_tokens: IntArray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         count = len(self.input_tokens)
@@ -118,7 +127,7 @@ class Workload:
             self._set(name, column, count)
             _refuse(np.isnan(column) | (column < 0), column, name, "must be seconds, not negative")
         _refuse(self.arrival > LATEST, self.arrival, "arrival", f"is too late ({LATEST:g} seconds at most)")
-        for name, default_integer in (("group", -1), ("priority", 0)):
+        for name, default_integer in (("group", -1), ("priority", 0), ("shared_tokens", 0)):
             given = getattr(self, name)
             column = np.full(count, default_integer) if given is None else _integers(given, name)
             self._set(name, column, count)
@@ -127,6 +136,18 @@ class Workload:
             _refuse(column < 1, column, name, "must be at least one token")
             _refuse(column > LONGEST, column, name, f"is beyond any model ({LONGEST} tokens at most)")
         _refuse_repeated(self.ids)
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        shared, name = self.shared_tokens, "shared_tokens"
+        if not shared.any():
+            return
+        _refuse(shared < 0, shared, name, "must not be negative")
+        _refuse(shared >= self.input_tokens, shared, name, "must be fewer than the prompt's tokens")
+        _refuse((shared > 0) & (self.group < 0), shared, name, "are shared with no group")
+        _, first, label = np.unique(self.group, return_index=True, return_inverse=True)
+        other = (shared != shared[first[label]]) & (self.group >= 0)
+        _refuse(other, shared, name, "differ from those of its group")
 
     def _set(self, name: str, column: npt.NDArray[Any], count: int) -> None:
         if column.shape != (count,):
@@ -154,7 +175,7 @@ class Workload:
         """
         optional = {
             name: frame[name].to_numpy()
-            for name in ("arrival", "group", "priority", "deadline")
+            for name in ("arrival", "group", "priority", "deadline", "shared_tokens")
             if name in frame.columns
         }
         ids = frame["id"].astype(str).to_numpy(dtype=np.str_) if "id" in frame else numbered_ids(len(frame))
@@ -172,6 +193,7 @@ class Workload:
             group=int(self.group[index]),
             priority=int(self.priority[index]),
             deadline=float(self.deadline[index]),
+            shared_tokens=int(self.shared_tokens[index]),
         )
 
     def __iter__(self) -> Iterator[Request]:
@@ -185,6 +207,21 @@ class Workload:
     def without_arrivals(self) -> Workload:
         """Return the same requests, all there at the start."""
         return replace(self, arrival=np.zeros(len(self))) if self.arrival.any() else self
+
+    def with_shared_prompts(self) -> Workload:
+        """
+        Return the same requests, with the whole prompt shared in each group whose prompts are as long.
+
+        All but the last token, that is, which every request computes for itself.
+        """
+        grouped, shared = self.group >= 0, np.zeros(len(self), dtype=np.int64)
+        if not grouped.any():
+            return self
+        _, first, label = np.unique(self.group, return_index=True, return_inverse=True)
+        unlike = np.bincount(label, weights=self.input_tokens != self.input_tokens[first[label]])
+        alike = grouped & (unlike[label] == 0) & (np.bincount(label)[label] > 1)
+        shared[alike] = self.input_tokens[alike] - 1
+        return replace(self, shared_tokens=shared)
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Workload:
         """Return the same requests with other answer lengths (tokens, shape (requests,))."""

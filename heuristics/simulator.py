@@ -9,6 +9,7 @@ import numpy as np
 
 from ..data.costs.cost import IntArray
 from ..data.files.record import plain
+from ..data.prefix_cache import PrefixCache
 from ..data.problem import Problem
 from ..data.trace import Stage, StageKind
 from .policy import FREE
@@ -61,7 +62,8 @@ class Simulator:
         self._cost = problem.cost
         progress = Progress.none(problem, output_tokens) if progress is None else progress
         self._decoded, self._held, self._left = progress.decoded, progress.held, progress.left
-        self._prompt = problem.prompt_tokens
+        self._prompt, self._cache = problem.prompt_tokens, PrefixCache(problem)
+        self._begun = np.zeros(len(problem), dtype=np.bool_)
         self._slot_request = np.full(problem.slots, FREE, dtype=np.int64)
         self._time = 0.0
 
@@ -71,10 +73,13 @@ class Simulator:
         return self._time
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one again with the tokens it had."""
+        """Prefill requests together; an evicted one again, on its own, with the tokens it had."""
         chosen, taken = np.asarray(requests, dtype=np.int64), np.asarray(slots, dtype=np.int64)
         self._slot_request[taken] = chosen
-        tokens = int((self._prompt[chosen] + self._decoded[chosen]).sum())
+        begun = self._begun[chosen] | (self._decoded[chosen] > 0)
+        again, tokens = chosen[begun], self._cache.begin(chosen[~begun])
+        tokens += int((self._prompt[again] + self._decoded[again]).sum())
+        self._begun[chosen] = True
         stage = self._advance("prefill", self._cost.prefill_seconds(tokens), 0, len(chosen), tokens, tokens)
         return stage, self._release(chosen, taken)
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ...data.costs.cost import IntArray
+from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ..policy import FREE, UNTIL_CHANGE, State
 
@@ -41,6 +42,7 @@ class Admission:
         self._held_at_start = problem.kv_at_start
         self.reserve: Reserve = reserve
         self.room_at_entry = 0 if self.capacity is None else int(self.capacity * (1 - watermark))
+        self._cache = PrefixCache(problem)
         self._entered = np.zeros(len(problem), dtype=np.int64)
         self._entries = 0
 
@@ -69,7 +71,7 @@ class Admission:
             return count, full
         chosen = np.asarray(requests, dtype=np.int64)
         if self.cap is not None:
-            tokens = np.cumsum(self._problem.prompt_tokens[chosen] + state.decoded[chosen])
+            tokens = self._computed(state, chosen)
             count = max(1, int(np.searchsorted(tokens, self.cap, side="right")))
             full = bool(count < len(chosen) or tokens[-1] >= FULL_STAGE * self.cap)
         if self.capacity is not None:
@@ -79,6 +81,15 @@ class Admission:
         if not count and not state.running.size:
             count = 1
         return count, full
+
+    def _computed(self, state: State, chosen: IntArray) -> IntArray:
+        """Return the tokens that a stage computes of the first request, of the first two, and so on."""
+        again = self._entered[chosen] > 0
+        if not again.any():
+            return self._cache.computed(chosen)
+        tokens = np.where(again, self._problem.prompt_tokens[chosen] + state.decoded[chosen], 0)
+        tokens[~again] = np.diff(self._cache.computed(chosen[~again]), prepend=0)
+        return np.cumsum(tokens)
 
     def _fitting_kv(self, state: State, chosen: IntArray) -> int:
         assert self.capacity is not None
@@ -111,6 +122,8 @@ class Admission:
 
     def enter(self, requests: Sequence[int]) -> None:
         """Note that these requests are prefilled now, in this order."""
+        fresh = np.asarray(requests, dtype=np.int64)
+        self._cache.begin(fresh[self._entered[fresh] == 0])
         for request in requests:
             self._entries += 1
             self._entered[request] = self._entries

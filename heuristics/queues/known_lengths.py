@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..policy import Policy
@@ -156,7 +157,8 @@ def _lists(queue: Queue) -> _Queue:
 class _Room:
     """The limits as an admission sees them: the token cap, and what the running requests will hold."""
 
-    def __init__(self, problem: Problem, admission: Admission) -> None:
+    def __init__(self, problem: Problem, admission: Admission, cache: PrefixCache | None) -> None:
+        self._cache = cache
         self._prompt, self._start = problem.prompt_tokens.tolist(), problem.kv_at_start.tolist()
         self._rounds = problem.rounds.tolist()
         self._cap, self._capacity = admission.cap, admission.capacity
@@ -178,7 +180,11 @@ class _Room:
     def fitting(self, requests: list[int], now: int) -> tuple[int, bool]:
         """Return as :meth:`~batchbound.heuristics.queues.admission.Admission.fitting`."""
         count, full = len(requests), False
-        if self._cap is not None and count:
+        if self._cap is not None and count and self._cache is not None:
+            computed = self._cache.computed(np.array(requests, dtype=np.int64))
+            taken = int(np.searchsorted(computed, self._cap, side="right"))
+            count, full = max(1, taken), bool(taken < count or computed[-1] >= FULL_STAGE * self._cap)
+        elif self._cap is not None and count:
             tokens = taken = 0
             for request in requests:
                 tokens += self._prompt[request]
@@ -268,7 +274,8 @@ class _Run:
 
     def __init__(self, problem: Problem, policy: QueuePolicy) -> None:
         self._problem, self._rule = problem, policy.rule
-        self._queue, self._room = _lists(policy.queue), _Room(problem, policy.admission)
+        self._cache = PrefixCache(problem) if len(problem.prefix_tokens) else None
+        self._queue, self._room = _lists(policy.queue), _Room(problem, policy.admission, self._cache)
         self._rounds, self._prompt = problem.rounds.tolist(), problem.prompt_tokens.tolist()
         self._free = list(range(problem.slots))
         self._finishing: list[tuple[int, int]] = []
@@ -276,7 +283,8 @@ class _Run:
         self._bin_of, self._starts = [0] * len(problem), list[int]()
         cost = problem.cost
         self._work, self._tokens = int(problem.rounds.sum()), problem.kv_token_rounds
-        self._prompts = int(problem.prompt_tokens.sum())
+        self._own: list[int] = problem.own_tokens.tolist()
+        self._prompts: int = sum(self._own)
         self._reads = cost.decode_per_slot * self._work + cost.decode_per_kv_token * self._tokens
 
     def schedule(self, least: float, late: Callable[[], bool]) -> Schedule | None:
@@ -317,11 +325,11 @@ class _Run:
 
     def _start(self, requests: list[int], slots: list[int]) -> None:
         """Prefill requests together."""
-        tokens, last = 0, len(self._starts)
+        own, last = 0, len(self._starts)
         taken = []
         for request, slot in zip(requests, slots, strict=True):
             self._bin_of[request] = last
-            tokens += self._prompt[request]
+            own += self._own[request]
             if self._rounds[request] > 0:
                 taken.append(request)
                 self._free.remove(slot)
@@ -330,8 +338,9 @@ class _Run:
         self._queue.take(requests)
         self._room.enter(taken, self._now)
         self._waiting -= len(requests)
-        self._prompts -= tokens
-        self._prefill += self._problem.cost.prefill_seconds(tokens)
+        self._prompts -= own
+        computed = own if self._cache is None else self._cache.begin(np.array(requests, dtype=np.int64))
+        self._prefill += self._problem.cost.prefill_seconds(computed)
 
     def _decode(self, most: int) -> bool:
         """Decode to the next end, or so many rounds if that is sooner; return whether memory has room."""
@@ -357,5 +366,5 @@ class _Run:
         if self._finishing:
             left = max(left, max(self._finishing)[0] - self._now if not self._waiting else 0)
         stages = -(-self._waiting // problem.slots)
-        rest = cost.prefill_base * stages + cost.prefill_per_token * self._prompts
+        rest: float = cost.prefill_base * stages + cost.prefill_per_token * self._prompts
         return self._prefill + rest + cost.decode_base * (self._now + left) + self._reads

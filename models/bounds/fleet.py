@@ -32,7 +32,8 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
 
     since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode rounds. Under a cap
     of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor;
-    and under a KV capacity K no round reads more than K tokens, of :math:`\sum h_i` in all.
+    and under a KV capacity K no round reads more than K tokens, of :math:`\sum h_i` in all. Of a prompt,
+    :math:`p_i` is what the request has for itself: what a group shares may have been computed for another.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
         Which of the arguments to use; one whose limit the replica lacks falls back on the slots.
     """
     cost, workload, rounds = replica.cost, fleet.workload, fleet.rounds
-    prompts = workload.input_tokens
+    prompts = workload.input_tokens - workload.shared_tokens
     if stage_by == "floor":
         prefill = np.full(len(fleet), max(cost.prefill_floor, cost.prefill_base) / replica.slots)
     elif stage_by == "tokens" and replica.prefill_token_cap is not None:
@@ -144,10 +145,13 @@ def _shared(fleet: Fleet, stage_by: StageBy, round_by: RoundBy) -> Bound:
         [weight * request_costs(fleet, replica, stage_by, round_by) for replica, weight in kinds.items()],
         axis=0,
     )
+    shared = min(weight * _seconds_a_token(replica, stage_by) for replica, weight in kinds.items())
     busy = sum(
         weight * replica.busy for weight, replica in zip(weights.tolist(), fleet.replicas, strict=True)
     )
     terms = {"what the replicas are busy with": busy, "requests": float(least.sum())}
+    if fleet.workload.shared_tokens.any():
+        terms["shared prompts"] = shared * int(fleet.problem().prefix_tokens.sum())
     certificate: Mapping[str, object] = {
         "kind": "fleet shares",
         "weights": weights.tolist(),
@@ -157,9 +161,18 @@ def _shared(fleet: Fleet, stage_by: StageBy, round_by: RoundBy) -> Bound:
     return Bound(sum(terms.values()), "shares of the fleet", terms, certificate)
 
 
+def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
+    """Return what a token of a shared prompt adds at least to the replica that computes it."""
+    cost, cap = replica.cost, replica.prefill_token_cap
+    if stage_by == "floor":
+        return 0.0
+    return cost.prefill_per_token + (cost.prefill_base / cap if stage_by == "tokens" and cap else 0.0)
+
+
 def _alone(fleet: Fleet) -> Bound:
     """Return the time of the request that takes longest on the replica that is best for it."""
-    prompts, rounds = fleet.workload.input_tokens, fleet.rounds
+    # What it shares may have been computed in another's stage.
+    prompts, rounds = fleet.workload.input_tokens - fleet.workload.shared_tokens, fleet.rounds
     best = np.full(len(fleet), np.inf)
     for replica in dict.fromkeys(fleet.replicas):
         cost = replica.cost

@@ -65,9 +65,10 @@ def least_counts(problem: Problem) -> Counts:
 
     - the KV capacity C holds at most the k smallest prompts that fit it together, so J may be replaced by
       min(J, k);
-    - a stage prefills at most J requests and, under a token cap, at most that many prompt tokens; all
-      prompts of a stage are held at once, so the KV capacity caps a stage's tokens too. Stages are bins of
-      a packing, so dual feasible functions of the prompts count as well;
+    - a stage prefills at most J requests and, under a token cap, at most that many prompt tokens, of which
+      those that requests share are computed once at least; all prompts of a stage are held at once, each
+      as a whole, so the KV capacity caps a stage's tokens too. Stages are bins of a packing, so dual
+      feasible functions of the prompts count as well;
     - a slot works on one request at a time, so the rounds are at least any bound on the makespan of packing
       the n_i over J slots (the hybrid paper's (26)-(30)), and no round reads more than C tokens of keys and
       values.
@@ -88,13 +89,12 @@ def least_counts(problem: Problem) -> Counts:
         slots = min(slots, fitting)
     stages, stage_claim = -(-len(problem) // slots), BY_SLOTS
     caps = [cap for cap in (problem.prefill_token_cap, capacity) if cap is not None]
-    if caps:
-        cap = min(caps)
-        needed, witness = -(-int(problem.prompt_tokens.sum()) // cap), BY_CAP
-        if cap * len(np.unique(problem.prompt_tokens)) <= PRICED_WORK:
-            priced, prices = packing_bound(problem.prompt_tokens, cap)
+    for pieces, cap, said in _in_stages(problem, caps):
+        needed, witness = -(-int(pieces.sum()) // cap), BY_CAP
+        if cap * len(np.unique(pieces)) <= PRICED_WORK:
+            priced, prices = packing_bound(pieces, cap)
             if priced > needed:
-                needed, witness = priced, prices
+                needed, witness = priced, {**prices, **said}
         if needed > stages:
             stages, stage_claim = needed, witness
     lifted = lifted_bound(problem.rounds, slots)
@@ -110,6 +110,20 @@ def least_counts(problem: Problem) -> Counts:
         "rounds": {"at_least": rounds, **round_claim},
     }
     return Counts(slots, stages, rounds, claims)
+
+
+def _in_stages(problem: Problem, caps: list[int]) -> list[tuple[IntArray, int, Mapping[str, object]]]:
+    """Return what is packed into stages, the tokens of it a stage takes, and how a claim tells it apart."""
+    if not caps:
+        return []
+    if not len(problem.prefix_tokens):
+        return [(problem.prompt_tokens, min(caps), {})]
+    packed: list[tuple[IntArray, int, Mapping[str, object]]] = []
+    if problem.prefill_token_cap is not None:
+        packed.append((problem.prompt_pieces, problem.prefill_token_cap, {}))
+    if problem.kv_capacity is not None:
+        packed.append((problem.prompt_tokens, problem.kv_capacity, {"held": True}))
+    return packed
 
 
 def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
@@ -197,7 +211,7 @@ def prefill_seconds(problem: Problem, at_least: int) -> FloatArray:
 
 def _prefill_terms(problem: Problem, stages: IntArray) -> dict[str, FloatArray]:
     """Return the least seconds of prefill with these numbers of stages by what they pay for."""
-    cost, prompts = problem.cost, problem.prompt_tokens
+    cost, prompts = problem.cost, problem.prompt_pieces
     terms = {
         "prefill stages": cost.prefill_base * stages,
         "prompt tokens": np.full(len(stages), cost.prefill_per_token * int(prompts.sum())),

@@ -122,6 +122,8 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
         stages, rounds = (whole(certificate, name, "enumeration", least=1) for name in ("stages", "rounds"))
         return _enumerated_seconds(problem, stages, rounds, work)
     if certificate["kind"] == "states":
+        if problem.workload.shared_tokens.any():
+            raise RefutedError("states", "prompts that requests share are not tried stage by stage")
         check_no_cheaper(problem, bound.seconds * (1 - ROUNDING), work)
         return bound.seconds
     if certificate["kind"] not in ("trivial", "difference set"):
@@ -146,7 +148,7 @@ def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
     """Refuse terms of what every schedule pays that are not what the cost model says."""
     cost = problem.cost
     fixed = {
-        "prompt tokens": cost.prefill_per_token * sum(problem.prompt_tokens.tolist()),
+        "prompt tokens": cost.prefill_per_token * sum(_computed_once(problem)),
         "slot-rounds": cost.decode_per_slot * sum(problem.rounds.tolist()),
         "KV reads": cost.decode_per_kv_token * _held_over_rounds(problem),
     }
@@ -155,6 +157,23 @@ def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
             raise RefutedError(
                 "terms are those of the costs", f"{name!r} is {terms.get(name)!r}, not {seconds!r}"
             )
+
+
+def _computed_once(problem: Problem) -> list[int]:
+    """
+    Return the tokens that every schedule computes, in pieces that one stage computes as a whole.
+
+    Those are what each request has for itself, and what the requests of a group begin with alike, which
+    the stage of at least one of them computes.
+    """
+    workload = problem.workload
+    shared = {
+        group: tokens
+        for group, tokens in zip(workload.group.tolist(), workload.shared_tokens.tolist(), strict=True)
+        if tokens
+    }
+    prompts = zip(workload.input_tokens.tolist(), workload.shared_tokens.tolist(), strict=True)
+    return [prompt - tokens for prompt, tokens in prompts] + list(shared.values())
 
 
 def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -204,13 +223,17 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
     """Return the claimed number of prefill stages if no schedule has fewer."""
     claimed = whole(claim, "at_least", "stages")
     prompts: list[int] = problem.prompt_tokens.tolist()
-    cap = min(problem.prefill_token_cap or sum(prompts), problem.kv_capacity or sum(prompts))
+    pieces = _computed_once(problem)
+    # What a stage computes is capped, and what its requests hold, each its whole prompt: two packings.
+    computed, held = problem.prefill_token_cap or sum(pieces), problem.kv_capacity or sum(prompts)
     if claim["kind"] == "requests over slots":
         proven = math.ceil(len(prompts) / slots)
     elif claim["kind"] == "tokens over cap":
-        proven = -(-sum(prompts) // cap)
+        proven = max(-(-sum(pieces) // computed), -(-sum(prompts) // held))
     elif claim["kind"] == "prices":
-        worth, capacity, limit = _checked_prices(prompts, claim, work)
+        packed, cap = (prompts, held) if claim.get("held") is True else (pieces, computed)
+        cap = min(computed, held) if pieces == prompts else cap
+        worth, capacity, limit = _checked_prices(packed, claim, work)
         if capacity < cap:
             raise RefutedError("prices", f"made for a capacity of {capacity}, not {cap}")
         proven = -(-worth // limit)
@@ -296,8 +319,8 @@ class _LeastSeconds:
 
     def __init__(self, problem: Problem) -> None:
         self.cost = problem.cost
-        prompts, lengths = problem.prompt_tokens.tolist(), problem.rounds.tolist()
-        self.requests, self.tokens = len(prompts), sum(prompts)
+        prompts, lengths = _computed_once(problem), problem.rounds.tolist()
+        self.requests, self.tokens = len(lengths), sum(prompts)
         held = _held_over_rounds(problem)
         self.work: float = self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held
         # What a prompt exceeds the bend by it exceeds it by in any stage; the rest of it fills a stage up.

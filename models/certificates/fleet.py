@@ -53,14 +53,26 @@ def _shares(fleet: Fleet, bound: Bound) -> float:
     parts = [weight * replica.busy for replica, weight in weighted]
     first = int(fleet.prefill_emits_first_token)
     for request in fleet.workload:
-        prompt, rounds = request.input_tokens, request.output_tokens - first
+        rounds, own = request.output_tokens - first, request.input_tokens - request.shared_tokens
+        held = request.input_tokens + first
         parts.append(
             min(
-                weight * _share(replica, prompt, prompt + first, rounds, str(stage_by), str(round_by))
+                weight * _share(replica, own, held, rounds, str(stage_by), str(round_by))
                 for replica, weight in lightest.items()
             )
         )
+    # Some replica computes what a group shares, though not all that it computes is a part of the floor.
+    shared = {request.group: request.shared_tokens for request in fleet.workload if request.shared_tokens}
+    if stage_by != "floor":
+        token = (weight * _a_token(replica, str(stage_by)) for replica, weight in lightest.items())
+        parts.append(sum(shared.values()) * min(token))
     return math.fsum(parts)
+
+
+def _a_token(replica: Replica, stage_by: str) -> float:
+    """Return what a prompt token adds at least to the time of the replica that computes it."""
+    cap = replica.prefill_token_cap if stage_by == "tokens" else None
+    return replica.cost.prefill_per_token + (replica.cost.prefill_base / cap if cap is not None else 0.0)
 
 
 def _share(replica: Replica, prompt: int, held: int, rounds: int, stage_by: str, round_by: str) -> float:
@@ -89,7 +101,7 @@ def _one_request(fleet: Fleet, bound: Bound) -> float:
     read = tokens_read(rounds, held)
     return min(
         replica.busy
-        + replica.cost.prefill_seconds(request.input_tokens)
+        + replica.cost.prefill_seconds(request.input_tokens - request.shared_tokens)
         + rounds * replica.cost.decode_seconds(1)
         + replica.cost.decode_per_kv_token * read
         for replica in fleet.replicas

@@ -290,9 +290,24 @@ def equal_requests(problem: Problem) -> list[IntArray]:
     return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
 
 
+def refuse_shared(problem: Problem) -> None:
+    """
+    Refuse a problem whose requests share prompts.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If they do.
+    """
+    if len(problem.prefix_tokens):
+        raise UnsupportedProblemError(
+            "this formulation has no equation for prompts that requests share; choose the solver search"
+        )
+
+
 def refuse_unsaid(problem: Problem) -> None:
     """
-    Refuse a problem with arrivals or a KV capacity.
+    Refuse a problem with arrivals, a KV capacity or prompts that requests share.
 
     Raises
     ------
@@ -303,6 +318,7 @@ def refuse_unsaid(problem: Problem) -> None:
         raise UnsupportedProblemError(
             "this formulation has no equation for arrival times; plan without them, or by a policy"
         )
+    refuse_shared(problem)
     if problem.kv_capacity is not None and int(_largest_together(problem)) > problem.kv_capacity:
         raise UnsupportedProblemError(
             "this formulation has no equation for the KV capacity, and some requests do not fit together;"

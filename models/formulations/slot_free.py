@@ -22,6 +22,7 @@ from .full_model import (
     UnsupportedProblemError,
     bins_needed,
     refuse_large,
+    refuse_shared,
     refuse_unsaid,
     without_empty_bins,
 )
@@ -323,6 +324,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     """
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times; plan by a policy")
+    refuse_shared(problem)
     if (problem.rounds < 1).any():
         raise UnsupportedProblemError("the interval model has no requests without a decode round")
     cost, affine = problem.cost, stages_are_affine(problem)

@@ -81,7 +81,8 @@ def best_by_enumeration(
     Raises
     ------
     UnsupportedProblemError
-        If the problem has arrival times, or too many requests for what else it has.
+        If the problem has arrival times, shared prompts that are computed again, or too many requests for
+        what else it has.
     """
     if not can_enumerate(problem):
         what = ", ".join(_unsaid(problem))
@@ -136,6 +137,7 @@ def _unsaid(problem: Problem) -> list[str]:
         "a least cost of prefill stages": floor_binds(problem),
         "a bend in the cost of prefill stages": problem.reaches_bend,
         "requests without a decode round": bool((problem.rounds < 1).any()),
+        "shared prompts that are computed again": not problem.keeps_every_prefix,
         "decode rounds that cost nothing": problem.cost.decode_base <= 0,
     }
     return [what for what, present in unsaid.items() if present]

@@ -40,11 +40,12 @@ PRECISION = 1e-10
 
 
 def can_list_states(problem: Problem) -> bool:
-    """Return whether a problem is small enough to try, and free of arrival times."""
+    """Return whether a problem is small enough to try, and free of arrival times and shared prompts."""
     slots = min(problem.slots, len(problem))
     return (
         len(problem) <= MOST_REQUESTS
         and not problem.workload.arrival.any()
+        and not len(problem.prefix_tokens)
         and sum(math.comb(len(problem), size) for size in range(1, slots + 1)) <= MOST_CHOICES
     )
 

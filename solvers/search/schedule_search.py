@@ -264,7 +264,7 @@ class ScheduleSearch:
     def _anneal(self) -> bool:
         """Anneal over the stage times and return whether they were few enough; make schedules of the best."""
         costs, best = self._costs(), self.incumbent
-        if costs.round == 0 or best.progress >= 1.0:
+        if costs.round == 0 or not self._problem.rounds.any() or best.progress >= 1.0:
             return True
         annealing = self._begun(costs)
         if annealing is None:

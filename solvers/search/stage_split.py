@@ -24,6 +24,15 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     """
     if not problem.reaches_bend:
         return schedule
+    if len(problem.prefix_tokens):
+        # Requests that share a prompt would take it apart: what is saved beyond the bend is computed twice.
+        split = _split(problem, schedule)
+        return min(schedule, split, key=lambda candidate: candidate.makespan(problem))
+    return _split(problem, schedule)
+
+
+def _split(problem: Problem, schedule: Schedule) -> Schedule:
+    """Return the schedule with each stage made as several where that takes less for whole prompts."""
     bin_of, rounds = np.empty_like(schedule.bin_of), list[int]()
     order = np.argsort(schedule.bin_of, kind="stable")
     ends = np.searchsorted(schedule.bin_of[order], np.arange(schedule.bins + 1))

@@ -1,0 +1,132 @@
+"""Prompts that requests share: which prefill stage computes one, and how long it is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .costs.cost import IntArray
+
+if TYPE_CHECKING:
+    from .problem import Problem
+
+
+class PrefixCache:
+    """
+    The shared prompts whose keys and values are kept as a job runs: the one rule of what a stage computes.
+
+    A stage computes what its requests have for themselves, and each prompt they share once, unless that is
+    kept from an earlier stage. What was computed is kept for the requests of its group that have yet to
+    begin, if it fits beside what is kept already (the first group of the workload first), and dropped as the
+    last of them begins. What did not fit is computed again in the next stage that needs it.
+
+    Parameters
+    ----------
+    problem
+        Its requests and their groups, and the tokens that may be kept (``prefix_cache``).
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._prefix_of, self._tokens = problem.prefix_of, problem.prefix_tokens
+        self._own, self._most = problem.own_tokens, problem.prefix_cache
+        self._to_begin = np.bincount(self._prefix_of[self._prefix_of >= 0], minlength=len(self._tokens))
+        self._kept: set[int] = set()
+        self.held = 0
+        """Tokens of shared prompts that are kept."""
+
+    def begin(self, requests: IntArray) -> int:
+        """
+        Return the tokens that a stage computes, and keep and drop shared prompts as it does.
+
+        Parameters
+        ----------
+        requests
+            The requests that begin in the stage, none of which has begun before.
+        """
+        own = int(self._own[requests].sum())
+        if not len(self._tokens):
+            return own
+        prefix = self._prefix_of[requests]
+        return own + self.begin_prefixes(*np.unique(prefix[prefix >= 0], return_counts=True))
+
+    def begin_prefixes(self, prefixes: IntArray, counts: IntArray) -> int:
+        """
+        Return the tokens of shared prompts that a stage computes, and keep and drop them as it does.
+
+        Parameters
+        ----------
+        prefixes
+            The shared prompts that its requests begin with, ascending.
+        counts
+            How many of its requests begin with each.
+        """
+        self._to_begin[prefixes] -= counts
+        new = [prefix for prefix in prefixes.tolist() if prefix not in self._kept]
+        for prefix in self._kept.intersection(prefixes.tolist()):
+            if not self._to_begin[prefix]:
+                self._kept.remove(prefix)
+                self.held -= int(self._tokens[prefix])
+        for prefix in new:
+            tokens = int(self._tokens[prefix])
+            if self._to_begin[prefix] and self.held + tokens <= self._most:
+                self._kept.add(prefix)
+                self.held += tokens
+        return int(self._tokens[new].sum())
+
+    def keeps(self, request: int) -> bool:
+        """Return whether the prompt that a request shares is kept."""
+        return int(self._prefix_of[request]) in self._kept
+
+    def computed(self, requests: IntArray) -> IntArray:
+        """
+        Return the tokens that a stage would compute of the first of these requests, of the first two, and on.
+
+        Parameters
+        ----------
+        requests
+            Requests that have not begun, shape (requests,).
+        """
+        tokens = self._own[requests]
+        if len(self._tokens):
+            prefix = self._prefix_of[requests]
+            first = np.zeros(len(requests), dtype=np.bool_)
+            first[np.unique(prefix, return_index=True)[1]] = True
+            first &= (prefix >= 0) & ~np.isin(prefix, list(self._kept))
+            tokens = tokens + np.where(first, self._tokens[prefix], 0)
+        return np.cumsum(tokens)
+
+
+def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
+    """
+    Return the prompt tokens that the prefill stage of each bin computes, shape (bins,).
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    bin_of
+        The bin in which each request begins, shape (requests,).
+    bins
+        Number of bins, carried out in order.
+    """
+    tokens = np.bincount(bin_of, weights=problem.own_tokens, minlength=bins).astype(np.int64)
+    prefix = problem.prefix_of
+    shared = np.flatnonzero(prefix >= 0)
+    if not shared.size:
+        return tokens
+    count = len(problem.prefix_tokens)
+    keys, members = np.unique(bin_of[shared] * count + prefix[shared], return_counts=True)
+    stages, prefixes = np.divmod(keys, count)
+    if problem.keeps_every_prefix:
+        first = np.unique(prefixes, return_index=True)[1]
+        np.add.at(tokens, stages[first], problem.prefix_tokens[prefixes[first]])
+        return tokens
+    if not problem.prefix_cache:
+        np.add.at(tokens, stages, problem.prefix_tokens[prefixes])
+        return tokens
+    cache = PrefixCache(problem)
+    begins = np.flatnonzero(np.diff(stages, prepend=-1))
+    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(stages)], strict=True):
+        tokens[stages[begin]] += cache.begin_prefixes(prefixes[begin:end], members[begin:end])
+    return tokens

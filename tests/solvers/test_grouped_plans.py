@@ -1,0 +1,248 @@
+"""Jobs of groups that share prompts: costs, bounds, certificates and plans, against brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import schedule_of as plain_schedule
+from builders import workload_of
+
+from batchbound.data.bound import Bound
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet
+from batchbound.data.prefix_cache import PrefixCache
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.heuristics.loop import schedule_of
+from batchbound.heuristics.queues.known_lengths import dispatch_of, known_schedule
+from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.simulate import simulate
+from batchbound.models.bounds.difference_set import difference_set_bound
+from batchbound.models.bounds.fleet import fleet_bound
+from batchbound.models.bounds.makespan import best_bound, trivial_bound
+from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.certificates.fleet import verify_fleet_bound
+from batchbound.models.formulations.full_model import UnsupportedProblemError
+from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.solvers.fleet import plan_fleet
+from batchbound.solvers.result import Limits
+from batchbound.solvers.solve import SOLVERS, solve
+
+Optimum = Callable[[Problem], float]
+
+BY_TOKEN = CostModel(prefill_base=1.0, prefill_per_token=1.0, decode_base=1.0, decode_per_slot=0.0)
+"""A second a stage, a prompt token and a decode round."""
+
+
+def grouped(prefix_cache: int = 0, prefill_token_cap: int | None = None) -> Problem:
+    """Two prompts of 10 and 4 tokens, the first to be completed three times and the second twice."""
+    workload = workload_of([10, 4, 10, 4, 10], [2, 2, 2, 2, 2], group=[7, 3, 7, 3, 7]).with_shared_prompts()
+    return Problem(workload, BY_TOKEN, 2, prefix_cache=prefix_cache, prefill_token_cap=prefill_token_cap)
+
+
+def tiny_grouped(seed: int) -> Problem:
+    """Up to six requests in groups, with every kind of limit and cost."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 6))
+    group = rng.integers(-1, 2, count)
+    header = rng.integers(0, 8, 2)
+    shared = np.where(group >= 0, header[group], 0)
+    prompts = shared + np.where(rng.random(count) < 0.5, 1, rng.integers(1, 9, count))
+    outputs = rng.integers(1, 6, count)
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.5, 1.0, 2.0])),
+        prefill_per_token=float(rng.choice([0.0, 0.1, 0.5])),
+        decode_base=float(rng.choice([0.5, 1.0])),
+        decode_per_slot=float(rng.choice([0.0, 0.1])),
+        prefill_floor=float(rng.choice([0.0, 0.0, 3.0])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+        prefill_bend=float(rng.choice([0.0, 6.0])),
+        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
+    )
+    ids = np.array([str(i) for i in range(count)])
+    largest = int((prompts + outputs).max())
+    return Problem(
+        Workload(ids, prompts, outputs, group=group, shared_tokens=shared),
+        cost,
+        slots=int(rng.integers(1, 4)),
+        kv_capacity=int(largest + rng.integers(0, 12)) if rng.random() < 0.5 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if rng.random() < 0.5 else None,
+        prefill_emits_first_token=bool(rng.random() < 0.5),
+        prefix_cache=int(rng.choice([0, 5, 10**6])),
+    )
+
+
+def test_a_stage_computes_a_shared_prompt_once() -> None:
+    together = plain_schedule([0, 1, 0, 1, 2], [0, 0, 1, 1, 0], [2, 2, 2])
+    # 9 shared by the first group and one for each of its two requests, and so on; nothing is kept.
+    assert together.stage_tokens(grouped()).tolist() == [11, 5, 10]
+
+
+def test_what_is_kept_is_computed_once_in_all() -> None:
+    together = plain_schedule([0, 1, 0, 1, 2], [0, 0, 1, 1, 0], [2, 2, 2])
+    assert together.stage_tokens(grouped(prefix_cache=9)).tolist() == [11, 5, 1]
+    assert together.makespan(grouped(prefix_cache=9)) == 3 + 17 + 6
+
+
+def test_a_prompt_that_does_not_fit_beside_what_is_kept_is_computed_again() -> None:
+    mixed = plain_schedule([0, 0, 1, 1, 2], [0, 1, 0, 1, 0], [2, 2, 2])
+    assert mixed.stage_tokens(grouped(prefix_cache=12)).tolist() == [14, 2, 1]
+    # The first group of the workload is kept; the other's prompt of 3 tokens does not fit beside its 9.
+    assert mixed.stage_tokens(grouped(prefix_cache=11)).tolist() == [14, 5, 1]
+
+
+def test_what_the_last_of_a_group_leaves_is_room_for_the_next() -> None:
+    workload = workload_of([5, 5, 6, 6], [1] * 4, group=[0, 0, 1, 1]).with_shared_prompts()
+    problem = Problem(workload, BY_TOKEN, 1, prefix_cache=5)
+    in_turn = plain_schedule([0, 1, 2, 3], [0] * 4, [1] * 4)
+    assert in_turn.stage_tokens(problem).tolist() == [5, 1, 6, 1]
+    crossed = plain_schedule([0, 2, 1, 3], [0] * 4, [1] * 4)
+    assert crossed.stage_tokens(problem).tolist() == [5, 6, 1, 6]
+
+
+def test_the_referee_caps_the_tokens_that_a_stage_computes() -> None:
+    together = plain_schedule([0, 1, 0, 1, 2], [0, 0, 1, 1, 0], [2, 2, 2])
+    assert together.check(grouped(prefill_token_cap=11)) is None
+    violation = together.check(grouped(prefill_token_cap=10))
+    assert violation is not None
+    assert (violation.rule, violation.request, violation.bin) == ("token cap of a prefill stage", 2, 0)
+
+
+def test_a_group_within_its_cap_only_while_its_prompt_is_kept_is_told_by_the_referee() -> None:
+    apart = plain_schedule([0, 1, 2, 1, 2], [0, 0, 0, 1, 1], [2, 2, 2])
+    assert apart.check(grouped(prefix_cache=9, prefill_token_cap=10)) is None
+    violation = apart.check(grouped(prefill_token_cap=10))
+    assert violation is not None
+    assert violation.bin == 2
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_simulator_computes_what_the_schedule_it_followed_does(seed: int) -> None:
+    problem = tiny_grouped(seed)
+    trace = simulate(problem, policy_named("lpt-ski", problem))
+    if trace.evictions:
+        pytest.skip("evicted requests have no schedule")
+    schedule = schedule_of(trace)
+    computed = [stage.tokens for stage in trace.stages if stage.kind == "prefill"]
+    assert computed == schedule.stage_tokens(problem).tolist()
+    assert trace.makespan == pytest.approx(schedule.makespan(problem))
+
+
+def test_a_preview_of_a_stage_is_what_it_computes() -> None:
+    for seed in range(60):
+        problem, rng = tiny_grouped(seed), np.random.default_rng(seed)
+        cache, order = PrefixCache(problem), rng.permutation(len(problem))
+        for part in np.array_split(order, int(rng.integers(1, 4))):
+            if part.size:
+                previewed = cache.computed(part)
+                assert cache.begin(part) == previewed[-1]
+        assert cache.held == 0
+
+
+@pytest.mark.parametrize("batch", range(10))
+def test_no_bound_exceeds_the_optimum_of_a_tiny_grouped_problem(
+    batch: int, optimal_makespan: Optimum
+) -> None:
+    for seed in range(30 * batch, 30 * batch + 30):
+        problem = tiny_grouped(seed)
+        optimum = optimal_makespan(problem)
+        bounds: list[Bound] = [trivial_bound(problem), difference_set_bound(problem), best_bound(problem)]
+        bounds.append(proven_bound(problem, seconds=0.1))
+        for bound in bounds:
+            assert bound.seconds <= optimum + 1e-9, (seed, bound.source)
+            assert sum(bound.terms.values()) == pytest.approx(bound.seconds)
+            assert verify_bound(problem, bound) is None, (seed, bound.source)
+
+
+def test_plans_of_tiny_grouped_problems_are_valid_and_mostly_the_optimum(optimal_makespan: Optimum) -> None:
+    optimal = 0
+    for seed in range(40):
+        problem = tiny_grouped(seed)
+        found = solve(problem, limits=Limits(work=40))
+        optimum = optimal_makespan(problem)
+        assert found.schedule is not None
+        assert found.schedule.check(problem) is None
+        assert found.makespan is not None
+        assert found.makespan >= optimum - 1e-9
+        optimal += found.makespan <= optimum + 1e-9
+    assert optimal >= 30
+
+
+def test_what_an_enumeration_proves_of_a_group_is_derived_again(optimal_makespan: Optimum) -> None:
+    problem = grouped(prefix_cache=100)
+    found = solve(problem, "exact", limits=Limits(work=100_000))
+    assert found.makespan == pytest.approx(optimal_makespan(problem))
+    assert found.bound is not None
+    assert found.bound.proves(found.makespan or 0)
+    assert verify_bound(problem, found.bound) is None
+
+
+def test_a_certificate_that_counts_a_shared_prompt_for_each_request_is_refuted() -> None:
+    problem = grouped()
+    alone = replace(problem, workload=replace(problem.workload, shared_tokens=np.zeros(5, dtype=np.int64)))
+    bound = trivial_bound(alone)
+    assert bound.seconds > trivial_bound(problem).seconds
+    violation = verify_bound(problem, bound)
+    assert violation is not None
+    assert violation.rule == "terms are those of the costs"
+
+
+def test_states_are_no_proof_where_prompts_are_shared() -> None:
+    problem = grouped()
+    terms = trivial_bound(problem).terms
+    bound = Bound(sum(terms.values()), "every stage from every state", terms, {"kind": "states"})
+    violation = verify_bound(problem, bound)
+    assert violation is not None
+    assert violation.rule == "states"
+
+
+@pytest.mark.parametrize("solver", ["slot-free:cp-sat", "slot-free:highs", "repaired:highs", "literal:highs"])
+def test_formulations_refuse_shared_prompts_by_name(solver: str) -> None:
+    assert solver in SOLVERS
+    with pytest.raises(UnsupportedProblemError, match="requests share"):
+        solve(grouped(), solver, limits=Limits(seconds=1))
+
+
+def test_no_bound_exceeds_what_a_fleet_of_grouped_requests_takes() -> None:
+    for seed in range(15):
+        problem = tiny_grouped(seed)
+        fleet = Fleet.of(problem, 2)
+        found = plan_fleet(fleet, limits=Limits(work=1))
+        assert found.schedule.check(fleet) is None
+        bound = fleet_bound(fleet)
+        assert bound.seconds <= found.makespan * (1 + 1e-9), seed
+        assert verify_fleet_bound(fleet, bound) is None, seed
+
+
+def test_a_fleets_bound_counts_what_a_group_shares_once() -> None:
+    fleet = Fleet.of(grouped(prefix_cache=100), 2)
+    bound = fleet_bound(fleet)
+    assert bound.terms["shared prompts"] == pytest.approx((9 + 3) / 2)
+    more = replace(bound, terms={**bound.terms, "shared prompts": 18.0}, seconds=bound.seconds + 12.0)
+    assert verify_fleet_bound(fleet, more) is not None
+
+
+def test_groups_of_prompts_of_unlike_lengths_share_nothing() -> None:
+    workload = workload_of([10, 4, 10, 5, 7], [1] * 5, group=[0, 1, 0, 1, 2]).with_shared_prompts()
+    assert workload.shared_tokens.tolist() == [9, 0, 9, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["lpt-ski", "fcfs", "lagrangian"])
+def test_a_rule_without_the_loop_counts_shared_prompts_as_the_simulator_does(name: str) -> None:
+    for seed in range(60):
+        problem = tiny_grouped(seed)
+        dispatch = dispatch_of(policy_named(name, problem))
+        assert dispatch is not None
+        trace, made = simulate(problem, policy_named(name, problem)), known_schedule(problem, dispatch)
+        if trace.evictions:
+            assert made is None
+            continue
+        assert made is not None
+        assert made.makespan(problem) == pytest.approx(trace.makespan)
+        for least, better in ((trace.makespan + 1e-6, True), (trace.makespan - 1e-6, False)):
+            again = dispatch_of(policy_named(name, problem))
+            assert again is not None
+            assert (known_schedule(problem, again, least) is not None) is better
