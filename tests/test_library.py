@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,8 @@ import batchbound
 from batchbound import CostModel, Limits, Problem, Workload
 from batchbound.cli import main
 from batchbound.data.files.disk import InputError
+from batchbound.data.readers.openai_batch import PromptRecord
+from batchbound.data.readers.requests import read_workload
 
 
 def problem() -> Problem:
@@ -108,7 +112,7 @@ def test_a_plan_is_run_and_the_same_call_again_finds_it_done(planned: Path) -> N
     )
     pinned = batchbound.RunOptions(pinned=True)
     result = serve(model=model, options=pinned)
-    assert [line["custom_id"] for line in result.completions] == ["r0", "r1", "r2", "r3"]
+    assert [one.custom_id for one in result.completions] == ["r0", "r1", "r2", "r3"]
     assert [int(n) for n in result.traces[0].tokens] == [2, 4, 6, 8]
     assert result.report is not None
     assert result.report.requests == 4
@@ -118,6 +122,35 @@ def test_a_plan_is_run_and_the_same_call_again_finds_it_done(planned: Path) -> N
     assert again.completions == result.completions
     with pytest.raises(InputError, match="exists already"):
         serve(model=model)
+
+
+def test_completions_are_a_table_if_the_name_says_so_and_say_when_they_were_made(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    begun = int(time.time())
+    output = planned.parent / "completions.parquet"
+    model, trace = batchbound.ModelOptions("tiny:llama", threads=1), planned.parent / "trace.jsonl"
+    result = batchbound.run(planned, model, output=output, trace=trace)
+    rows = pq.read_table(output).to_pylist()
+    assert [row["custom_id"] for row in rows] == ["r0", "r1", "r2", "r3"]
+    assert [row["completion_tokens"] for row in rows] == result.traces[0].tokens.tolist()
+    assert all(begun <= row["created"] <= time.time() for row in rows)
+    again = batchbound.run(planned, model, output=output, trace=trace)
+    assert again.finished_before
+    assert again.completions == result.completions
+    lengths = read_workload(
+        planned.parent / "prompts.jsonl", lengths=f"answers:{output}", count_tokens=counted
+    )
+    assert lengths.workload.output_tokens.tolist() == result.traces[0].tokens.tolist()
+    with pytest.raises(InputError, match=r"completions are not written as .csv"):
+        batchbound.run(planned, model, output=planned.parent / "completions.csv")
+
+
+def counted(records: Sequence[PromptRecord]) -> list[int]:
+    return [len(str(record.prompt)) for record in records]
 
 
 def test_a_run_that_cannot_be_is_refused_before_the_model_loads(planned: Path) -> None:

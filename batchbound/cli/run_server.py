@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.costs.cost import IntArray
-from ..data.files.disk import InputError, atomic_write, read_text
+from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan, PromptSource
 from ..data.prompts.table import is_prompt_table, prompts_digest
-from ..data.readers.completions import dump_line
+from ..data.readers.completions import is_parquet_name, write_completions
 from ..data.readers.length_source import LengthSource
 from ..data.readers.server_batch import ServerRequest, read_server_batch
 from . import INTERRUPTED
@@ -92,6 +92,7 @@ def run_server(args: argparse.Namespace) -> int:
     from .commands.run import say_kept
 
     refuse_with_server(args, _defaults())
+    is_parquet_name(args.output)
     batch = _read(args)
     outputs = [args.output, args.trace]
     refuse_outputs(outputs, args.overwrite, [batch.path, *named_files(args, "output", "trace")])
@@ -126,9 +127,7 @@ def run_server(args: argparse.Namespace) -> int:
         return outcome
     if len(outcome.run):
         outcome.run.save(args.trace)
-    with atomic_write(args.output) as stream:
-        for request in batch.requests:
-            stream.write(dump_line(journal.finished[request.custom_id]))
+    write_completions(args.output, (journal.finished[request.custom_id] for request in batch.requests))
     journal.remove()
     return _report(args, batch, limits, release, outcome, resumed)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.files.disk import InputError, discard_partial
-from ..data.files.jsonl import json_lines
 from ..data.plan import Plan
+from ..data.readers.completions import read_completions
 from ..data.trace import Trace
 from .job import sampling_asked
 from .options import ModelOptions, RunOptions
@@ -149,7 +149,7 @@ def finished_before(files: RunFiles, plan: Plan, identity: Mapping[str, object])
     if journal_path(files.output).exists() or not files.traces[0].is_file() or not files.output.is_file():
         return False
     try:
-        named = [line.get("custom_id") for _, line in json_lines(files.output)]
+        named = [one.custom_id for one in read_completions(files.output)]
         found = Trace.load(files.traces[0]).engine.get("run")
     except InputError:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.files.disk import InputError
-from ..data.files.jsonl import json_lines
 from ..data.files.outputs import refuse_outputs
 from ..data.plan import Plan
+from ..data.readers.completions import BatchCompletion, batch_completions, is_parquet_name, read_completions
 from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import report
@@ -45,7 +45,7 @@ class RunResult:
     files
         What was written.
     completions
-        Output lines in the plan's order, as OpenAI's batch API writes them.
+        In the plan's order, as they stand in the output.
     traces
         Of what this run served, one for each replica; empty if nothing was left to serve.
     report
@@ -56,17 +56,15 @@ class RunResult:
 
     plan: Plan
     files: RunFiles
-    completions: tuple[Mapping[str, object], ...]
+    completions: tuple[BatchCompletion, ...]
     traces: tuple[Trace, ...]
     report: Report | None
     finished_before: bool = False
 
     @property
     def failed(self) -> int:
-        """Requests on which the model failed: their lines hold an error."""
-        from ..executor.runs.job import failures
-
-        return failures(self.completions)
+        """Requests on which the model failed: an error stands in their place."""
+        return sum(one.error is not None for one in self.completions)
 
 
 def run(
@@ -94,7 +92,8 @@ def run(
     options
         How the plan is carried out.
     output, trace
-        The files to write; several replicas write a trace each.
+        The files to write: OpenAI's JSON lines, or a table if the name ends in ``.parquet``; several replicas
+        write a trace each.
     overwrite
         Whether outputs that exist are replaced.
     watching
@@ -112,6 +111,7 @@ def run(
     from ..executor.runs.job import journal_path
     from ..executor.runs.journal import Journal
 
+    is_parquet_name(output)
     begun, path, options = time.perf_counter(), Path(plan), options or RunOptions()
     source = ModelOptions(model) if isinstance(model, str) else model
     remark = remark or _unheard
@@ -127,8 +127,7 @@ def run(
     job = load_job(chosen, path, source, options, remark)
     identity = run_identity(loaded, job, source, options)
     if not overwrite and finished_before(files, loaded, identity):
-        lines = tuple(line for _, line in json_lines(files.output))
-        return RunResult(chosen, files, lines, (), None, finished_before=True)
+        return RunResult(chosen, files, read_completions(files.output), (), None, finished_before=True)
     serve = _serving(chosen, job, source, options, remark)
     journal = Journal(journal_path(files.output), identity)
     try:
@@ -141,10 +140,10 @@ def run(
         journal.end()
     files.save(chosen, outcome.traces, path.parent, run_digest(identity))
     job.write_answers(journal, files.output)
-    lines = tuple(journal.finished[name] for name in chosen.workload.ids.tolist())
+    completions = tuple(batch_completions(journal.finished[name] for name in chosen.workload.ids.tolist()))
     seconds = time.perf_counter() - begun
     found = report(chosen, outcome.traces, seconds=seconds) if outcome.traces else None
-    return RunResult(chosen, files, lines, outcome.traces, found)
+    return RunResult(chosen, files, completions, outcome.traces, found)
 
 
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:

@@ -1,12 +1,16 @@
-"""The OpenAI batch output format: a line per answer, written, and read back for its lengths."""
+"""The OpenAI batch output format, as lines or as a table: written, and read back."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
-from ..files.disk import InputError
+from ..files.disk import InputError, atomic_write, discard_partial
 from ..files.jsonl import json_lines
 from ..workload import LONGEST
 from .openai_batch import CHAT, PromptRecord
@@ -24,7 +28,7 @@ def answer_line(
     logprobs: dict[str, object] | None = None,
 ) -> dict[str, object]:
     """
-    Return the output line of a finished request; the same answer always gives the same line.
+    Return the output line of a finished request.
 
     Parameters
     ----------
@@ -39,7 +43,7 @@ def answer_line(
     model
         The model's name.
     created
-        Seconds since 1970; zero, not the present, by default, so that a resumed run repeats its lines.
+        When the completion was finished, in seconds since 1970.
     logprobs
         Log-probabilities of its tokens, as the endpoint gives them.
     """
@@ -69,7 +73,7 @@ def error_line(record: PromptRecord, code: str, message: str) -> dict[str, objec
     return {"id": f"batch_req_{name}", "custom_id": record.custom_id, "response": None, "error": error}
 
 
-def dump_line(line: dict[str, object]) -> str:
+def dump_line(line: Mapping[str, object]) -> str:
     """
     Return an output line as the text that is written, with its line break.
 
@@ -81,18 +85,174 @@ def dump_line(line: dict[str, object]) -> str:
     return text + "\n"
 
 
-def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class BatchCompletion:
     """
-    Return the answers' lengths in an earlier output file, tokens by ``custom_id``.
+    A completion of a batch, as one row of a table.
 
-    Lines that report an error are passed over; an empty answer counts as the one token that ends it.
+    Parameters
+    ----------
+    custom_id, index
+        The request, and which of its completions this is, from 0.
+    completion
+        The text; None where the request failed, or was answered by other than text.
+    finish_reason
+        ``stop``, ``length``, or what else a server says.
+    prompt_tokens, completion_tokens
+        Tokens read, and written for all of the request's completions.
+    model
+        The model's name.
+    created
+        When the completion was finished, in seconds since 1970.
+    error
+        Why the request failed, if it did.
+    details
+        What else a choice holds (log-probabilities, calls of tools), as JSON; None where nothing.
+    """
+
+    custom_id: str
+    index: int = 0
+    completion: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    model: str | None = None
+    created: int | None = None
+    error: str | None = None
+    details: str | None = None
+
+
+def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompletion]:
+    """Yield the completions of output lines, in order; one that only says why for a request that failed."""
+    for line in lines:
+        name, body = str(line["custom_id"]), _at(line, "response", "body")
+        if line.get("error") is not None or not isinstance(body, dict) or not body.get("choices"):
+            said = line.get("error") or _at(line, "response", "body", "error") or "no completion"
+            text = _at(said, "message")
+            yield BatchCompletion(name, error=text if isinstance(text, str) else json.dumps(said))
+            continue
+        for place, choice in enumerate(body["choices"]):
+            message = choice.get("message")
+            rest = {key: value for key, value in choice.items() if key not in _SHOWN and value is not None}
+            if isinstance(message, dict):
+                rest |= {key: value for key, value in message.items() if key not in _SHOWN and value}
+            yield BatchCompletion(
+                name,
+                choice.get("index", place),
+                message.get("content") if isinstance(message, dict) else choice.get("text"),
+                choice.get("finish_reason"),
+                _tokens(body, "prompt_tokens"),
+                _tokens(body, "completion_tokens"),
+                body.get("model"),
+                body.get("created"),
+                details=json.dumps(rest) if rest else None,
+            )
+
+
+_COLUMNS = [field.name for field in fields(BatchCompletion)]
+_SHOWN = {"index", "text", "message", "finish_reason", "role", "content"}
+
+
+def _tokens(body: object, name: str) -> int | None:
+    value = _at(body, "usage", name)
+    return value if type(value) is int else None
+
+
+def is_parquet_name(path: str | os.PathLike[str]) -> bool:
+    """
+    Return whether completions are written to a file as a table, by its suffix.
 
     Raises
     ------
     InputError
-        If the file is not one of answers, an answer does not state its ``usage``, or none does.
+        If the suffix is that of another kind of table.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in (".csv", ".tsv", ".xlsx", ".arrow"):
+        hint = "Name a .jsonl or a .parquet file."
+        raise InputError(f"completions are not written as {suffix}", file=path, hint=hint)
+    return suffix == ".parquet"
+
+
+def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str, Any]]) -> None:
+    """
+    Write output lines whole or not at all: as OpenAI's JSON lines, or as a Parquet table by the suffix.
+
+    Parameters
+    ----------
+    path
+        The file; the table has the columns of :class:`BatchCompletion`.
+    lines
+        In the order of the requests.
+    """
+    discard_partial(path)
+    if not is_parquet_name(path):
+        with atomic_write(path) as stream:
+            for line in lines:
+                stream.write(dump_line(line))
+        return
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text, whole = pa.string(), pa.int64()
+    numbers = {"index", "prompt_tokens", "completion_tokens", "created"}
+    schema = pa.schema([(name, whole if name in numbers else text) for name in _COLUMNS])
+    rows = [asdict(one) for one in batch_completions(lines)]
+    with atomic_write(path, binary=True) as stream:
+        parquet.write_table(pa.Table.from_pylist(rows, schema=schema), stream)
+
+
+def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...]:
+    """
+    Return the completions of a file that :func:`write_completions` wrote.
+
+    Raises
+    ------
+    InputError
+        If it is none.
+    """
+    if not is_parquet_name(path):
+        lines = list(json_lines(path))
+        wrong = next((number for number, line in lines if not isinstance(line.get("custom_id"), str)), None)
+        if wrong is not None:
+            hint = "Give the output of a run."
+            raise InputError("is missing", file=path, where=f"line {wrong}, field 'custom_id'", hint=hint)
+        return tuple(batch_completions(line for _, line in lines))
+    from pyarrow import parquet
+
+    hint = "Give the output of a run."
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:  # pyarrow's errors share no base of their own
+        why = str(error).splitlines()[0]
+        raise InputError(f"not a readable Parquet file ({why})", file=path, hint=hint) from None
+    missing = next((name for name in _COLUMNS if name not in table.schema.names), None)
+    if missing is not None:
+        raise InputError(f"there is no column {missing!r}", file=path, hint=hint)
+    return tuple(BatchCompletion(**row) for row in table.select(_COLUMNS).to_pylist())
+
+
+def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
+    """
+    Return the completions' lengths in an earlier output file, tokens by ``custom_id``.
+
+    Lines that report an error are passed over; an empty completion counts as the one token that ends it.
+
+    Raises
+    ------
+    InputError
+        If the file is not one of completions, one does not state its ``usage``, or none does.
     """
     lengths: dict[str, int] = {}
+    if Path(path).suffix.lower() == ".parquet":
+        for one in read_completions(path):
+            if one.error is None and one.completion_tokens is not None:
+                lengths[one.custom_id] = max(1, one.completion_tokens)
+        if not lengths:
+            raise InputError(
+                "no row holds a completion", file=path, hint="Give the output of an earlier run."
+            )
+        return lengths
     for number, line in json_lines(path):
         name, response = line.get("custom_id"), line.get("response")
         if not isinstance(name, str) or ("response" not in line and "error" not in line):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from ...data.files.disk import InputError, atomic_write, discard_partial
+from ...data.files.disk import InputError
 from ...data.plan import Plan
-from ...data.readers.completions import answer_line, dump_line, error_line
+from ...data.readers.completions import answer_line, error_line, write_completions
 from ...data.readers.length_source import LengthSource, longest_planned
 from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
@@ -227,10 +228,7 @@ class Job:
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
         """Write every answer in the plan's order, whole or not at all, and let go of the journal."""
-        discard_partial(path)
-        with atomic_write(path) as stream:
-            for name in self.plan.workload.ids.tolist():
-                stream.write(dump_line(journal.finished[name]))
+        write_completions(path, (journal.finished[name] for name in self.plan.workload.ids.tolist()))
         journal.remove()
 
     def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
@@ -316,8 +314,14 @@ def answer_of(
         completion_tokens=len(tokens),
         finish_reason=reason,
         model=str(model.config.name_or_path or model.config.model_type),
+        created=_now(),
         logprobs=None if told is None else _logprobs(record, tokens, told, tokenizer),
     )
+
+
+def _now() -> int:
+    """Return seconds since 1970; those of SOURCE_DATE_EPOCH, if set, make outputs the same to the byte."""
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
 
 
 def _logprobs(
@@ -346,11 +350,6 @@ def _logprobs(
         "top_logprobs": [dict(others) for others in likeliest] if most else None,
         "text_offset": offsets,
     }
-
-
-def failures(lines: Iterable[Mapping[str, object]]) -> int:
-    """Return how many of a run's output lines hold an error instead of a completion."""
-    return sum(line.get("error") is not None for line in lines)
 
 
 def journal_path(output: str | os.PathLike[str]) -> Path:

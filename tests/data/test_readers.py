@@ -13,7 +13,15 @@ import pytest
 
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.jsonl import file_digest
-from batchbound.data.readers.completions import answer_line, dump_line, error_line, read_answer_lengths
+from batchbound.data.readers.completions import (
+    BatchCompletion,
+    answer_line,
+    dump_line,
+    error_line,
+    read_answer_lengths,
+    read_completions,
+    write_completions,
+)
 from batchbound.data.readers.openai_batch import CHAT, COMPLETIONS, Message, PromptRecord, read_batch
 from batchbound.data.readers.requests import bundled_prompts_path, read_workload
 from batchbound.data.readers.tables import read_lengths
@@ -570,3 +578,39 @@ def test_a_published_trace_is_read(name: str, rows: int, mean_output: float, pub
     assert len(workload) == rows
     assert workload.output_tokens.mean() == pytest.approx(mean_output, abs=0.01)
     assert workload.arrival[0] == 0
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_completions_are_read_as_they_were_written(suffix: str, tmp_path: Path) -> None:
+    chat = {
+        "choices": [
+            {"index": 1, "message": {"role": "assistant", "content": "two"}, "finish_reason": "stop"},
+            {"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": [7]}},
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 9},
+        "model": "m",
+        "created": 12,
+    }
+    lines: list[dict[str, object]] = [
+        answered(PromptRecord("a", COMPLETIONS, 1, prompt="x"), 2),
+        {"custom_id": "b", "response": {"status_code": 200, "body": chat}, "error": None},
+        error_line(PromptRecord("c", COMPLETIONS, 3, prompt="x"), "model_failed", "Not finite."),
+        {"custom_id": "d", "response": {"status_code": 400, "body": {"error": {"message": "Too long."}}}},
+    ]
+    path = tmp_path / f"out.{suffix}"
+    write_completions(path, lines)
+    first, *others = read_completions(path)
+    assert (first.custom_id, first.completion_tokens, first.error) == ("a", 2, None)
+    assert others == [
+        BatchCompletion("b", 1, "two", "stop", 3, 9, "m", 12),
+        BatchCompletion("b", 0, None, None, 3, 9, "m", 12, details='{"tool_calls": [7]}'),
+        BatchCompletion("c", error="Not finite."),
+        BatchCompletion("d", error="Too long."),
+    ]
+    assert read_answer_lengths(path) == {"a": 2, "b": 9}
+
+
+def test_a_table_of_something_else_is_no_output_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_text("PAR1")
+    with pytest.raises(InputError, match="not a readable Parquet file"):
+        read_completions(tmp_path / "a.parquet")

@@ -84,7 +84,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="when the model fails on one request (its logits are not finite): stop the run, or write an"
         " error in the place of its completion, serve the others and exit with 1 (default: record)",
     )
-    parser.add_argument("-o", "--output", default="answers.jsonl", metavar="FILE", help="default %(default)s")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="answers.jsonl",
+        metavar="FILE",
+        help="completions: OpenAI's JSONL, or a table if it ends in .parquet (default %(default)s)",
+    )
     parser.add_argument("--trace", default="trace.jsonl", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
