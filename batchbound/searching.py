@@ -24,7 +24,7 @@ from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
 from .models.exegpt.configuration import Cluster, ExecConfig, Strategy
 from .models.exegpt.layer_cost import LayerCost
-from .models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
+from .models.exegpt.roofline import RooflineDevice, roofline_profile
 from .models.exegpt.run_profile import can_hand_over, profile_of_run
 from .models.exegpt.timeline import Timeline
 from .models.exegpt.whole_model_profile import whole_model_profile
@@ -239,23 +239,27 @@ def refuse_timeless(cost: CostModel, file: str | None = None) -> None:
         raise InputError(what, file=file, hint="Measure a model with `batchbound profile`.")
 
 
-def roofline_profiles(config: str | os.PathLike[str], device: str, devices: int) -> list[LayerProfile]:
+def roofline_profiles(
+    config: str | os.PathLike[str], device: RooflineDevice, devices: int, link: Link | None = None
+) -> list[LayerProfile]:
     """
-    Return profiles of a model from a device's peak rates: nothing is measured.
+    Return profiles of a model from a device's rates and what engines reach of them: nothing is measured.
 
     Parameters
     ----------
     config
         The model's ``config.json``.
     device
-        One of :data:`~batchbound.models.exegpt.roofline.ROOFLINE_DEVICES`.
+        One of :data:`~batchbound.models.exegpt.roofline.ROOFLINE_DEVICES`, or one of your own.
     devices
         How many there are: a profile for each tensor-parallel degree of 1, 2, 4 and 8 among them.
+    link
+        Between them; by default the device's usual one.
     """
     path = Path(config)
     shape = ModelShape.from_config(read_json_object(path), path.stem)
     degrees = [degree for degree in (1, 2, 4, 8) if degree <= devices]
-    return [roofline_profile(shape, ROOFLINE_DEVICES[device], degree) for degree in degrees]
+    return [roofline_profile(shape, device, degree, link) for degree in degrees]
 
 
 def planned_configuration(

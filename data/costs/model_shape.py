@@ -59,6 +59,8 @@ class ModelShape:
     feed_forward_bytes, attention_bytes
         Bytes of a weight of the feed-forward part (or experts) and of attention, where they are quantised;
         0 for ``bytes_per_value``.
+    multiply_bits
+        Of the numbers that are multiplied with the weights: 16, or 8 or 4 where both are quantised.
     """
 
     name: str
@@ -86,6 +88,7 @@ class ModelShape:
     window_layers: int = 0
     feed_forward_bytes: float = 0.0
     attention_bytes: float = 0.0
+    multiply_bits: int = 16
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "") -> ModelShape:
@@ -115,7 +118,7 @@ class ModelShape:
         kind = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
         layers = read.size("num_hidden_layers", "num_decoder_layers", "num_layers", "n_layer")
         value = {"float64": 8, "float32": 4}.get(kind, 2)
-        feed_forward, attention = weight_bytes_of(config, value)
+        feed_forward, attention, bits = weight_bytes_of(config, value)
         return cls(
             name=name or str(config.get("model_type", "model")),
             layers=layers,
@@ -135,6 +138,7 @@ class ModelShape:
             tied_embedding=bool(outer.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
             feed_forward_bytes=feed_forward,
             attention_bytes=attention,
+            multiply_bits=bits,
             **_experts(config, read, layers),
             **_latent(config, read),
             **_window(config, layers),
@@ -194,14 +198,20 @@ class ModelShape:
 
     def read_bytes(self, tokens: FloatArray) -> FloatArray:
         """Return the bytes of weights that a layer reads for so many tokens, the mean over the layers."""
+        return np.asarray(self.feed_forward_read(tokens) + self.attention_read)
+
+    @property
+    def attention_read(self) -> float:
+        """Bytes of the weights of one layer's attention and norms."""
+        of_attention = self.attention_values * (self.attention_bytes or self.bytes_per_value)
+        return of_attention + 2 * self.hidden * self.bytes_per_value
+
+    def feed_forward_read(self, tokens: FloatArray) -> FloatArray:
+        """Return the bytes of the feed-forward weights that a layer reads for so many tokens, the mean."""
         of_experts = self.experts_read(tokens) * self.expert_values + self.shared_values
         share = self.expert_layers / self.layers
         feed_forward = share * of_experts + (1 - share) * self.dense_values
-        norms = 2 * self.hidden * self.bytes_per_value
-        attention = self.attention_values * (self.attention_bytes or self.bytes_per_value)
-        return np.asarray(
-            feed_forward * (self.feed_forward_bytes or self.bytes_per_value) + attention + norms
-        )
+        return np.asarray(feed_forward * (self.feed_forward_bytes or self.bytes_per_value))
 
     @property
     def token_values(self) -> float:
@@ -224,10 +234,9 @@ class ModelShape:
             return (self.latent + self.rope_dim) * self.bytes_per_value
         return 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
-    @property
-    def kv_heads_or_one(self) -> int:
-        """Heads of keys that devices can share out; a latent is whole on each."""
-        return 1 if self.latent else self.kv_heads
+    def kv_parts(self, devices: int) -> int:
+        """Return into how many parts devices can cut the keys and values; a latent is whole on each."""
+        return 1 if self.latent else min(devices, self.kv_heads)
 
     def attended(self, context: FloatArray) -> FloatArray:
         """Return the tokens that a layer attends to, of so many held, the mean over the layers."""
@@ -237,11 +246,10 @@ class ModelShape:
         return np.asarray(share * np.minimum(context, self.window) + (1 - share) * context)
 
     @property
-    def pair_flops(self) -> int:
-        """Operations of a layer's attention for a token and one that it attends to, all heads."""
+    def prompt_pair_flops(self) -> int:
+        """Operations of a layer's attention for a pair of a prompt's tokens, all heads; nothing absorbed."""
         if self.latent:
-            # Absorbed: each head attends in the latent's width.
-            return 2 * self.heads * (2 * self.latent + self.rope_dim)
+            return 2 * self.heads * (self.head_dim + self.rope_dim + self.value_dim)
         return 4 * self.heads * self.head_dim
 
 

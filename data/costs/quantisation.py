@@ -16,13 +16,17 @@ _BYTES = {
     "fp4": 0.5 + 1 / 16,
     "int8": 1.0,
 }
+_MULTIPLIED = {"fp8": 8, "fbgemm_fp8": 8, "int8": 8, "nvfp4": 4, "mxfp4": 4, "fp4": 4}
+"""Bits of the factors, by methods that quantise activations too."""
 _BY_BITS = ("gptq", "awq", "auto-round", "bitsandbytes", "compressed-tensors", "hqq", "torchao", "quanto")
 _ATTENTION = ("self_attn", "attention", "attn")
 
 
-def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, float]:
+def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, float, int]:
     """
-    Return the bytes of a weight of the feed-forward part and of attention; 0 where they are not quantised.
+    Return the bytes of a weight of the feed-forward part and of attention, and the bits that are multiplied.
+
+    The bytes are 0 where nothing is quantised; methods that keep weights alone multiply in 16 bits.
 
     Parameters
     ----------
@@ -38,7 +42,7 @@ def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, fl
     """
     given = config.get("quantization_config")
     if not isinstance(given, dict):
-        return 0.0, 0.0
+        return 0.0, 0.0, 16
     method = str(given.get("quant_algo") or given.get("quant_method") or "none").lower()
     if method == "modelopt":
         method = str(given.get("quant_algo", "modelopt")).lower()
@@ -56,7 +60,7 @@ def weight_bytes_of(config: Mapping[str, object], value: int) -> tuple[float, fl
         for name in (given.get(field) if isinstance(given.get(field), list) else [])  # type: ignore[union-attr]
     ]
     spared = any(part in name for name in kept for part in _ATTENTION)
-    return found, float(value) if spared else found
+    return found, float(value) if spared else found, _MULTIPLIED.get(method, 16)
 
 
 def _bits(given: Mapping[str, object]) -> int:

@@ -24,7 +24,7 @@ from batchbound.models.exegpt.completion import (
 )
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
 from batchbound.models.exegpt.layer_cost import LayerCost
-from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
+from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Efficiency, Roofline, roofline_profile
 from batchbound.models.exegpt.seconds_table import SecondsTable
 from batchbound.models.exegpt.timeline import Timeline
 
@@ -267,10 +267,12 @@ def test_a_roofline_says_that_it_is_not_measured() -> None:
 def test_a_roofline_decode_reads_every_weight_once() -> None:
     shape = ModelShape("8b", 32, 4096, 32, 8, 128, 14336, 128256)
     device = ROOFLINE_DEVICES["a100-80gb"]
-    seconds = LayerCost(roofline_profile(shape, device)).iteration(1, 100, [])
+    peak = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    profile = Roofline(shape, device, 1, peak).profile()
+    seconds = LayerCost(profile).iteration(1, 100, [])
     weights = shape.weight_bytes - shape.vocabulary * shape.hidden * shape.bytes_per_value
     assert seconds == pytest.approx(weights / device.bandwidth, rel=0.1)
-    long = LayerCost(roofline_profile(shape, device)).iteration(0, 0, [(2048, 0)])
+    long = LayerCost(profile).iteration(0, 0, [(2048, 0)])
     flops = 2 * 2048 * shape.layers * shape.token_values
     assert long == pytest.approx(flops / device.flops, rel=0.15)
     assert math.isfinite(long)

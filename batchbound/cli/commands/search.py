@@ -16,7 +16,7 @@ from ...data.files.outputs import refuse_outputs
 from ...data.files.record import plain
 from ...data.readers.profile_readers import read_profile
 from ...models.exegpt.configuration import Strategy
-from ...models.exegpt.roofline import ROOFLINE_DEVICES
+from ...models.exegpt.roofline import ROOFLINE_DEVICES, RooflineDevice
 from ...searching import ConfigurationSearch, refuse_timeless, roofline_profiles, search
 from ...solvers.exegpt.execution_search import Found
 from ..inputs import (
@@ -57,8 +57,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--roofline",
         metavar="DEVICE",
         choices=sorted(ROOFLINE_DEVICES),
-        help="without a profile: a device's peak rates, not measured, for the model of --model-config"
-        f" ({', '.join(sorted(ROOFLINE_DEVICES))})",
+        help="without a profile: estimated from a device's rates for the model of --model-config, with an"
+        f" error bar ({', '.join(sorted(ROOFLINE_DEVICES))})",
+    )
+    group.add_argument(
+        "--device-rates",
+        metavar="FILE",
+        help="in place of --roofline: JSON with name, flops (a second, 16 bits), bandwidth (bytes a second),"
+        " memory (bytes), and if it has them flops_8bit and flops_4bit",
     )
     group.add_argument("--model-config", metavar="FILE", help="the model's config.json, for --roofline")
     group.add_argument("--devices", type=positive, default=1, help="default %(default)s")
@@ -163,10 +169,17 @@ def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
     profiles: list[LayerProfile] = []
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]
-    elif args.roofline:
+    elif args.roofline and args.device_rates:
+        raise InputError("has no effect beside --roofline", where="--device-rates", hint="Leave one out.")
+    elif args.roofline or args.device_rates:
         if args.model_config is None:
-            raise InputError("--roofline needs a model", hint="Say --model-config with its config.json.")
-        profiles = roofline_profiles(args.model_config, args.roofline, args.devices)
+            name = "--roofline" if args.roofline else "--device-rates"
+            raise InputError(f"{name} needs a model", hint="Say --model-config with its config.json.")
+        device = (
+            RooflineDevice.load(args.device_rates) if args.device_rates else ROOFLINE_DEVICES[args.roofline]
+        )
+        link = link_of(args, device.name) if args.devices > 1 else None
+        profiles = roofline_profiles(args.model_config, device, args.devices, link)
         note(profiles[0].source)
     for profile in profiles:
         for warning in profile.warnings:

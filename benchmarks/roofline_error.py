@@ -1,0 +1,174 @@
+"""
+Fit what of a device's rates engines reach, and how far estimates are off where nothing was measured.
+
+    python benchmarks/roofline_error.py FILE [--json OUT]
+
+FILE is a table of aiconfigurator's measured points. For each model on each device the factors are fitted to
+the points of all other models on all other devices, and the estimated TPOT is compared with the measured one.
+The error bar of that pair is the middle 90 % of the errors of pairs that share neither model nor device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+from measured_points import MeasuredPoint, read_aiconfigurator
+from scipy.optimize import least_squares
+
+from batchbound.data.costs.cost import FloatArray, IntArray
+from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Efficiency, Roofline
+
+START = Efficiency(0.7, 0.6, 0.6, 0.6, 0.6, 10e-6, 15e-6, 15e-6, 1e-3)
+_WIDTHS = np.array([0.3, 0.5, 0.5, 0.5, 0.5, 0.7, 0.5, 0.7, 1.0])
+"""Standard deviations of the factors' logarithms before a point was seen."""
+_PULL = 0.05
+_FEW = 5
+COVERED = (0.05, 0.95)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What an estimate is put together from at full rates, a row a point; see :meth:`seconds`."""
+
+    values: FloatArray
+    measured: FloatArray
+    pair: np.ndarray[tuple[int], np.dtype[np.str_]]
+    model: np.ndarray[tuple[int], np.dtype[np.str_]]
+    device: np.ndarray[tuple[int], np.dtype[np.str_]]
+
+    def log_error(self, of: FloatArray, rows: IntArray) -> FloatArray:
+        """Return the logarithm of estimated over measured TPOT."""
+        read, decoding, keys, encoding, told, collectives, layers, experts = self.values[rows].T
+        weights_of, keys_of, decoding_of, encoding_of, link_of, collective, layer, expert, iteration = np.exp(
+            of
+        )
+        dense = np.maximum(read / weights_of, decoding / decoding_of)
+        seconds = dense + keys / keys_of + encoding / encoding_of + told / link_of
+        seconds = seconds + collectives * collective + layers * layer + experts * expert + iteration
+        return np.asarray(np.log(seconds) - np.log(self.measured[rows]))
+
+
+def terms(points: Sequence[MeasuredPoint]) -> Terms:
+    """Return the terms of each point, by switching the others off in the library's own estimate."""
+    values = np.array([_row(point) for point in points])
+    return Terms(
+        values,
+        np.array([point.tpot for point in points]),
+        np.array([f"{point.model} on {point.device}" for point in points]),
+        np.array([point.model for point in points]),
+        np.array([point.device for point in points]),
+    )
+
+
+def _row(point: MeasuredPoint) -> list[float]:
+    infinite, device = float("inf"), ROOFLINE_DEVICES[point.device]
+    off = dict.fromkeys(("weights", "keys", "decoding", "encoding", "link"), infinite)
+    off |= dict.fromkeys(("collective", "layer", "experts", "iteration"), 0.0)
+
+    def alone(**kept: float) -> float:
+        of = Efficiency(**(off | kept))
+        line = Roofline(point.shape, device, point.degree, of)
+        return line.tpot(point.sequences, point.input_tokens, point.output_tokens)
+
+    rates = [alone(**{name: 1.0}) for name in ("weights", "decoding", "keys", "encoding", "link")]
+    return rates + [alone(**{name: 1.0}) for name in ("collective", "layer", "experts")]
+
+
+def fit(known: Terms, rows: IntArray) -> FloatArray:
+    """Return the logarithms of the factors that come nearest to some points; a pair weighs as its root."""
+    start = np.log(astuple(START))
+    sizes = Counter(known.pair[rows].tolist())
+    weight = np.array([sizes[pair] ** -0.25 for pair in known.pair[rows].tolist()])
+    weight *= np.sqrt(len(rows) / (weight**2).sum())
+
+    def residuals(of: FloatArray) -> FloatArray:
+        pull = np.sqrt(len(rows)) * _PULL * (of - start) / _WIDTHS
+        return np.concatenate((known.log_error(of, rows) * weight, pull))
+
+    return np.asarray(least_squares(residuals, start, loss="soft_l1", f_scale=0.3).x)
+
+
+def left_out_errors(known: Terms) -> FloatArray:
+    """Return each point's log error by factors that saw neither its model nor device; NaN if too few."""
+    errors = np.full(len(known.measured), np.nan)
+    for pair, size in Counter(known.pair.tolist()).items():
+        rows = np.flatnonzero(known.pair == pair)
+        others = _others(known, rows)
+        if size >= _FEW and len(others):
+            errors[rows] = known.log_error(fit(known, others), rows)
+    return errors
+
+
+def _others(known: Terms, rows: IntArray) -> IntArray:
+    at = rows[0]
+    return np.flatnonzero((known.model != known.model[at]) & (known.device != known.device[at]))
+
+
+def table(known: Terms, errors: FloatArray) -> list[dict[str, object]]:
+    """Return, for each model on each device, the median and what its error bar holds of its points."""
+    found: list[dict[str, object]] = []
+    for pair in sorted(set(known.pair.tolist())):
+        rows = np.flatnonzero(known.pair == pair)
+        others = _others(known, rows)
+        others = others[~np.isnan(errors[others])]
+        if np.isnan(errors[rows]).any() or not len(others):
+            continue
+        low, high = np.quantile(errors[others], COVERED)
+        inside = (errors[rows] >= low) & (errors[rows] <= high)
+        found.append(
+            {
+                "pair": pair,
+                "points": len(rows),
+                "median": float(np.exp(np.median(errors[rows]))),
+                "bar": [float(np.exp(low)), float(np.exp(high))],
+                "held": float(inside.mean()),
+            }
+        )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--json", metavar="OUT")
+    args = parser.parse_args(argv)
+    points, left_out = read_aiconfigurator(args.file)
+    known = terms(points)
+    errors = left_out_errors(known)
+    rows = table(known, errors)
+    judged = errors[~np.isnan(errors)]
+    whole = np.exp(fit(known, np.arange(len(points))))
+    held = [(row["held"], row["points"]) for row in rows]
+    result: dict[str, Any] = {
+        "points": len(points),
+        "left_out": dict(left_out),
+        "efficiency": dict(zip(Efficiency.__dataclass_fields__, whole.tolist(), strict=True)),
+        "median": float(np.exp(np.median(judged))),
+        "bar": np.exp(np.quantile(judged, COVERED)).tolist(),
+        "held": float(np.average([each[0] for each in held], weights=[each[1] for each in held])),
+        "pairs": rows,
+    }
+    for reason, many in left_out.items():
+        print(f"left out {many:5d}  {reason}")
+    print("efficiency " + ", ".join(f"{name} {value:.3g}" for name, value in result["efficiency"].items()))
+    print(f"{len(judged)} points of models and devices left out: median {result['median']:.3f}")
+    print(f"middle 90 % of the errors {result['bar']}; a bar from other pairs holds {result['held']:.1%}")
+    for row in rows:
+        figures = f"{row['points']:5d} points, median {row['median']:.2f}, held {row['held']:.0%}"
+        print(f"  {row['pair']:32s} {figures}")
+    if args.json:
+        with open(args.json, "w") as stream:
+            json.dump(result, stream, indent=1)
+    return result
+
+
+if __name__ == "__main__":
+    main()
