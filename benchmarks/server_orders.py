@@ -1,16 +1,16 @@
 """
 An unmodified vLLM in our order and in the file's: iterations that its own log counts, against the bound.
 
-Three jobs of an RL step's lengths (PolyTrace's DAPO-32B, scaled down), each by ``batchbound run --server``: all
-requests at once in file order; in the order that ``auto`` chooses; longest first. In the third job keys and
-values run out. The model is random and small, lengths are pinned by ``min_tokens``: an iteration of vLLM is the
-same whatever it computes, its seconds are not, and are not reported. (With a model of a million parameters an
-iteration on a CPU takes less than the client's round trip, which no real model does.)
+Three jobs of an RL step's lengths (PolyTrace's DAPO-32B, scaled down), each by ``batchbound run --server``:
+all requests at once in file order; in the order that ``auto`` chooses; longest first. In the third job keys
+and values run out. The model is random and small, lengths are pinned by ``min_tokens``: an iteration of vLLM
+is the same whatever it computes, its seconds are not, and are not reported. (With a model of a million
+parameters an iteration on a CPU takes less than the client's round trip, which no real model does.)
 
-Each run is audited by ``batchbound audit`` as a user would: does the bound lie below, do the losses add up, and
-how many iterations did the audit of the file order's run predict for longest first?
+Each run is audited by ``batchbound audit`` as a user would: does the bound lie below, do the losses add up,
+and how many iterations did the audit of the file order's run predict for longest first?
 
-Run: ``BATCHBOUND_DATA=... python benchmarks/server_orders.py --vllm PATH -o benchmarks/server_orders.json``
+Run: ``python benchmarks/server_orders.py --vllm PATH -o FILE``, with BATCHBOUND_DATA set
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def write_batch(job: JobOf, path: Path) -> int:
     with path.open("w") as stream:
         for row in rows:
             tokens = max(1, round(int(row["output_tokens"]) / job.divisor))
-            prompt = [rng.randint(3, 250) for _ in range(max(1, round(int(row["input_tokens"]) / job.divisor)))]
+            prompt = [
+                rng.randint(3, 250) for _ in range(max(1, round(int(row["input_tokens"]) / job.divisor)))
+            ]
             pinned = {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
             body = {"model": "tiny", "prompt": prompt, **pinned}
             stream.write(json.dumps({"custom_id": row["id"], "body": body, "output_tokens": tokens}) + "\n")
@@ -123,7 +125,9 @@ def main() -> None:
             options = ["--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET)]
             options += ["--block-size", str(BLOCK)]
             options += [] if blocks is None else ["--num-gpu-blocks-override", str(blocks)]
-            with VllmServer(args.vllm, folder / "model", folder / f"{blocks}.log", options, nice=args.nice) as server:
+            with VllmServer(
+                args.vllm, folder / "model", folder / f"{blocks}.log", options, nice=args.nice
+            ) as server:
                 for job in (one for one in JOBS if one.blocks == blocks):
                     tokens = write_batch(job, folder / "in.jsonl")
                     for repeat in range(args.repeats):
@@ -131,7 +135,9 @@ def main() -> None:
                             row = measure(server, folder / "in.jsonl", way, job.requests)
                             found.append({**asdict(job), "tokens": tokens, "repeat": repeat, **row})
                             print(json.dumps(found[-1]), flush=True)
-    Path(args.output).write_text(json.dumps({"slots": SLOTS, "batched_tokens": BUDGET, "runs": found}, indent=1))
+    Path(args.output).write_text(
+        json.dumps({"slots": SLOTS, "batched_tokens": BUDGET, "runs": found}, indent=1)
+    )
 
 
 if __name__ == "__main__":

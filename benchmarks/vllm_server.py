@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -105,7 +106,18 @@ class VllmServer:
     def start(self) -> None:
         """Start it and wait until it answers."""
         self.port = self.port or free_port()
-        words = ["nice", "-n", str(self.nice), self.program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port)]
+        words = [
+            "nice",
+            "-n",
+            str(self.nice),
+            self.program,
+            "serve",
+            str(self.model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         words += ["--enforce-eager", "--no-enable-prefix-caching", "--served-model-name", "tiny"]
         words += ["--enable-logging-iteration-details", "--max-model-len", "768", *self.options]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
@@ -125,10 +137,8 @@ class VllmServer:
             self._process.terminate()
             self._process.wait(60)
         # Its workers die with it, whatever became of their parent.
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait(60)
         self._stream.close()
         self._process = None

@@ -14,12 +14,21 @@ import numpy as np
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
-from ..data.iterations import EngineLimits, Sequences
+from ..data.iterations import EngineLimits
 from ..data.plan import Plan, PromptSource
 from ..data.prompts.table import is_prompt_table, prompts_digest
 from ..data.readers.completions import is_parquet_name, write_completions
 from ..data.readers.length_source import LengthSource
 from ..data.readers.server_batch import ServerRequest, read_server_batch
+from ..planning.release import (
+    FILE_ORDER,
+    LONGEST_FIRST,
+    PLAN,
+    Releasable,
+    best_release,
+    named_release,
+    plan_order,
+)
 from . import INTERRUPTED
 from .inputs import columns_of, named_files
 from .output import note
@@ -31,6 +40,9 @@ if TYPE_CHECKING:
     from ..executor.runs.journal import Journal
     from ..executor.runs.server_job import ServerJob, ServerOutcome
     from ..executor.serving.release import Release
+
+_NAMES = {"plan": PLAN, "longest": LONGEST_FIRST, "file": FILE_ORDER}
+"""The orders that ``--order`` names."""
 
 _UNSTATED_BUDGET = 2048
 """Tokens of an iteration taken where nobody says: vLLM's default on most devices."""
@@ -61,20 +73,14 @@ class _Batch:
     planned: IntArray | None
     slots: int | None
 
-    def sequences(self) -> Sequences:
-        """Return what the server computes by the planned lengths, a row per completion, in file order."""
-        count = np.array([request.choices for request in self.requests])
-        prompt = np.repeat([request.prompt_tokens for request in self.requests], count)
-        # A prompt's second completion may take its keys and values from the first.
-        first = np.zeros(len(prompt), dtype=bool)
-        first[np.concatenate(([0], np.cumsum(count)[:-1]))] = True
-        return Sequences(prompt, np.repeat(self.output, count), np.where(first, 0, prompt - 1))
-
-    def expanded(self, order: IntArray) -> IntArray:
-        """Return an order of requests as one of completions."""
-        count = np.array([request.choices for request in self.requests])
-        starts = np.concatenate(([0], np.cumsum(count)[:-1]))
-        return np.concatenate([np.arange(starts[i], starts[i] + count[i]) for i in order])
+    def work(self) -> Releasable:
+        """Return the requests as the server will compute them, by the planned lengths."""
+        return Releasable(
+            np.array([request.prompt_tokens for request in self.requests]),
+            self.output,
+            np.array([request.choices for request in self.requests]),
+            exact=all(request.output_tokens is not None for request in self.requests),
+        )
 
 
 def run_server(args: argparse.Namespace) -> int:
@@ -179,15 +185,11 @@ def _read(args: argparse.Namespace) -> _Batch:
     if args.lengths is not None:
         raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")
     plan = Plan.load(args.plan)
-    slots, work = {replica.slots for replica in plan.fleet.replicas}, plan.workload
+    slots = {replica.slots for replica in plan.fleet.replicas}
     if len(slots) > 1 and args.slots is None:
         raise InputError("its replicas differ in slots", file=args.plan, hint="Say --slots.")
-    if len(plan.fleet.replicas) > 1:
-        order = np.argsort(-plan.fleet.rounds, kind="stable")
-    else:
-        # In the order of the stages; of the requests of one stage the longest first.
-        order = np.lexsort((-work.output_tokens, plan.schedule.bin_of))
-    return _planned(args, plan.provenance.prompts, work.ids, work.output_tokens, order, max(slots))
+    work = plan.workload
+    return _planned(args, plan.provenance.prompts, work.ids, work.output_tokens, plan_order(plan), max(slots))
 
 
 def _planned(
@@ -267,42 +269,29 @@ def _limits(args: argparse.Namespace, slots: int, facts: Sequence[ServerFacts]) 
 
 
 def _release(asked: str, batch: _Batch, limits: EngineLimits, seed: int) -> Release:
-    """Return the order asked for, or the one of fewest simulated iterations."""
-    from ..executor.serving.release import choose_release, predict, shuffled_orders
+    """Return the order asked for, or the one of fewest simulated iterations, and say what it promises."""
+    from ..executor.serving.release import predict
 
-    output = batch.output
-    choices = np.array([request.choices for request in batch.requests])
-    prompt = np.array([request.prompt_tokens for request in batch.requests])
-    orders = {
-        "longest first": np.argsort(-output, kind="stable"),
-        "most tokens first": np.argsort(-(prompt + output * choices), kind="stable"),
-        "file order": np.arange(len(output)),
-    }
-    if batch.planned is not None:
-        orders = {"plan": batch.planned, **orders}
-    named = {"plan": "plan", "longest": "longest first", "file": "file order"}
-    if asked != "auto":
-        orders = {named[asked]: orders[named[asked]]}
-    sequences = batch.sequences()
-    if asked == "auto" and sequences.may_run_short(limits):
-        rng = np.random.default_rng(seed)
-        orders |= shuffled_orders(prompt + output * choices, int(sequences.output.sum()), rng)
-    as_rows = {name: batch.expanded(order) for name, order in orders.items()}
-    found = choose_release(sequences, limits, as_rows, next(iter(orders)))
+    work = batch.work()
+    if asked == "auto":
+        found = best_release(work, limits, batch.planned, seed)
+    else:
+        found = named_release(work, limits, _NAMES[asked], batch.planned)
     if found.predicted is None:
         note(
             f"order: {found.name}; iterations cannot be predicted: the job is too large, or one of its"
             " requests for the KV cache"
         )
-    else:
-        put_back = f", {found.predicted.preemptions} put back" if found.predicted.preemptions else ""
-        given = predict(sequences, limits, np.arange(len(sequences)))
-        saved = ""
-        if given is not None and found.name != "file order":
-            change = found.predicted.iterations / given.iterations - 1
-            saved = f" ({change:+.1%} of the file's order)"
-        note(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}{saved}")
-    return replace(found, order=orders[found.name])
+        return found
+    put_back = f", {found.predicted.preemptions} put back" if found.predicted.preemptions else ""
+    sequences = work.sequences()
+    given = predict(sequences, limits, np.arange(len(sequences)))
+    saved = ""
+    if given is not None and found.name != FILE_ORDER:
+        change = found.predicted.iterations / given.iterations - 1
+        saved = f" ({change:+.1%} of the file's order)"
+    note(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}{saved}")
+    return found
 
 
 def _report(

@@ -47,7 +47,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         "--in-flight",
         type=positive,
         metavar="N",
-        help="completions kept in flight on each server (default: the slots and an eighth more, 4 at least)",
+        help="completions kept in flight on each server (default: the slots and an eighth more, 4 at least;"
+        " up to twice as many where its queue is seen to run empty)",
     )
     group.add_argument(
         "--order",

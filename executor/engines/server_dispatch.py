@@ -196,6 +196,29 @@ class Dispatch:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         return None
 
+    def queue_ran_empty(self, k: int, most: int) -> None:
+        """
+        Keep more in flight on a server that was seen without a request waiting while some are left to send.
+
+        The way to the client and back takes it longer than its queue lasts, so that slots stand empty.
+
+        Parameters
+        ----------
+        k
+            Position of the server.
+        most
+            Completions that are ever kept in flight on it.
+        """
+        server = self._servers[k]
+        if self._ready and not server.down and server.held >= server.most < most:
+            server.most = min(most, server.most + max(4, server.most // 4))
+            self._replies.put_nowait(None)
+
+    @property
+    def in_flight(self) -> int:
+        """Completions kept in flight on a server, at the most so far."""
+        return max(server.most for server in self._servers)
+
     @property
     def interrupted(self) -> list[bool]:
         """Whether each server could not be reached at some time, and may have started anew."""

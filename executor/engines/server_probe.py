@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...data.readers.server_metrics import ServerMetrics, parse_metrics
@@ -100,10 +101,17 @@ class Watch:
         The server.
     every
         Seconds between two readings.
+    on_read
+        Called with the counters of each.
     """
 
-    def __init__(self, client: ServerClient, every: float = 2.0) -> None:
-        self._client, self._every = client, every
+    def __init__(
+        self,
+        client: ServerClient,
+        every: float = 1.0,
+        on_read: Callable[[ServerMetrics], None] = lambda _: None,
+    ) -> None:
+        self._client, self._every, self._on_read = client, every, on_read
         self.most_running = 0
         self.most_waiting = 0
         self.plateau = 0
@@ -112,7 +120,9 @@ class Watch:
         """Read until cancelled."""
         while True:
             await asyncio.sleep(self._every)
-            await self.read()
+            metrics = await self.read()
+            if metrics is not None:
+                self._on_read(metrics)
 
     async def read(self) -> ServerMetrics | None:
         """Return the counters now, None if the server shows none."""

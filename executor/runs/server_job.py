@@ -8,6 +8,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ class ServerJob:
     slots
         Requests each of them works on at a time.
     in_flight
-        Completions to keep in flight on each; as :func:`.in_flight_of` says by default.
+        Completions to keep in flight on each; by default as :func:`.in_flight_of` says, and up to twice as
+        many where a server's queue is seen to run empty.
     order_name
         How the order came to be, in a word.
     model
@@ -144,9 +146,6 @@ class ServerJob:
                 client = ServerClient(fact.url, timeout=self.timeout, model=self.model, default_model=default)
                 stack.push_async_callback(client.close)
                 clients.append(client)
-            watches = [Watch(client) for client in clients]
-            before = await asyncio.gather(*(watch.read() for watch in watches))
-            readers = [asyncio.create_task(watch.run()) for watch in watches]
             dispatch = Dispatch(
                 self.requests,
                 clients,
@@ -155,6 +154,11 @@ class ServerJob:
                 random.Random(self.seed),
                 proven=any(completed(line) for line in journal.finished.values()),
             )
+            watches = [
+                Watch(client, on_read=partial(self._watched, dispatch, k)) for k, client in enumerate(clients)
+            ]
+            before = await asyncio.gather(*(watch.read() for watch in watches))
+            readers = [asyncio.create_task(watch.run()) for watch in watches]
             try:
                 stopped = await dispatch.run(left, keep)
             finally:
@@ -169,9 +173,14 @@ class ServerJob:
             )
         ]
         failed = sum(not completed(line) for line in journal.finished.values())
-        return ServerOutcome(self._record(served, counts, dispatch.retries), failed, stopped)
+        return ServerOutcome(self._record(served, counts, dispatch), failed, stopped)
 
-    def _record(self, served: list[Served], counts: list[ServerCount], retries: int) -> ServerRun:
+    def _watched(self, dispatch: Dispatch, k: int, metrics: ServerMetrics) -> None:
+        """Keep more in flight where nobody said how much, and a server's queue ran empty."""
+        if self.in_flight is None and metrics.waiting == 0:
+            dispatch.queue_ran_empty(k, 2 * self.flying)
+
+    def _record(self, served: list[Served], counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
         served = sorted(served, key=lambda one: one.sent)
         usage = [_usage(one.reply) for one in served]
         requests = [self.requests[one.request] for one in served]
@@ -186,9 +195,9 @@ class ServerJob:
             server_of=np.array([one.server for one in served], dtype=np.int64),
             failed=np.array([one.reply.kind is not Kind.ANSWERED for one in served], dtype=np.int64),
             slots=self.slots,
-            in_flight=self.flying,
+            in_flight=dispatch.in_flight,
             order=self.order_name,
-            retries=retries,
+            retries=dispatch.retries,
             servers=tuple(counts),
         )
 

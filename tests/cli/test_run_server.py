@@ -70,7 +70,8 @@ def test_the_order_is_released_so_that_the_server_ends_near_the_bound(
     counted = {}
     for order in ("file", "auto"):
         with FakeServer(4, gate=8, total=60) as server:
-            assert main(run_words(batch, server, "--slots", "4", "--order", order, "--overwrite")) == 0
+            words = ["--slots", "4", "--in-flight", "8", "--order", order, "--overwrite"]
+            assert main(run_words(batch, server, *words)) == 0
             assert server.most_in_flight == 8
             counted[order] = server.iterations
         said = json.loads(capsys.readouterr().out)
@@ -225,10 +226,26 @@ def test_several_servers_share_the_requests(tmp_path: Path, capsys: pytest.Captu
         assert main(run_words(batch, one, "--server", other.url, "--slots", "3")) == 0
         assert sum(one.completions.values()) + sum(other.completions.values()) == 40
         assert min(sum(one.completions.values()), sum(other.completions.values())) > 0
-        assert max(one.most_in_flight, other.most_in_flight) <= 7
+        assert max(one.most_in_flight, other.most_in_flight) <= 14
     said = json.loads(capsys.readouterr().out)
     assert said["bound_iterations"] <= said["iterations"]
     assert len(rows_of(batch)) == 40
+
+
+@pytest.mark.parametrize(("words", "most"), [([], 16), (["--in-flight", "8"], 8)])
+def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], most: int
+) -> None:
+    from batchbound.executor.engines.server_probe import Watch
+    from batchbound.executor.runs import server_job
+
+    monkeypatch.setattr(server_job, "Watch", lambda client, on_read: Watch(client, 0.01, on_read))
+    batch = write_batch(tmp_path / "in.jsonl", [50] * 200)
+    # It has more slots than it is taken to have, so that nothing ever waits.
+    with FakeServer(99) as server:
+        assert main(run_words(batch, server, "--slots", "4", *words)) == 0
+        assert server.most_in_flight <= most
+    assert ServerRun.load(tmp_path / "trace.jsonl").in_flight == most
 
 
 def check_killed(tmp_path: Path, kills: int, seed: int) -> None:
@@ -275,7 +292,7 @@ def test_a_plan_is_followed_and_completions_of_an_earlier_run_are_kept(tmp_path:
         words = run_words(batch, server)
         words[1] = plan
         assert main([*words, "--order", "plan"]) == 0
-        assert server.most_in_flight <= 8
+        assert server.most_in_flight <= 16
         # All of them: there is nothing left to send.
         assert len(server.arrivals) == 30
 

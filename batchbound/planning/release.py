@@ -1,0 +1,154 @@
+"""The order to release requests to an engine that mixes prompts with generated tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..data.costs.cost import IntArray
+from ..data.iterations import EngineLimits, Sequences
+from ..data.plan import Plan
+from ..executor.serving.release import MOST_SIMULATED, Release, choose_release, shuffled_orders
+from ..models.bounds.iterations import iteration_bound
+
+LONGEST_FIRST, FILE_ORDER, PLAN = "longest first", "file order", "plan"
+
+_NEAR = 1.003
+"""Of the bound: an order that comes so close is not improved upon."""
+
+_PACKING_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Releasable:
+    """
+    Requests that an engine of limits is to complete.
+
+    Parameters
+    ----------
+    prompt
+        Tokens of each prompt, shape (requests,).
+    output
+        Tokens of each of its completions, shape (requests,).
+    choices
+        Completions of each prompt, shape (requests,).
+    exact
+        Whether the lengths are known, and not predictions.
+    """
+
+    prompt: IntArray
+    output: IntArray
+    choices: IntArray
+    exact: bool = False
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def sequences(self) -> Sequences:
+        """Return what the engine computes, a row per completion, in the requests' order."""
+        prompt = np.repeat(self.prompt, self.choices)
+        # A prompt's second completion may take its keys and values from the first.
+        first = np.zeros(len(prompt), dtype=bool)
+        first[self._starts()] = True
+        return Sequences(prompt, np.repeat(self.output, self.choices), np.where(first, 0, prompt - 1))
+
+    def expanded(self, order: IntArray) -> IntArray:
+        """Return an order of requests as one of completions."""
+        starts = self._starts()
+        return np.concatenate([np.arange(starts[i], starts[i] + self.choices[i]) for i in order])
+
+    def _starts(self) -> IntArray:
+        starts: IntArray = np.concatenate(([0], np.cumsum(self.choices)[:-1]))
+        return starts
+
+
+def plan_order(plan: Plan) -> IntArray:
+    """
+    Return the order in which a plan has its requests begin, shape (requests,).
+
+    Of one machine, by its prefill stages, and the longest first among those of one stage; of a fleet, the
+    longest first.
+    """
+    if len(plan.fleet.replicas) > 1:
+        return np.argsort(-plan.fleet.rounds, kind="stable")
+    return np.lexsort((-plan.workload.output_tokens, plan.schedule.bin_of))
+
+
+def named_orders(work: Releasable, planned: IntArray | None) -> dict[str, IntArray]:
+    """Return the orders that have a name; a plan's is the first, where there is one."""
+    orders = {
+        LONGEST_FIRST: np.argsort(-work.output, kind="stable"),
+        "most tokens first": np.argsort(-(work.prompt + work.output * work.choices), kind="stable"),
+        FILE_ORDER: np.arange(len(work)),
+    }
+    return orders if planned is None else {PLAN: planned, **orders}
+
+
+def best_release(
+    work: Releasable, limits: EngineLimits, planned: IntArray | None = None, seed: int = 0
+) -> Release:
+    """
+    Return the order of fewest simulated iterations.
+
+    Where keys and values can run out, shuffled orders are tried as well; where slots are the limit and no
+    named order comes close to the bound, requests whose lengths are known are packed into slots, and each
+    slot's begin in turn. (Where lengths are predictions, longest first is the better one: what it has left
+    for the end is short, whichever requests turn out longer.)
+
+    Parameters
+    ----------
+    work
+        The requests.
+    limits
+        Of the engine.
+    planned
+        The order of a plan, or None.
+    seed
+        Of the shuffling and the packing.
+    """
+    orders, sequences = named_orders(work, planned), work.sequences()
+    if sequences.may_run_short(limits):
+        tokens = work.prompt + work.output * work.choices
+        rng = np.random.default_rng(seed)
+        return _chosen(work, limits, orders | shuffled_orders(tokens, int(sequences.output.sum()), rng))
+    found = _chosen(work, limits, orders)
+    if found.predicted is None or found.predicted.iterations <= _NEAR * _least(sequences, limits):
+        return found
+    if not work.exact or (work.choices > 1).any() or int(sequences.output.sum()) > MOST_SIMULATED:
+        return found
+    packed = {found.name: found.order, "packed into slots": packed_order(sequences, limits, seed)}
+    return _chosen(work, limits, packed)
+
+
+def packed_order(sequences: Sequences, limits: EngineLimits, seed: int = 0) -> IntArray:
+    """
+    Return sequences by the iteration in which they begin where slots are filled as evenly as is found.
+
+    Released in that order, each takes the slot that it was packed into, or one that is free as early.
+    """
+    from ..solvers.packing.partition import solve_partition
+
+    rows = sequences.rows(limits)
+    slot = solve_partition(rows, min(limits.sequences, len(rows)), _PACKING_SECONDS, seed).assignment
+    begins = np.zeros(len(rows), dtype=np.int64)
+    for one in np.unique(slot):
+        members = np.flatnonzero(slot == one)
+        members = members[np.argsort(-rows[members], kind="stable")]
+        begins[members] = np.concatenate(([0], np.cumsum(rows[members])[:-1]))
+    return np.lexsort((-rows, begins))
+
+
+def named_release(work: Releasable, limits: EngineLimits, name: str, planned: IntArray | None) -> Release:
+    """Return the order of that name with what it is predicted to take; KeyError if there is none."""
+    return _chosen(work, limits, {name: named_orders(work, planned)[name]})
+
+
+def _least(sequences: Sequences, limits: EngineLimits) -> int:
+    return iteration_bound(sequences, limits).iterations
+
+
+def _chosen(work: Releasable, limits: EngineLimits, orders: dict[str, IntArray]) -> Release:
+    rows = {name: work.expanded(order) for name, order in orders.items()}
+    found = choose_release(work.sequences(), limits, rows, next(iter(orders)))
+    return replace(found, order=orders[found.name])
