@@ -48,7 +48,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="completions kept in flight on each server (default: the slots and an eighth more, 4 at least;"
-        " up to twice as many where its queue is seen to run empty)",
+        " up to four times as many where its queue is seen to run empty)",
     )
     group.add_argument(
         "--order",

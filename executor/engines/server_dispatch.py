@@ -211,7 +211,7 @@ class Dispatch:
         """
         server = self._servers[k]
         if self._ready and not server.down and server.held >= server.most < most:
-            server.most = min(most, server.most + max(4, server.most // 4))
+            server.most = min(most, 2 * server.most)
             self._replies.put_nowait(None)
 
     @property

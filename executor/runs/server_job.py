@@ -58,8 +58,8 @@ class ServerJob:
     slots
         Requests each of them works on at a time.
     in_flight
-        Completions to keep in flight on each; by default as :func:`.in_flight_of` says, and up to twice as
-        many where a server's queue is seen to run empty.
+        Completions to keep in flight on each; by default as :func:`.in_flight_of` says, and up to four
+        times as many where a server's queue is seen to run empty.
     order_name
         How the order came to be, in a word.
     model
@@ -178,7 +178,7 @@ class ServerJob:
     def _watched(self, dispatch: Dispatch, k: int, metrics: ServerMetrics) -> None:
         """Keep more in flight where nobody said how much, and a server's queue ran empty."""
         if self.in_flight is None and metrics.waiting == 0:
-            dispatch.queue_ran_empty(k, 2 * self.flying)
+            dispatch.queue_ran_empty(k, 4 * self.flying)
 
     def _record(self, served: list[Served], counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
         served = sorted(served, key=lambda one: one.sent)

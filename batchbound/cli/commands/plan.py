@@ -26,7 +26,16 @@ from ..inputs import (
 )
 from ..interrupts import terminating
 from ..output import fail, note, plan_summary, show, whose_seconds
-from ..plan_options import add_fleet, add_uncertainty, planned, refuse_unused
+from ..plan_options import (
+    add_fleet,
+    add_handover,
+    add_uncertainty,
+    handed_over,
+    planned,
+    refuse_unused,
+    show_handover,
+    written_beside,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seed", type=random_seed, default=0, help="of the search's random choices (default %(default)s)"
     )
     group.add_argument("--threads", type=positive, default=1, help="of the solver, if it has a use for them")
+    add_handover(parser)
     parser.add_argument("-o", "--output", default="plan.json", metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -62,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
-    refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
+    refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))
     refuse_unused(args)
     inputs = read_inputs(args, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
@@ -78,12 +88,15 @@ def run(args: argparse.Namespace) -> int:
     except (BackendError, UnsupportedProblemError) as error:
         hint = f"The default, {DEFAULT_SOLVER}, takes every job."
         raise InputError(str(error), where=f"--solver {args.solver}", hint=hint) from None
+    handed = handed_over(args, inputs, plan)
     plan.save(args.output)
-    summary = plan_summary(plan, time.perf_counter() - begun)
+    summary = plan_summary(plan, time.perf_counter() - begun) | handed
     for place in _beyond(plan):
         note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
     title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"
     show(summary, as_json=args.json, title=title)
+    if handed and not args.json:
+        show_handover(handed)
     if plan.maker.stopped_by != StoppedBy.INTERRUPT:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")

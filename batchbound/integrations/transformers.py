@@ -1,0 +1,50 @@
+"""
+Longest first in transformers' continuous batching.
+
+>>> ContinuousBatchingConfig(scheduler_type=register_longest_first(expected))  # doctest: +SKIP
+
+transformers is imported when the scheduler is asked for; this is tested with transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+NAME = "longest_first"
+
+
+def register_longest_first(expected: Mapping[str, int] | Callable[[Any], int] | None = None) -> str:
+    """
+    Add a scheduler to transformers' own, and return its name for ``scheduler_type``.
+
+    Waiting requests begin longest first, equals in the order they came; those whose keys and values were
+    moved to the host's memory come first, as in transformers' own schedulers.
+
+    Parameters
+    ----------
+    expected
+        Tokens of each completion: by request id (``req_0``, ``req_1``, ... for ``generate_batch``, whose
+        inputs get them in order), or a function of transformers' ``RequestState``. By default each request's
+        ``max_new_tokens``; a request that the mapping lacks has that, too.
+    """
+    from transformers.generation.continuous_batching import scheduler
+
+    tokens: Callable[[Any], int]
+    if expected is None or isinstance(expected, Mapping):
+        tokens = partial(_stated, dict(expected or {}))
+    else:
+        tokens = expected
+
+    class LongestFirst(scheduler.FIFOScheduler):
+        def _get_waiting_candidates(self) -> list[Any]:
+            waiting: list[Any] = super()._get_waiting_candidates()
+            return sorted(waiting, key=lambda state: (not state.is_cpu_offloaded, -tokens(state)))
+
+    scheduler.SCHEDULER_MAPPING[NAME] = LongestFirst
+    return NAME
+
+
+def _stated(expected: Mapping[str, int], state: Any) -> int:
+    return int(expected.get(state.request_id, state._new_tokens_limit))

@@ -1,0 +1,137 @@
+"""
+A plan in verl: the column of priorities, and the replica of each prompt.
+
+verl is imported when a class of its own is asked for. Nothing here was run with verl itself; the tests follow
+the signatures it published in 2026.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data.costs.cost import IntArray
+
+PRIORITY = "priority"
+
+_BALANCERS = (
+    ("verl.workers.rollout.router", "GlobalRequestLoadBalancer"),
+    ("verl.workers.rollout.llm_server", "GlobalRequestLoadBalancer"),
+    ("verl.experimental.agent_loop.agent_loop", "GlobalRequestLoadBalancer"),
+)
+"""Where versions of verl keep the class."""
+
+
+def priorities(lengths: Sequence[int] | IntArray) -> IntArray:
+    """
+    Return priorities that begin the longest completion first, counted from one: verl drops a zero.
+
+    Parameters
+    ----------
+    lengths
+        Tokens that each row's completion is expected to have, shape (rows,).
+
+    Returns
+    -------
+    IntArray
+        Lowest first, as vLLM has them, shape (rows,).
+    """
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(1, len(order) + 1)
+    return rank
+
+
+def set_priorities(batch: Any, values: Sequence[int] | IntArray) -> None:
+    """
+    Put a column of priorities into a batch before ``generate_sequences``, which fills in its own otherwise.
+
+    Parameters
+    ----------
+    batch
+        verl's ``DataProto``: it has ``non_tensor_batch``.
+    values
+        One per row: :func:`priorities`, or those of ``batchbound plan --for verl``.
+
+    Raises
+    ------
+    ValueError
+        If there is not one for each row, or one is zero or below, which verl does not pass on.
+    """
+    column = np.asarray(values, dtype=np.int64)
+    if column.shape != (len(batch),):
+        raise ValueError(f"{column.size} priorities for {len(batch)} rows")
+    if (column < 1).any():
+        raise ValueError(f"priority {int(column.min())} is not passed on: count from one")
+    batch.non_tensor_batch[PRIORITY] = column
+
+
+class Placement:
+    """
+    Which replica each completion of a prompt goes to.
+
+    Parameters
+    ----------
+    prompts
+        Token ids of each row's prompt; rows with the same prompt are completions of it.
+    replica_of
+        Replica of each row, shape (rows,).
+    """
+
+    def __init__(self, prompts: Iterable[Sequence[int]], replica_of: Sequence[int] | IntArray) -> None:
+        self._left: dict[tuple[int, ...], deque[int]] = {}
+        for prompt, replica in zip(prompts, np.asarray(replica_of).tolist(), strict=True):
+            self._left.setdefault(tuple(prompt), deque()).append(replica)
+
+    def take(self, prompt: Sequence[int] | None) -> int | None:
+        """Return the replica of a prompt's next completion; None for one that was not planned."""
+        left = self._left.get(tuple(prompt or ()))
+        return left.popleft() if left else None
+
+
+def planned_load_balancer(placement: Placement, base: type | None = None) -> type:
+    """
+    Return a load balancer for ``LLMServerManager(load_balancer_cls=...)`` that keeps to a placement.
+
+    Replica ``k`` is the ``k``-th server by its name. A prompt that was not planned, a server that is gone,
+    and verl's own sticky sessions go where verl sends them.
+
+    Parameters
+    ----------
+    placement
+        Of the rows.
+    base
+        verl's ``GlobalRequestLoadBalancer``; found in the verl that is installed by default.
+    """
+
+    class PlannedLoadBalancer(base or _balancer()):  # type: ignore[misc]  # whichever verl has
+        def acquire_server(self, request_id: str, **extra: Any) -> Any:
+            prompt = extra.pop("prompt_ids", None)
+            if request_id not in self._request_id_to_server:
+                replica, names = placement.take(prompt), sorted(self._servers)
+                if replica is not None and replica < len(names):
+                    self._request_id_to_server[request_id] = names[replica]
+            return super().acquire_server(request_id, **extra)
+
+        def require_acquire_fields(self) -> list[str]:
+            """Return the fields of a request that a server is chosen by."""
+            return ["prompt_ids"]
+
+    return PlannedLoadBalancer
+
+
+def _balancer() -> type:
+    for module, name in _BALANCERS:
+        try:
+            found: Mapping[str, Any] = vars(importlib.import_module(module))
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise
+            continue
+        if isinstance(found.get(name), type):
+            return found[name]  # type: ignore[no-any-return]
+    raise ImportError("no GlobalRequestLoadBalancer is found in verl: hand it over as base")
