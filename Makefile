@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo style test test-all site mutants clean
+.PHONY: demo style test test-all attack site mutants clean
 
 # Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
@@ -15,6 +15,10 @@ test: style
 # The same with every test that needs no GPU.
 test-all: style
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 -m "not gpu"
+
+# Kills, damaged files, failing models, full disks, in minutes: docs/reliability.md says how to try more.
+attack: $(VENV)/dev
+	cd benchmarks && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m attack $(ATTACK)
 
 style: $(VENV)/dev
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .costs.cost import FloatArray, IntArray
 from .readers.openai_batch import PromptRecord
+from .workload import LONGEST
 
 COVERAGE = 0.9
 """Share of answers whose length the intervals are meant to hold."""
@@ -99,8 +100,8 @@ class Predicted:
 
     @classmethod
     def of(cls, tokens: FloatArray, low: FloatArray, high: FloatArray) -> Predicted:
-        """Return predictions rounded to whole tokens, intervals that hold them, nothing below one."""
-        whole = [np.maximum(1, np.rint(column)).astype(np.int64) for column in (tokens, low, high)]
+        """Return predictions rounded to whole tokens that a request may have, intervals that hold them."""
+        whole = [np.rint(np.clip(column, 1, LONGEST)).astype(np.int64) for column in (tokens, low, high)]
         return cls(whole[0], np.minimum(whole[1], whole[0]), np.maximum(whole[2], whole[0]))
 
 

@@ -72,13 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _carried_out(args: argparse.Namespace) -> int:
     """Return the exit status of a command whose options are read; help is printed without these imports."""
-    from ..data.files.disk import InputError
+    from ..data.files.disk import InputError, WriteError
     from ..data.problem import ProblemError
     from ..data.workload import WorkloadError
 
     _set_voice(args)
     try:
         status: int = args.run(args)
+    except WriteError as error:
+        return _failed(str(error), 1)
     except (InputError, WorkloadError, ProblemError) as error:
         return _failed(str(error), 2)
     except ImportError as error:

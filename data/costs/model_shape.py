@@ -11,6 +11,9 @@ from ..files.disk import InputError
 from .cost import FloatArray
 from .quantisation import weight_bytes_of
 
+LARGEST_SIZE = 10**9
+"""No layer of any model is as wide; products of two sizes and of a few tokens can be counted."""
+
 _UNCOSTED = {
     "index_topk": "attention that picks its keys by an index",
     "linear_num_value_heads": "layers of linear attention",
@@ -113,10 +116,10 @@ class ModelShape:
             config = {**outer, **inner}
         refuse_uncosted(config)
         read = _Sizes(config)
-        hidden = read.size("hidden_size", "d_model", "n_embd")
-        heads = read.size("num_attention_heads", "num_heads", "n_head")
+        hidden = read.size("hidden_size", "d_model", "n_embd", least=1)
+        heads = read.size("num_attention_heads", "num_heads", "n_head", least=1)
         kind = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
-        layers = read.size("num_hidden_layers", "num_decoder_layers", "num_layers", "n_layer")
+        layers = read.size("num_hidden_layers", "num_decoder_layers", "num_layers", "n_layer", least=1)
         value = {"float64": 8, "float32": 4}.get(kind, 2)
         feed_forward, attention, bits = weight_bytes_of(config, value)
         return cls(
@@ -129,7 +132,7 @@ class ModelShape:
             if not config.get("kv_lora_rank")
             else read.size("qk_nope_head_dim"),
             intermediate=read.size("intermediate_size", "d_ff", "ffn_dim", "n_inner", default=4 * hidden),
-            vocabulary=read.size("vocab_size"),
+            vocabulary=read.size("vocab_size", least=1),
             bytes_per_value=value,
             encoder_layers=read.size("num_layers", "encoder_layers")
             if config.get("is_encoder_decoder")
@@ -272,10 +275,13 @@ class _Sizes:
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = config
 
-    def size(self, *names: str, default: int | None = None) -> int:
+    def size(self, *names: str, default: int | None = None, least: int = 0) -> int:
         for key in names:
             value = self._config.get(key)
             if isinstance(value, int) and not isinstance(value, bool):
+                if not least <= value <= LARGEST_SIZE:
+                    what = f"{value} is not a size from {least} to {LARGEST_SIZE:,}"
+                    raise InputError(what, where=f"config, field '{key}'", hint="Correct it.")
                 return value
         if default is None:
             hint = "Give the configuration of a transformer."

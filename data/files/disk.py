@@ -24,6 +24,10 @@ _COMPRESSED = {
 """How compressed files begin."""
 
 
+_LONGEST_MESSAGE = 1000
+"""Characters beyond which a message is shown by its two ends."""
+
+
 class InputError(ValueError):
     """
     What the user gave is wrong: the file, the place in it, the value, and the hint.
@@ -45,11 +49,27 @@ class InputError(ValueError):
     ) -> None:
         name = "" if file is None else os.fspath(file) or "''"
         place = ", ".join(part for part in (name, where) if part)
+        if len(message) > _LONGEST_MESSAGE:
+            # It shows a value that has the length of a book.
+            message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 4 :]}"
         text = f"{place}: {message}" if place else message
         super().__init__(f"{text}. {hint}" if hint else text)
         self.file = file
         self.where = where
         self.hint = hint
+
+
+class WriteError(InputError):
+    """What the user gave is right, but a disk is full or fails: what was written before is kept."""
+
+    FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+    """Errors of the system that say so."""
+
+
+def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> InputError:
+    """Return the error that a file cannot be written, by whether the disk is at fault or the input."""
+    kind = WriteError if error.errno in WriteError.FULL else InputError
+    return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -160,11 +180,7 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
         os.replace(temporary, target)
     except OSError as error:
         _discard(temporary)
-        raise InputError(
-            f"cannot be written ({error.strerror})",
-            file=path,
-            hint="Check the folder, the permissions and the free space.",
-        ) from error
+        raise unwritable(path, error, "Check the folder, the permissions and the free space.") from error
     except BaseException:
         _discard(temporary)
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -80,10 +80,8 @@ def read_layer_profiles(
         hint = "Give a profile of a model whose layers all have attention."
         raise InputError("linear attention cannot be costed", file=strange, hint=hint)
     operations = [
-        *_named(read_table(folder / "dense.csv", ("layer", "tokens", "time_us")), "tokens", shape),
-        *_named(
-            read_table(folder / "per_sequence.csv", ("layer", "sequences", "time_us")), "sequences", shape
-        ),
+        *_named(folder / "dense.csv", "tokens", shape),
+        *_named(folder / "per_sequence.csv", "sequences", shape),
         *_attention(folder / "attention.csv"),
         *([_experts(folder / "moe.csv", shape, expert_parallel)] if shape.experts else []),
     ]
@@ -101,15 +99,24 @@ def read_layer_profiles(
     )
 
 
-def _named(table: pd.DataFrame, axis: str, shape: ModelShape) -> list[Operation]:
-    operations = []
+def _operation(path: Path, **fields: Any) -> Operation:
+    """Return an operation; what its table says wrong is an error that names the file."""
+    try:
+        return Operation(**fields)
+    except ValueError as error:
+        raise InputError(str(error), file=path, hint="Correct the times or leave the rows out.") from None
+
+
+def _named(path: Path, axis: str, shape: ModelShape) -> list[Operation]:
+    operations, table = [], read_table(path, ("layer", axis, "time_us"))
     dense = 1 - shape.expert_layers / shape.layers
     for name, rows in table.groupby("layer", sort=True):
         rows = rows.sort_values(axis)
         # Of a model with experts, the layers without are few or none.
         share = dense if name in _FEED_FORWARD else 1.0
         operations.append(
-            Operation(
+            _operation(
+                path,
                 name=str(name),
                 phase="both",
                 axes=(axis,),
@@ -138,7 +145,8 @@ def _attention(path: Path) -> list[Operation]:
         ("mixed_attention", "mixed", encoding & decoding, ("length", "past", "decodes", "context"), columns),
     )
     return [
-        Operation(
+        _operation(
+            path,
             name=name,
             phase=phase,
             axes=axes,
@@ -146,6 +154,7 @@ def _attention(path: Path) -> list[Operation]:
             seconds=table.loc[rows, "time_us"].to_numpy(dtype=np.float64) * _MICROSECOND,
         )
         for name, phase, rows, axes, chosen in parts
+        if phase != "mixed" or rows.any()
     ]
 
 

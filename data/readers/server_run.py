@@ -13,6 +13,7 @@ from ..costs.cost import FloatArray, IntArray
 from ..files.disk import InputError, atomic_write
 from ..files.json_fields import JsonFields
 from ..files.jsonl import json_lines
+from ..files.record import Count, Positive, record
 
 SERVER_RUN_VERSION = 1
 _HINT = "Give the file that `batchbound run --server` wrote with --trace."
@@ -42,13 +43,13 @@ class ServerCount:
     url: str
     engine: str = "unknown"
     version: str | None = None
-    iterations: int | None = None
-    preemptions: int | None = None
-    cached_tokens: int | None = None
-    most_running: int | None = None
-    plateau: int | None = None
-    kv_tokens: int | None = None
-    block_tokens: int | None = None
+    iterations: Count | None = None
+    preemptions: Count | None = None
+    cached_tokens: Count | None = None
+    most_running: Count | None = None
+    plateau: Count | None = None
+    kv_tokens: Positive | None = None
+    block_tokens: Positive | None = None
     prefix_caching: bool | None = None
 
 
@@ -176,10 +177,9 @@ _COLUMNS: Mapping[str, type] = {
 
 
 def _servers(value: object, path: str | os.PathLike[str]) -> tuple[ServerCount, ...]:
-    try:
-        if not isinstance(value, list) or not value:
-            raise TypeError("no list of servers")
-        return tuple(ServerCount(**entry) for entry in value)
-    except TypeError as error:
-        what = f"says nothing readable of its servers ({error})"
-        raise InputError(what, file=path, where="line 1, field 'servers'", hint=_HINT) from None
+    if not isinstance(value, list) or not value:
+        raise InputError("is no list of servers", file=path, where="line 1, field 'servers'", hint=_HINT)
+    return tuple(
+        record(ServerCount, entry, file=path, within=f"servers.{number}", line=1, hint=_HINT)
+        for number, entry in enumerate(value)
+    )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from ...data.files.disk import InputError
+
+_LOG = logging.getLogger(__name__)
 
 
 class OutOfMemoryError(RuntimeError):
@@ -99,26 +104,28 @@ def out_of_memory(error: BaseException) -> bool:
 @contextmanager
 def device_failures() -> Iterator[None]:
     """
-    Turn a device's own errors into :class:`RunStoppedError`; everything else passes.
+    Turn the errors of a device, and those of a model's code, into :class:`RunStoppedError`.
 
-    After such an error every further call on the device fails, so nothing can go on in this process.
+    After an error of the device every further call on it fails, so nothing can go on in this process.
 
     Raises
     ------
     RunStoppedError
-        If the device failed.
+        If the device or the model failed.
     """
     import torch
 
     try:
         yield
-    except RuntimeError as error:
+    except (RunStoppedError, InputError):
+        raise
+    except Exception as error:  # what the code of any model may raise shares no base of its own
         message = (str(error).splitlines() or ["no reason given"])[0]
-        if not isinstance(error, torch.AcceleratorError) and not message.startswith(
-            ("CUDA error", "HIP error")
-        ):
-            raise
-        raise RunStoppedError(f"the device failed ({message}); check it, then start again") from error
+        if isinstance(error, torch.AcceleratorError) or message.startswith(("CUDA error", "HIP error")):
+            raise RunStoppedError(f"the device failed ({message}); check it, then start again") from error
+        _LOG.info("a stage failed", exc_info=True)
+        what = f"a stage failed ({type(error).__name__}: {message}); --verbose shows where"
+        raise RunStoppedError(what) from error
 
 
 def available_bytes() -> int:

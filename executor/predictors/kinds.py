@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from ...data.files.json_fields import is_number
 from ...data.predictor import COVERAGE, Examples, Predicted
 
 HELD_OUT = 0.2
@@ -62,7 +63,10 @@ class ConstantPredictor:
     @classmethod
     def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
         """Return the predictor that :meth:`save` wrote."""
-        return cls(float(fields["low"]), float(fields["tokens"]), float(fields["high"]))
+        values = [fields[name] for name in ("low", "tokens", "high")]
+        if not all(map(is_number, values)):
+            raise ValueError("low, tokens and high are not three numbers")
+        return cls(*map(float, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +122,10 @@ class GroupMeanPredictor:
     @classmethod
     def load(cls, folder: Path, fields: dict[str, Any]) -> Self:
         """Return the predictor that :meth:`save` wrote."""
-        low, high = fields["spread"]
-        return cls(fields["means"], (low, high), ConstantPredictor.load(folder, fields["otherwise"]))
+        means, (low, high) = fields["means"], fields["spread"]
+        if not all(map(is_number, (low, high, *means.values()))):
+            raise ValueError("a mean or the spread is not a number")
+        return cls(means, (float(low), float(high)), ConstantPredictor.load(folder, fields["otherwise"]))
 
 
 METHODS = ("constant", "group-mean", "quantile", "encoder")

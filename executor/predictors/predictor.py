@@ -13,6 +13,8 @@ import numpy as np
 
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError, atomic_write, read_json_object, write_json
+from ...data.files.jsonl import json_lines
+from ...data.files.record import record
 from ...data.files.versioned_folder import current_version, new_version
 from ...data.predictor import Examples, PredictionQuality
 from .kinds import HELD_OUT, LengthPredictor, learn, load_predictor
@@ -146,12 +148,15 @@ class TrainedPredictor:
             if not pairs:
                 raise ValueError("errors.csv holds no pair")
             columns = np.array(pairs, dtype=np.int64)
-            with open(folder / "examples.jsonl", encoding="utf-8") as stream:
-                rows = [json.loads(line) for line in stream]
-            lengths = np.array([int(row["tokens"]) for row in rows], dtype=np.int64)
+            rows = [row for _, row in json_lines(folder / "examples.jsonl")]
+            lengths = np.array([int(str(row["tokens"])) for row in rows], dtype=np.int64)
             examples = Examples(tuple(str(row["prompt"]) for row in rows), lengths)
-            quality = PredictionQuality(**json.loads(json.dumps(value["quality"])))
+            quality = record(
+                PredictionQuality, value["quality"], file=folder / "predictor.json", within="quality"
+            )
             predictor = load_predictor(str(value["method"]), folder, value["fields"])
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except InputError:
+            raise
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"is damaged ({error})", file=path, hint=hint) from None
         return cls(str(value["method"]), predictor, quality, columns[:, 0], columns[:, 1], examples)

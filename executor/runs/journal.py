@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from ...data.files.disk import InputError
+from ...data.files.disk import InputError, unwritable
 
 JOURNAL_VERSION = 2
 SYNC_SECONDS = 1.0
@@ -93,7 +93,7 @@ class Journal:
         Raises
         ------
         InputError
-            If the file cannot be written; what it held before is still whole.
+            If the file cannot be written (a WriteError if the disk is full); what it held is still whole.
         """
         self._write({"id": name, "answer": dict(answer)})
         self.finished[name] = dict(answer)
@@ -208,7 +208,7 @@ class Journal:
 
     def _unwritable(self, error: OSError) -> InputError:
         hint = "Check the folder, the permissions and the free space; finished answers are kept."
-        return InputError(f"cannot be written ({error.strerror})", file=self.path, hint=hint)
+        return unwritable(self.path, error, hint)
 
 
 _BEGINNING = b'{"batchbound_journal": '

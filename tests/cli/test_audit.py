@@ -99,7 +99,7 @@ def test_a_server_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         ('"requests": 3', '"requests": 4', "the file ends before the run does"),
         ('"batchbound_server_run": 1', '"batchbound_server_run": 2', "not a server's run of version 1"),
         ('"completion_tokens": 4', '"completion_tokens": "4"', "line 4, field 'completion_tokens'"),
-        ('"url"', '"uri"', "field 'servers'"),
+        ('"url"', '"uri"', "field 'servers.0.url': the field is missing"),
     ],
 )
 def test_a_damaged_run_is_named(

@@ -270,8 +270,14 @@ FAULTS = {
     "a full disk": (
         "pass",
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))",
-        "cannot be written",
-        2,
+        "the same command goes on",
+        1,
+    ),
+    "a model whose code fails": (
+        "raise ValueError('shapes do not agree')",
+        "",
+        "a stage failed (ValueError: shapes do not agree); --verbose shows where",
+        1,
     ),
 }
 

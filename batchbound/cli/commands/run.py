@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from ...data.files.disk import WriteError
 from ...data.plan import Plan
 from ...heuristics.registry import POLICIES
 from ...running.options import RunOptions
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             watching=watching,
             remark=note,
         )
-    except (RunStoppedError, TerminatedError) as error:
+    except (RunStoppedError, TerminatedError, WriteError) as error:
         if not under_way:
             raise
         say_stopped(str(error), under_way[0])

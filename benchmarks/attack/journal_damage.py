@@ -1,0 +1,99 @@
+"""Every bit of a journal flipped, every length it can be cut to."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from batchbound.data.files.disk import InputError
+from batchbound.executor.runs.journal import Journal
+
+from .tally import Tally
+
+RUN = {"plan": "0" * 64, "model": "tiny", "weights": "f" * 32}
+
+
+def write_journal(path: Path, records: int, rng: random.Random) -> dict[str, dict[str, object]]:
+    """Write a journal and return its answers."""
+    journal = Journal(path, RUN)
+    for number in range(records):
+        name = f"request-{number}"
+        text = "".join(rng.choice('abcdefgh \n"\\{}é') for _ in range(rng.randint(0, 60)))
+        usage = {"prompt_tokens": rng.randint(1, 99), "completion_tokens": len(text)}
+        journal.append(name, {"custom_id": name, "response": {"text": text, "usage": usage}, "error": None})
+    answers = dict(journal.finished)
+    journal.close()
+    return answers
+
+
+def flip_bits(scratch: Path, records: int, rng: random.Random) -> Tally:
+    """
+    Flip every bit of a journal, and open it.
+
+    A flip is judged by what the journal as a whole recovers. One opening judges a bit of every second record
+    at once: each flip may cost its own record, and the next if a line break was hit, and no other.
+    """
+    tally = Tally(
+        f"every bit of a journal of {records:,} records flipped",
+        "its own record dropped by name, the next if it was a line break; all others unchanged",
+    )
+    path = scratch / "journal"
+    answers = write_journal(path, records, rng)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    starts = [sum(map(len, lines[:k])) for k in range(len(lines))]
+    for bit in range(8 * len(lines[0])):
+        _flip_header(path, whole, bit, tally)
+    names = list(answers)
+    for parity in (0, 1):
+        chosen = range(1 + parity, len(lines), 2)
+        for bit in range(8 * max(len(lines[k]) for k in chosen)):
+            hit = [k for k in chosen if bit < 8 * len(lines[k])]
+            damaged = bytearray(whole)
+            for k in hit:
+                damaged[starts[k] + bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            lost = {k for k in hit} | {k + 1 for k in hit if bit // 8 == len(lines[k]) - 1}
+            expected = {name: answers[name] for k, name in enumerate(names, 1) if k not in lost}
+            journal = _opened(path)
+            tally.check(journal.finished == expected, f"bit {bit} of records {parity + 1}, {parity + 3}, ...")
+            tally.check(bool(journal.dropped) or hit == [len(lines) - 1], f"bit {bit}: not named")
+            tally.count("dropped", len(hit))
+    return tally
+
+
+def _flip_header(path: Path, whole: bytes, bit: int, tally: Tally) -> None:
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    try:
+        Journal(path, RUN).close()
+        tally.violate(f"bit {bit} of the header is taken")
+    except InputError:
+        tally.count("refused (first line)")
+    tally.check(path.read_bytes() == damaged, f"bit {bit} of the header: the file was changed")
+
+
+def cut(scratch: Path, records: int, rng: random.Random) -> Tally:
+    """Cut a journal to each of its lengths."""
+    tally = Tally(
+        f"a journal of {records:,} records cut at every byte", "every whole record unchanged, no other"
+    )
+    path = scratch / "journal"
+    answers = write_journal(path, records, rng)
+    whole = path.read_bytes()
+    names = list(answers)
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        kept = max(0, whole.count(b"\n", 0, length) - 1)
+        journal = _opened(path)
+        tally.check(journal.finished == {name: answers[name] for name in names[:kept]}, f"cut at {length}")
+        tally.count("whole records kept")
+    return tally
+
+
+def _opened(path: Path) -> Journal:
+    """Return a journal, opened and closed again."""
+    journal = Journal(path, RUN)
+    journal.close()
+    return journal

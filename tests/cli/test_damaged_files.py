@@ -1,0 +1,122 @@
+"""Files that the standing attack (``make attack``) damaged and that were not refused as they should be."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attack import corpus
+
+from batchbound.cli import main
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, corpus.Kind]]:
+    folder = tmp_path_factory.mktemp("sound")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        made = (corpus.workloads, corpus.costs, corpus.profiles, corpus.predictors, corpus.audits)
+        kinds = [kind for make in made for kind in make(folder)]
+    return folder, {kind.name: kind for kind in kinds}
+
+
+def edited(place: str, value: Any, line: int = 0) -> Callable[[str], str]:
+    """Return what sets a field of a JSON text, or of one of its lines."""
+
+    def edit(text: str) -> str:
+        lines = text.splitlines()
+        whole = json.loads(lines[line])
+        *path, last = place.split(".")
+        entry = whole
+        for name in path:
+            entry = entry[int(name)] if isinstance(entry, list) else entry[name]
+        entry[int(last) if isinstance(entry, list) else last] = value
+        lines[line] = json.dumps(whole)
+        return "\n".join(lines) + "\n"
+
+    return edit
+
+
+CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
+    "a negative time in a published profile": (
+        "published profile, dense.csv",
+        lambda text: text.replace(",11\n", ",-11\n", 1),
+        "A100-toy-tp1/dense.csv: operation 'layernorm': a time or point is negative or not finite",
+    ),
+    "a time that is missing in a published profile": (
+        "published profile, per_sequence.csv",
+        lambda text: text.replace("sampler,1,3", "sampler,1,"),
+        "A100-toy-tp1/per_sequence.csv: operation 'sampler': a time or point is negative or not finite",
+    ),
+    "a size beyond any model's": (
+        "model's configuration (roofline)",
+        edited("vocab_size", 10**18),
+        "config, field 'vocab_size': 1000000000000000000 is not a size from 1 to 1,000,000,000",
+    ),
+    "a mean that is a list": (
+        "predictor group-mean, predictor.json",
+        lambda text: text.replace('"spread"', '"spread_"').replace(
+            '"means": {', '"spread": [1, [2]], "means": {'
+        ),
+        "flat-predictor-group-mean: is damaged (a mean or the spread is not a number)",
+    ),
+    "a constant that is true": (
+        "predictor constant, predictor.json",
+        edited("fields.tokens", True),
+        "flat-predictor-constant: is damaged (low, tokens and high are not three numbers)",
+    ),
+    "a quality that is a text": (
+        "predictor constant, predictor.json",
+        edited("quality.log_sd", "wide"),
+        "predictor.json, field 'quality.log_sd': 'wide' is not a number",
+    ),
+    "examples nested without end": (
+        "predictor group-mean, examples.jsonl",
+        lambda text: "[" * 100_000 + "\n" + text,
+        "examples.jsonl, line 1: not valid JSON",
+    ),
+    "a server whose room is a list": (
+        "trace of a server's run",
+        edited("servers.0.kv_tokens", [1]),
+        "server.jsonl, line 1, field 'servers.0.kv_tokens': is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_damaged_file_is_refused_by_its_place(
+    case: str,
+    sound: tuple[Path, dict[str, corpus.Kind]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, kinds = sound
+    name, damage, expected = CASES[case]
+    kind = kinds[name]
+    path = folder / kind.file
+    before = path.read_text()
+    monkeypatch.chdir(folder)
+    path.write_text(damage(before))
+    try:
+        assert path.read_text() != before
+        assert main(list(kind.words)) == 2
+    finally:
+        path.write_text(before)
+    said = capsys.readouterr().err
+    assert expected in said
+    assert "Traceback" not in said
+
+
+def test_a_value_as_long_as_a_book_is_shown_by_its_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "lengths.csv"
+    table.write_text("input_tokens,output_tokens\n5," + "x" * 100_000 + "\n")
+    assert main(["plan", str(table), "-o", str(tmp_path / "plan.json")]) == 2
+    said = capsys.readouterr().err
+    assert "line 2, column 'output_tokens': 'xxx" in said
+    assert len(said) < 2000
