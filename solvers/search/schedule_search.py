@@ -11,6 +11,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from .backward import BackwardSearch
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .order_search import OrderSearch
@@ -42,6 +43,12 @@ BRIEF = 3.0
 
 TIMETABLE_SHARES = (0.2, 0.65)
 """Shares of the limits for timetables where memory is scarce; the second only if the first was worth it."""
+
+BACKWARD_SHARE = 0.4
+"""The share of the limits for backward constructions and orders there, before timetables."""
+
+MOST_TABULATED = 2000
+"""Requests up to which timetables are tried: of more, filling the first ones takes a second and longer."""
 
 FIRST_ROUNDING = 0.5
 """Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
@@ -142,8 +149,8 @@ class ScheduleSearch:
     Between the two there is room for the proof of a bound. Starts from every rule that could be run instead
     (:func:`~batchbound.solvers.search.starts.starts`). Where memory can't run out, it then anneals over the
     rounds at which prefill stages happen, with the slots needed at given stages as a linear programme
-    (findings: the slot flow); else it anneals over timetables and searches the order in which requests are
-    taken.
+    (findings: the slot flow); else it builds schedules from their end, anneals over timetables and searches
+    the order in which requests are taken.
 
     Parameters
     ----------
@@ -215,8 +222,7 @@ class ScheduleSearch:
         best = self.incumbent
         best.enough = enough
         if self._problem.memory_can_run_out:
-            self._tabulate()
-            self._reorder(1.0)
+            self._serve_scarce_memory()
         else:
             self._reorder(0.5 if len(self._problem) <= FEW else 0.0)
             if not self._anneal():
@@ -244,11 +250,31 @@ class ScheduleSearch:
             if schedule is not None:
                 best.offer(schedule)
 
+    def _serve_scarce_memory(self) -> None:
+        """Construct backwards and in other orders, more of what finds more; anneal over timetables, too."""
+        best = self.incumbent
+        searches = BackwardSearch(self._problem, self._rng), OrderSearch(self._problem, self._rng)
+        spent, found = [0.0, 0.0], [1, 1]
+
+        def step(_: float) -> Schedule:
+            of = 0 if spent[0] / found[0] <= spent[1] / found[1] else 1
+            begun = self._clock
+            schedule = searches[of].step()
+            better = schedule.makespan(self._problem) < best.makespan
+            spent[of] += self._clock - begun + STEP_SECONDS * np.isfinite(best.most)
+            found[of] += better
+            return schedule
+
+        self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
+        self._tabulate()
+        self._until(1.0, step)
+
     def _tabulate(self) -> None:
         """Anneal over timetables, for longer where that finds something."""
         best = self.incumbent
         for share in TIMETABLE_SHARES:
-            if best.progress >= 1.0 or self._problem.cost.decode_base == 0:
+            many = len(self._problem) > MOST_TABULATED
+            if many or best.progress >= 1.0 or self._problem.cost.decode_base == 0:
                 return
             walk, before = TimetableAnnealing(self._problem, self._rng), best.makespan
             self._until(best.progress + share * (1.0 - best.progress), walk.step)

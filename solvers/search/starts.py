@@ -13,6 +13,7 @@ from ...heuristics.queues.known_lengths import dispatch_key, dispatch_of, known_
 from ...heuristics.queues.ordered import arrival_order, longest_first
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulator import Simulator
+from .backward import backward_schedule
 from .constructive import ski_rental_schedule
 
 PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
@@ -72,8 +73,8 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
         return passes
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
-        # With memory to look after, a pass takes longer than a simulation.
-        return [*map(simulated, names), *passes]
+        # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
+        return [lambda _: backward_schedule(problem), *map(simulated, names), *passes]
     if problem.prefill_token_cap is None:
         rules = [simulated(name) for name in names if name not in IN_ONE_PASS]
         return [*passes[:4], *rules, *passes[4:]]
