@@ -16,6 +16,8 @@ from transformers.cache_utils import Cache
 
 from ..models.families import layer_windows, needs_padding_mask
 from .functions import grouped, repeats_keys
+from .host_kernels import HostKernels, built
+from .host_layers import HostLayers
 from .packed_weights import PackedWeights
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
@@ -42,7 +44,23 @@ class Decoder:
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
         self._packed = PackedWeights(model)
+        self._layers: HostLayers | None = None
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
+
+    def use_host_kernels(self) -> HostKernels | None:
+        """
+        Compute norms and rotary embeddings by functions of our own from now on, if the model is on the CPU.
+
+        Returns
+        -------
+        HostKernels or None
+            The functions; None on other devices, and where they cannot be built.
+        """
+        kernels = built() if self.device.type == "cpu" else None
+        if kernels is None or not kernels.takes(self.dtype):
+            return None
+        self._layers = HostLayers(self.model, kernels)
+        return kernels
 
     def decoding(self) -> AbstractContextManager[None]:
         """Return the context for decode rounds whose masks are built by the caller."""
@@ -83,16 +101,19 @@ class Decoder:
         if self._takes_positions:
             arguments["position_ids"] = positions
         if last is None:
-            with self._faster():
+            # The compiler packs weights and joins operations itself.
+            with nullcontext() if torch.compiler.is_compiling() else self._faster():
                 logits: torch.Tensor = self.model(**arguments).logits
             return logits[:, -1]
         with self._only(last), self._faster():
             logits = self.model(**arguments).logits
         return logits[:, 0] if logits.shape[1] == 1 else logits[last]
 
-    def _faster(self) -> AbstractContextManager[None]:
-        """Return the context in which layers run on packed weights; the compiler packs its own."""
-        return nullcontext() if torch.compiler.is_compiling() else self._packed.in_place()
+    @contextmanager
+    def _faster(self) -> Iterator[None]:
+        """Let layers compute as they do fastest meanwhile."""
+        with self._packed.in_place(), self._layers.in_place() if self._layers else nullcontext():
+            yield
 
     @contextmanager
     def _only(self, last: tuple[torch.Tensor, torch.Tensor]) -> Iterator[None]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..attention.host_kernels import Rows
 from .slot_store import KeyValueSlots, SlotLayer
 
 BLOCK = 16
@@ -66,6 +67,11 @@ class PagedSlots(KeyValueSlots):
         self._blocks_of: list[list[int]] = []
         self._table = torch.zeros(slots, -(-columns // BLOCK), dtype=torch.int64, device=device)
         self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
+
+    @property
+    def held(self) -> Rows:
+        """Where the rows lie, and where their coming tokens go."""
+        return Rows(self._positions, self._table, BLOCK)
 
     def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """Say where the coming tokens go; ``positions`` is read again in every round."""

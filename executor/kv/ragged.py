@@ -82,6 +82,9 @@ class RaggedBatch(RunningBatch):
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
         self._groups = RowGroups(self._decoder, self._store)
+        # What a capture records has to be torch's.
+        self._host = self._decoder.use_host_kernels() if self._capture is None else None
+        self._store.kernels = self._host
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -224,6 +227,12 @@ class RaggedBatch(RunningBatch):
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         store = self._store
         store.reserve(range(store.rows), [tokens + 1 for tokens in store.lengths])
+        if self._host is not None:
+            # Each row is read to its own length: nothing to mask, nothing to group, no padding.
+            store.begin_rounds(positions)
+            logits = self._decoder.forward(store, tokens[:, None], positions[:, None])
+            store.end_rounds()
+            return logits
         if self._masks is None or self._masks.columns != store.columns:
             windows = set(self._decoder.sliding_windows)
             self._masks = SlotMasks(
@@ -251,6 +260,11 @@ class RaggedBatch(RunningBatch):
             # Asked once for each prompt: what a layer asks for does not change from round to round.
             self._refuse(call.mask, window, call.others)
             return self._prompts.attend(call, window)
+        if self._host is not None:
+            query, held = call.query[:, :, 0], self._store.held
+            return self._host.attend(query, call.key, call.value, held, window=window, scale=call.scaling)[
+                :, None
+            ]
         return self._groups.attend(call, window)
 
     def _refuse(self, mask: torch.Tensor | None, window: int | None, arguments: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..attention.host_kernels import HostKernels, Rows
 from .store import KeyValueStore, StoreLayer, zeros
 
 
@@ -64,6 +65,10 @@ class SlotLayer(StoreLayer["KeyValueSlots"]):  # type: ignore[no-untyped-call]
         store.attending = self
         keys, values = self.buffers
         rows, heads, _, _ = key_states.shape
+        if store.kernels is not None and not store.segments:
+            for buffer, states in ((keys, key_states), (values, value_states)):
+                store.kernels.keep(states, buffer, store.held)
+            return self._seen(keys, rows), self._seen(values, rows)
         for buffer, states in ((keys, key_states), (values, value_states)):
             size = states.shape[-1]
             flat = states.transpose(1, 2).reshape(-1, size)
@@ -102,6 +107,8 @@ class KeyValueSlots(KeyValueStore):
         self.columns = columns
         self.lengths: list[int] = []
         """Tokens that each row in use holds."""
+        self.kernels: HostKernels | None = None
+        """What writes the keys and values of decode rounds; torch where there is none."""
         self.segments: Sequence[Segment] = ()
         """While prompts are prefilled, packed into one sequence: which of its tokens are whose."""
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -121,6 +128,11 @@ class KeyValueSlots(KeyValueStore):
     def width(self) -> int:
         """Columns that hold the longest row and its coming token."""
         return max(self.lengths, default=0) + 1
+
+    @property
+    def held(self) -> Rows:
+        """Where the rows lie, and where their coming tokens go."""
+        return Rows(self._positions)
 
     def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """

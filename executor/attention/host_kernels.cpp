@@ -1,0 +1,226 @@
+// What a decode step computes between its matrix products, on a CPU: attention of one token a row over rows of
+// any lengths, the writing of its keys and values, norms and rotary embeddings, each in one call.
+//
+// Numbers are kept in T, and computed in C: float for bfloat16 and float, double for double.
+// NaN goes through: nothing here relies on finite numbers.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float wide(float x) { return x; }
+inline double wide(double x) { return x; }
+inline float wide(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+inline void narrow(float x, float* out) { *out = x; }
+inline void narrow(double x, double* out) { *out = x; }
+inline void narrow(float x, bf16* out) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    // To the nearest, ties to even; NaN stays NaN.
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    out->bits = uint16_t(x != x ? 0x7fc0 : rounded);
+}
+
+// exp for x <= 0, to 2e-7 relative: a polynomial that the compiler vectorizes.
+inline float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = std::nearbyint(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t power = (int32_t(n) + 127) << 23;
+    float scale;
+    std::memcpy(&scale, &power, 4);
+    return p * scale;
+}
+inline double exponential(double x) { return std::exp(x); }
+
+constexpr int CHUNK = 64;
+
+struct Layout {
+    // Where column c of a row lies: with a table of blocks at (table[c / block] * block + c % block) * column,
+    // without at row * row_step + c * column; a head further is head_step.
+    const int64_t* table;
+    int64_t table_step, block, row_step, head_step, column_step;
+    int64_t at(int64_t row, int64_t column) const {
+        if (!table) return row * row_step + column * column_step;
+        return (table[row * table_step + column / block] * block + column % block) * column_step;
+    }
+};
+
+template <typename T, typename C, int SIZE>
+void attend_head(const T* query, const T* keys, const T* values, T* output, const Layout& kl, const Layout& vl,
+                 int64_t row, int64_t head, int64_t group, int64_t key_size, int64_t value_size, int64_t begin,
+                 int64_t end, C scale, std::vector<C>& room) {
+    const int64_t ks = SIZE ? SIZE : key_size, vs = SIZE ? SIZE : value_size;
+    room.assign(group * (ks + vs + CHUNK + 2), C(0));
+    C *asked = room.data(), *sums = asked + group * ks, *scores = sums + group * vs;
+    C *top = scores + group * CHUNK, *weight = top + group;
+    for (int64_t i = 0; i < group * ks; i++) asked[i] = wide(query[i]) * scale;
+    std::fill(top, top + group, C(-INFINITY));
+    for (int64_t first = begin; first < end; first += CHUNK) {
+        const int64_t count = std::min<int64_t>(CHUNK, end - first);
+        for (int64_t c = 0; c < count; c++) {
+            const T* key = keys + kl.at(row, first + c) + head * kl.head_step;
+            for (int64_t g = 0; g < group; g++) {
+                const C* mine = asked + g * ks;
+                C sum = 0;
+                for (int64_t i = 0; i < ks; i++) sum += mine[i] * wide(key[i]);
+                scores[g * CHUNK + c] = sum;
+            }
+        }
+        for (int64_t g = 0; g < group; g++) {
+            C* score = scores + g * CHUNK;
+            C higher = top[g];
+            for (int64_t c = 0; c < count; c++) higher = score[c] > higher ? score[c] : higher;
+            const C fade = top[g] == higher ? C(1) : exponential(top[g] - higher);
+            C total = 0;
+            for (int64_t c = 0; c < count; c++) {
+                score[c] = exponential(score[c] - higher);
+                total += score[c];
+            }
+            weight[g] = weight[g] * fade + total;
+            top[g] = higher;
+            if (fade != C(1))
+                for (int64_t i = 0; i < vs; i++) sums[g * vs + i] *= fade;
+        }
+        for (int64_t c = 0; c < count; c++) {
+            const T* value = values + vl.at(row, first + c) + head * vl.head_step;
+            for (int64_t g = 0; g < group; g++) {
+                const C share = scores[g * CHUNK + c];
+                C* mine = sums + g * vs;
+                for (int64_t i = 0; i < vs; i++) mine[i] += share * wide(value[i]);
+            }
+        }
+    }
+    for (int64_t g = 0; g < group; g++)
+        for (int64_t i = 0; i < vs; i++) narrow(sums[g * vs + i] / weight[g], output + g * vs + i);
+}
+
+template <typename T, typename C>
+void attend(const T* query, const T* keys, const T* values, T* output, const int64_t* positions,
+            const int64_t* table, const int64_t* n, double scale) {
+    const int64_t rows = n[0], heads = n[1], kv_heads = n[2], key_size = n[3], value_size = n[4], window = n[5];
+    const Layout kl{table, n[6], n[7], n[8], n[9], n[10]}, vl{table, n[6], n[7], n[11], n[12], n[13]};
+    const int64_t group = heads / kv_heads, threads = n[14];
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        std::vector<C> room;
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t head = 0; head < kv_heads; head++) {
+                const int64_t end = positions[row] + 1;
+                const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
+                const T* asked = query + (row * heads + head * group) * key_size;
+                T* answer = output + (row * heads + head * group) * value_size;
+                const int size = key_size == value_size ? int(key_size) : 0;
+#define CASE(S)                                                                                          \
+    case S:                                                                                              \
+        attend_head<T, C, S>(asked, keys, values, answer, kl, vl, row, head, group, key_size, value_size, \
+                             begin, end, C(scale), room);                                                \
+        break;
+                switch (size) {
+                    CASE(16) CASE(32) CASE(64) CASE(128)
+                    default:
+                        attend_head<T, C, 0>(asked, keys, values, answer, kl, vl, row, head, group, key_size,
+                                             value_size, begin, end, C(scale), room);
+                }
+#undef CASE
+            }
+    }
+}
+
+template <typename T>
+void keep(const T* states, T* buffer, const int64_t* positions, const int64_t* table, const int64_t* n) {
+    // n: rows, heads, size, step of a row and of a head in states, then the layout as in attend.
+    const Layout place{table, n[5], n[6], n[7], n[8], n[9]};
+    for (int64_t row = 0; row < n[0]; row++)
+        for (int64_t head = 0; head < n[1]; head++)
+            std::memcpy(buffer + place.at(row, positions[row]) + head * place.head_step,
+                        states + row * n[3] + head * n[4], n[2] * sizeof(T));
+}
+
+template <typename T, typename C>
+void norm(const T* input, const T* weight, T* output, int64_t rows, int64_t size, double epsilon, int64_t kind) {
+    // Kind 0 rounds before the weight is applied (Llama), 1 applies one plus the weight before (Gemma).
+    for (int64_t row = 0; row < rows; row++) {
+        const T* in = input + row * size;
+        T* out = output + row * size;
+        C sum = 0;
+        for (int64_t i = 0; i < size; i++) sum += wide(in[i]) * wide(in[i]);
+        const C factor = C(1) / std::sqrt(sum / C(size) + C(epsilon));
+        if (kind == 0)
+            for (int64_t i = 0; i < size; i++) {
+                T rounded;
+                narrow(wide(in[i]) * factor, &rounded);
+                narrow(wide(rounded) * wide(weight[i]), out + i);
+            }
+        else
+            for (int64_t i = 0; i < size; i++)
+                narrow(wide(in[i]) * factor * (C(1) + wide(weight[i])), out + i);
+    }
+}
+
+template <typename T, typename C>
+void rotate(const T* states, T* output, const T* cosines, const T* sines, const int64_t* n) {
+    // states (rows, heads, 1, size) with the steps n[3], n[4] of a row and a head; output contiguous;
+    // cosines and sines (rows, 1, size), a row n[5] further. Each product is rounded as torch's own are.
+    const int64_t rows = n[0], heads = n[1], size = n[2], half = size / 2;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < heads; head++) {
+            const T* in = states + row * n[3] + head * n[4];
+            const T *cosine = cosines + row * n[5], *sine = sines + row * n[5];
+            T* out = output + (row * heads + head) * size;
+            for (int64_t i = 0; i < half; i++) {
+                T a, b, c, d;
+                narrow(wide(in[i]) * wide(cosine[i]), &a);
+                narrow(-wide(in[i + half]) * wide(sine[i]), &b);
+                narrow(wide(in[i + half]) * wide(cosine[i + half]), &c);
+                narrow(wide(in[i]) * wide(sine[i + half]), &d);
+                narrow(wide(a) + wide(b), out + i);
+                narrow(wide(c) + wide(d), out + i + half);
+            }
+        }
+}
+
+}  // namespace
+
+#define EXPORT(NAME, T, C)                                                                                  \
+    extern "C" void attend_##NAME(const T* q, const T* k, const T* v, T* out, const int64_t* positions,      \
+                                  const int64_t* table, const int64_t* n, double scale) {                    \
+        attend<T, C>(q, k, v, out, positions, table, n, scale);                                              \
+    }                                                                                                        \
+    extern "C" void keep_##NAME(const T* states, T* buffer, const int64_t* positions, const int64_t* table,  \
+                                const int64_t* n) {                                                          \
+        keep<T>(states, buffer, positions, table, n);                                                        \
+    }                                                                                                        \
+    extern "C" void norm_##NAME(const T* in, const T* weight, T* out, int64_t rows, int64_t size,            \
+                                double epsilon, int64_t kind) {                                              \
+        norm<T, C>(in, weight, out, rows, size, epsilon, kind);                                              \
+    }                                                                                                        \
+    extern "C" void rotate_##NAME(const T* states, T* out, const T* cosines, const T* sines,                 \
+                                  const int64_t* n) {                                                        \
+        rotate<T, C>(states, out, cosines, sines, n);                                                        \
+    }
+
+EXPORT(float32, float, float)
+EXPORT(float64, double, double)
+EXPORT(bfloat16, bf16, float)

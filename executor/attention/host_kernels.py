@@ -1,0 +1,277 @@
+"""
+What a decode step computes between its matrix products on a CPU, by functions in C++ of our own.
+
+They are built once a machine by its C++ compiler and kept in the user's cache; without a compiler torch's own
+operations do the same, in more calls, and with rows padded to one another.
+
+This module needs torch when it is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .kernels import Held, agree, masked
+
+_LOG = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).with_name("host_kernels.cpp")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fPIC",
+    "-fopenmp",
+    # What lets sums be vectorized. NaN and infinity keep their meaning: a model's NaN must be seen.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fassociative-math",
+)
+_BUILD_SECONDS = 120.0
+NORM_KINDS = (0, 1)
+"""Of root mean square norms: rounded before the weight (Llama), times one plus the weight (Gemma)."""
+
+_NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+
+
+class Rows(NamedTuple):
+    """
+    Where rows lie in a buffer of keys or values, and where their coming tokens go.
+
+    Parameters
+    ----------
+    positions
+        The column of each row's coming token, int64, shape (rows,), contiguous.
+    table
+        The blocks of each row, int64, shape (rows, blocks); None where a row lies in one piece.
+    block
+        Columns of a block.
+    """
+
+    positions: torch.Tensor
+    table: torch.Tensor | None = None
+    block: int = 1
+
+
+class HostKernels:
+    """
+    The functions of a built library.
+
+    Parameters
+    ----------
+    library
+        As :func:`built` loads it.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions: dict[tuple[str, torch.dtype], Any] = {}
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        takes = {
+            "attend": [pointer] * 7 + [ctypes.c_double],
+            "keep": [pointer] * 5,
+            "norm": [pointer] * 3 + [number, number, ctypes.c_double, number],
+            "rotate": [pointer] * 5,
+        }
+        for name, arguments in takes.items():
+            for dtype, of in _NAMES.items():
+                function = getattr(library, f"{name}_{of}")
+                function.argtypes, function.restype = arguments, None
+                self._functions[name, dtype] = function
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Tell whether there are functions for a number format."""
+        return dtype in _NAMES
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        *,
+        window: int | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """
+        Attend from one token a row to what the row holds, the coming token's column among it.
+
+        Parameters
+        ----------
+        query
+            Shape (rows, heads, head size).
+        keys, values
+            Shape (rows, key-value heads, columns, head size), or with a table of blocks (tokens, key-value
+            heads, head size); the last dimension contiguous.
+        rows
+            Where the rows lie.
+        window
+            How many of the latest columns to attend to; None for all.
+        scale
+            Multiplies the scores; one over the root of the head size if None.
+
+        Returns
+        -------
+        torch.Tensor
+            Shape (rows, heads, head size of the values).
+        """
+        count, heads, size = query.shape
+        query = query.contiguous()
+        output = query.new_empty(count, heads, values.shape[-1])
+        numbers = (
+            count, heads, keys.shape[1], size, values.shape[-1], window or 0,
+            *_blocks(rows), *_steps(keys, rows), *_steps(values, rows), torch.get_num_threads(),
+        )  # fmt: skip
+        self._functions["attend", query.dtype](
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr(),
+            rows.positions.data_ptr(), _pointer(rows.table), _array(numbers),
+            size**-0.5 if scale is None else scale,
+        )  # fmt: skip
+        return output
+
+    def keep(self, states: torch.Tensor, buffer: torch.Tensor, rows: Rows) -> None:
+        """
+        Write the coming token's keys or values of every row, (rows, heads, 1, head size), to its column.
+
+        Parameters
+        ----------
+        states
+            Its last dimension contiguous.
+        buffer, rows
+            As keys and rows of :meth:`attend`.
+        """
+        count, heads, _, size = states.shape
+        numbers = (count, heads, size, *states.stride()[:2], *_blocks(rows), *_steps(buffer, rows))
+        self._functions["keep", states.dtype](
+            states.data_ptr(),
+            buffer.data_ptr(),
+            rows.positions.data_ptr(),
+            _pointer(rows.table),
+            _array(numbers),
+        )
+
+    def norm(self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, kind: int) -> torch.Tensor:
+        """Return root mean square norms over the last dimension; ``kind`` is of :data:`NORM_KINDS`."""
+        inputs = inputs.contiguous()
+        output = torch.empty_like(inputs)
+        size = inputs.shape[-1]
+        self._functions["norm", inputs.dtype](
+            inputs.data_ptr(),
+            weight.data_ptr(),
+            output.data_ptr(),
+            inputs.numel() // size,
+            size,
+            epsilon,
+            kind,
+        )
+        return output
+
+    def rotate(self, states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """Turn states (rows, heads, 1, size) by angles (rows, 1, size), halves paired as in Llama."""
+        rows, heads, _, size = states.shape
+        output = states.new_empty(states.shape)
+        numbers = (rows, heads, size, *states.stride()[:2], cosines.stride(0) if len(cosines) > 1 else 0)
+        self._functions["rotate", states.dtype](
+            states.data_ptr(), output.data_ptr(), cosines.data_ptr(), sines.data_ptr(), _array(numbers)
+        )
+        return output
+
+
+def _array(numbers: tuple[int, ...]) -> Any:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _blocks(rows: Rows) -> tuple[int, int]:
+    return (0 if rows.table is None else rows.table.stride(0)), rows.block
+
+
+def _steps(buffer: torch.Tensor, rows: Rows) -> tuple[int, int, int]:
+    """Return the steps of a row, of a head and of a column."""
+    if rows.table is None:
+        return buffer.stride(0), buffer.stride(1), buffer.stride(2)
+    return 0, buffer.stride(1), buffer.stride(0)
+
+
+@cache
+def built() -> HostKernels | None:
+    """Return the functions, built for this machine and found right; None where that cannot be."""
+    try:
+        kernels = HostKernels(ctypes.CDLL(str(_library())))
+        for dtype in _NAMES:
+            _check(kernels, dtype)
+    except Exception as error:  # no compiler, no place to write, an instruction that is missing
+        _LOG.info("decode steps on this CPU use torch's own operations: %s: %s", type(error).__name__, error)
+        return None
+    return kernels
+
+
+def _library() -> Path:
+    """Return the library for this machine, built where it is missing."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise FileNotFoundError("there is no C++ compiler")
+    # Torch's own threads, where it brings them along: a second pool would fight with them.
+    openmp = next(Path(torch.__file__).with_name("lib").glob("libgomp*.so*"), None)
+    threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
+    source = _SOURCE.read_bytes()
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_BUILD_SECONDS)
+    parts = (source, version.stdout, " ".join((*_FLAGS, *threads)).encode(), _processor().encode())
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchbound"
+    library = home / f"host_kernels-{name}.so"
+    if library.exists():
+        return library
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        compiled, linked = f"{folder}/kernels.o", f"{folder}/kernels.so"
+        link = ["-shared", compiled, *(threads or ["-fopenmp"]), "-o", linked]
+        for arguments in ([*_FLAGS, "-c", str(_SOURCE), "-o", compiled], link):
+            built_ = subprocess.run(
+                [compiler, *arguments], capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
+            )
+            if built_.returncode:
+                raise RuntimeError(f"{compiler} failed: {built_.stderr.strip()[-500:]}")
+        os.replace(linked, library)
+    return library
+
+
+def _processor() -> str:
+    """Return what tells machines apart that share a cache: code for one may not run on the other."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    told = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(told)}))
+
+
+def _check(kernels: HostKernels, dtype: torch.dtype) -> None:
+    """Raise unless the functions give what torch gives."""
+    draw = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
+
+    positions = torch.tensor([0, 4, 70])
+    query, keys, values = random(3, 4, 32), random(3, 2, 80, 32), random(3, 2, 80, 32)
+    for window in (None, 5):
+        held = Held(keys, values, positions + 1, window, 0.3)
+        got = kernels.attend(query, keys, values, Rows(positions), window=window, scale=0.3)
+        if not agree(got, masked(query, held)):
+            raise ValueError(f"attention in {dtype} is wrong")

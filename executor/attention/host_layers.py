@@ -1,0 +1,168 @@
+"""
+Norms and rotary embeddings of a model on the CPU, in one call where transformers makes many.
+
+This module needs torch when it is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .host_kernels import NORM_KINDS, HostKernels
+from .kernels import agree
+
+_ROTARY = "apply_rotary_pos_emb"
+_MOST_NUMBERS = 1 << 16
+"""Of a norm's input: more are left to torch where it has several threads."""
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+class HostLayers:
+    """
+    The norms and the rotary embedding of a model that are computed by :class:`~.host_kernels.HostKernels`.
+
+    Each is compared with what the model computes, on random numbers, before it is put in its place. In double
+    precision transformers rounds norms to single on the way, and they stay its own.
+
+    Parameters
+    ----------
+    model
+        In evaluation mode, on the CPU.
+    kernels
+        The functions.
+    """
+
+    def __init__(self, model: torch.nn.Module, kernels: HostKernels) -> None:
+        self._norms: list[tuple[Any, Forward]] = []
+        kinds: dict[tuple[Any, ...], int | None] = {}
+        module: Any
+        for module in model.modules():
+            if not _is_norm(module, kernels):
+                continue
+            like = (type(module), module.weight.dtype, len(module.weight), _epsilon(module))
+            if like not in kinds:
+                kinds[like] = _kind_of(module, kernels)
+            kind = kinds[like]
+            if kind is not None:
+                self._norms.append((module, _norm(module, kernels, kind)))
+        self._rotary = _rotary_of(model, kernels)
+
+    @property
+    def norms(self) -> int:
+        """How many norms are computed in one call."""
+        return len(self._norms)
+
+    @property
+    def turns(self) -> bool:
+        """Whether rotary embeddings are computed in one call."""
+        return self._rotary is not None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the layers compute so meanwhile."""
+        for module, forward in self._norms:
+            module.__dict__["forward"] = forward
+        if self._rotary is not None:
+            place, before, turned = self._rotary
+            setattr(place, _ROTARY, turned)
+        try:
+            yield
+        finally:
+            for module, _ in self._norms:
+                del module.__dict__["forward"]
+            if self._rotary is not None:
+                setattr(place, _ROTARY, before)
+
+
+def _is_norm(module: Any, kernels: HostKernels) -> bool:
+    if not type(module).__name__.endswith("RMSNorm") or "forward" in vars(module):
+        return False
+    weight = getattr(module, "weight", None)
+    plain = (
+        type(weight) in (torch.nn.Parameter, torch.Tensor) and weight.dim() == 1 and weight.is_contiguous()
+    )
+    return plain and kernels.takes(weight.dtype) and _epsilon(module) is not None
+
+
+def _epsilon(module: Any) -> float | None:
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return epsilon if isinstance(epsilon, float) else None
+
+
+def _kind_of(module: Any, kernels: HostKernels) -> int | None:
+    """Return which norm a module computes, found by trying; None if it is another."""
+    probe, draw = copy.deepcopy(module), torch.Generator().manual_seed(0)
+    weight = module.weight
+    with torch.no_grad():
+        probe.weight = torch.nn.Parameter(torch.randn(len(weight), generator=draw).to(weight), False)
+        inputs = torch.randn(3, 1, len(weight), generator=draw).to(weight)
+        # Small numbers too, on which only the epsilon is seen.
+        inputs[1] *= 1e-3
+        for kind in NORM_KINDS:
+            got = kernels.norm(inputs, probe.weight, float(_epsilon(module) or 0.0), kind)
+            if all(agree(mine, own) for mine, own in zip(got, probe(inputs), strict=True)):
+                return kind
+    return None
+
+
+def _norm(module: Any, kernels: HostKernels, kind: int) -> Forward:
+    own, epsilon = type(module).forward, _epsilon(module)
+    assert epsilon is not None
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        weight = module.weight
+        # Many tokens keep torch's threads busy, which these functions do not use.
+        wide = inputs.numel() > _MOST_NUMBERS and torch.get_num_threads() > 1
+        if wide or inputs.dtype != weight.dtype or not weight.is_contiguous():
+            answer: torch.Tensor = own(module, inputs)
+            return answer
+        return kernels.norm(inputs, weight, epsilon, kind)
+
+    return forward
+
+
+def _rotary_of(model: Any, kernels: HostKernels) -> tuple[Any, Any, Any] | None:
+    """Return the module that has the model's rotary function, the function and the one in its place."""
+    place = sys.modules[type(model).__module__]
+    own = getattr(place, _ROTARY, None)
+    if own is None or not kernels.takes(model.dtype):
+        return None
+
+    def turned(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *others: Any, **named: Any
+    ) -> Any:
+        alike = q.dtype == k.dtype == cos.dtype == sin.dtype and q.stride(-1) == k.stride(-1) == 1
+        shape = (len(q), 1, q.shape[-1])
+        if (
+            others
+            or named
+            or not alike
+            or q.shape[2] != 1
+            or cos.shape != shape
+            or cos.stride() != sin.stride()
+        ):
+            return own(q, k, cos, sin, *others, **named)
+        if cos.stride(-1) != 1 or k.shape[-1] != q.shape[-1]:
+            return own(q, k, cos, sin)
+        return kernels.rotate(q, cos, sin), kernels.rotate(k, cos, sin)
+
+    draw = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (
+        torch.randn(*shape, generator=draw).to(model.dtype)
+        for shape in ((3, 4, 1, 16), (3, 2, 1, 16), (3, 1, 16), (3, 1, 16))
+    )
+    try:
+        same = all(
+            agree(mine, theirs)
+            for mine, theirs in zip(turned(q, k, cos, sin), own(q, k, cos, sin), strict=True)
+        )
+    except Exception:  # another family's function takes other arguments: it stays
+        return None
+    return (place, own, turned) if same else None

@@ -1,0 +1,190 @@
+"""The functions of our own for decode steps on a CPU: what they compute, and that torch's do without them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from tier_cases import RAGGED, cut_short, draw_requests, generate_alone, run_at_random
+
+from batchbound.executor.attention import decoder as decoder_module
+from batchbound.executor.attention import host_kernels
+from batchbound.executor.attention.host_kernels import HostKernels, Rows, built
+from batchbound.executor.attention.host_layers import HostLayers
+from batchbound.executor.attention.kernels import agree
+from batchbound.executor.kv.paged_store import BLOCK
+from batchbound.executor.kv.ragged import RaggedBatch
+from batchbound.executor.models.source import load_model
+
+# GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+]
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+@pytest.fixture
+def kernels() -> HostKernels:
+    found = built()
+    if found is None:
+        pytest.skip("this machine has no C++ compiler")
+    return found
+
+
+def by_hand(query: Any, keys: Any, values: Any, window: int | None, scale: float) -> Any:
+    """Attend from one row's token, (heads, size), to the columns (columns, heads, size) it holds."""
+    if window is not None:
+        keys, values = keys[-window:], values[-window:]
+    group = len(query) // keys.shape[1]
+    heads = []
+    for head in range(len(query)):
+        scores = scale * keys[:, head // group].double() @ query[head].double()
+        heads.append(scores.softmax(0) @ values[:, head // group].double())
+    return torch.stack(heads).to(query.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 1)]),
+    sizes=st.sampled_from([(8, 8), (32, 32), (64, 64), (48, 20), (128, 128)]),
+    window=st.sampled_from([None, 1, 7, 64, 200]),
+    paged=st.booleans(),
+)
+def test_each_row_attends_to_the_columns_that_it_holds(
+    dtype: Any,
+    seed: int,
+    lengths: list[int],
+    heads: tuple[int, int],
+    sizes: tuple[int, int],
+    window: int | None,
+    paged: bool,
+) -> None:
+    functions = built()
+    if functions is None:
+        pytest.skip("this machine has no C++ compiler")
+    draw = torch.Generator().manual_seed(seed)
+    rows, blocks = len(lengths), -(-max(lengths) // BLOCK)
+    query = torch.randn(rows, heads[0], sizes[0], generator=draw).to(dtype)
+    positions = torch.tensor(lengths) - 1
+    table = torch.randperm(rows * blocks, generator=draw).view(rows, blocks)
+    # NaN wherever a row holds nothing: what is read too much cannot hide.
+    buffers = [
+        torch.full((rows * blocks * BLOCK, heads[1], size), float("nan"), dtype=dtype) for size in sizes
+    ]
+    states = [[torch.randn(n, heads[1], size, generator=draw).to(dtype) for n in lengths] for size in sizes]
+    for buffer, of_rows in zip(buffers, states, strict=True):
+        for row, held in enumerate(of_rows):
+            columns = torch.arange(len(held))
+            buffer[table[row, columns // BLOCK] * BLOCK + columns % BLOCK] = held
+    where = Rows(positions, table, BLOCK)
+    if not paged:
+        every = (table[:, :, None] * BLOCK + torch.arange(BLOCK)).view(rows, -1)
+        buffers = [buffer[every].transpose(1, 2).contiguous() for buffer in buffers]
+        where = Rows(positions)
+    got = functions.attend(query, buffers[0], buffers[1], where, window=window, scale=0.4)
+    for row in range(rows):
+        expected = by_hand(query[row], states[0][row], states[1][row], window, 0.4)
+        assert agree(got[row], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_is_not_lost(kernels: HostKernels, dtype: Any) -> None:
+    keys, values = torch.randn(2, 2, 1, 9, 16).to(dtype)
+    keys[1, 0, 3] = float("nan")
+    got = kernels.attend(
+        torch.ones(2, 1, 16, dtype=dtype), keys, values, Rows(torch.tensor([8, 8])), window=None, scale=1
+    )
+    assert got[0].isfinite().all()
+    assert got[1].isnan().all()
+
+
+def test_several_threads_give_what_one_gives(kernels: HostKernels) -> None:
+    query, (keys, values) = torch.randn(9, 8, 64), torch.randn(2, 9, 4, 130, 64)
+    rows = Rows(torch.arange(9) * 16)
+    alone = kernels.attend(query, keys, values, rows, window=None, scale=None)
+    torch.set_num_threads(2)
+    try:
+        together = kernels.attend(query, keys, values, rows, window=None, scale=None)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("family", RAGGED)
+def test_torchs_own_operations_give_the_same_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_module, "built", lambda: None)
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    requests = draw_requests(5, seed=3)
+    batch = RaggedBatch(model, slots=3, capacity=1)
+    assert batch._host is None
+    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
+    assert run_at_random(batch, requests, seed=2, until=ends) == expected
+
+
+@pytest.mark.parametrize(("family", "turns"), [("llama", True), ("gemma3", True), ("gpt2", False)])
+def test_norms_and_rotary_embeddings_are_computed_in_one_call(
+    kernels: HostKernels, family: str, turns: bool
+) -> None:
+    model = load_model(f"tiny:{family}", dtype="float32", device="cpu")
+    layers = HostLayers(model, kernels)
+    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+    assert layers.norms == len(norms)
+    assert layers.turns is turns
+    for norm in norms:
+        inputs = torch.randn(3, 1, len(norm.weight), dtype=torch.float32)
+        with torch.inference_mode():
+            norm.weight.normal_()
+            expected = norm(inputs)
+            with layers.in_place():
+                assert "forward" in vars(norm)
+                assert torch.allclose(norm(inputs), expected, rtol=1e-5)
+        assert "forward" not in vars(norm)
+
+
+def test_double_precision_keeps_the_norms_that_transformers_rounds(kernels: HostKernels) -> None:
+    assert HostLayers(load_model("tiny:llama", dtype="float64", device="cpu"), kernels).norms == 0
+
+
+def test_a_norm_that_computes_something_else_is_left_alone(kernels: HostKernels) -> None:
+    class OtherRMSNorm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(32)), 1e-6
+
+        def forward(self, inputs: Any) -> Any:
+            return self.weight * inputs / inputs.abs().mean(-1, keepdim=True)
+
+    model = load_model("tiny:llama", dtype="float32", device="cpu")
+    own = HostLayers(model, kernels).norms
+    model.other = OtherRMSNorm()
+    assert HostLayers(model, kernels).norms == own
+
+
+def test_without_a_compiler_the_log_says_what_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    with caplog.at_level(logging.INFO):
+        assert host_kernels.built.__wrapped__() is None
+    assert "decode steps on this CPU use torch's own operations: FileNotFoundError" in caplog.text
+
+
+def test_functions_that_are_wrong_are_not_used(
+    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = HostKernels.attend
+    monkeypatch.setattr(HostKernels, "attend", lambda *given, **named: right(*given, **named) * 1.1)
+    with caplog.at_level(logging.INFO):
+        assert host_kernels.built.__wrapped__() is None
+    assert "attention in torch.float32 is wrong" in caplog.text
