@@ -188,7 +188,7 @@ class HuggingFaceEngine:
         burst = min(rounds, *(int(self._most[i]) - len(self.answers[i]) for i in requests))
         # Nobody looks at the clock or the tokens meanwhile: one read-back for the whole burst.
         at_once = burst if until == float("inf") and not self._watched else 1
-        done, padding = 0, self._residence.padding_read
+        done, beyond, padding = 0, 0, self._residence.padding_read
         finished: list[int] = []
         while done < burst and not finished:
             with evaluating(self._model):
@@ -196,17 +196,16 @@ class HuggingFaceEngine:
                     min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._ends
                 )
             for request in requests:
-                self.answers[request] += tokens[request]
-                if self._on_token is not None:
-                    for token in tokens[request]:
-                        self._on_token(request, token)
+                beyond += self._take(request, tokens[request])
             done += len(tokens[requests[0]])
             finished = self._release(requests)
             if self.time >= until:
                 break
         kv = done * held + active * (done * (done - 1) // 2)
         padded_kv = kv + round(self._residence.padding_read - padding)
-        return Stage("decode", start, self.time, done, active, done * active, kv, padded_kv), finished
+        return Stage(
+            "decode", start, self.time, done, active, done * active - beyond, kv, padded_kv
+        ), finished
 
     def evict(self, requests: Sequence[int]) -> None:
         """Free the slots of running requests; their tokens stay, and their keys and values on the host."""
@@ -254,6 +253,17 @@ class HuggingFaceEngine:
             later.append(self._to_begin[tuple(prompt)])
         return later
 
+    def _take(self, request: int, tokens: Sequence[int]) -> int:
+        """Add tokens to a completion up to its end; return how many lie beyond it."""
+        answer = self.answers[request]
+        for at, token in enumerate(tokens, start=1):
+            answer.append(token)
+            if self._on_token is not None:
+                self._on_token(request, token)
+            if token in self._ends and self._ended(request):
+                return len(tokens) - at
+        return 0
+
     def _release(self, requests: Sequence[int]) -> list[int]:
         finished = [
             request
@@ -277,20 +287,24 @@ def _within(
     """
     Return what tells a batch to allocate a plan's KV capacity and no more.
 
-    On a GPU the ragged tier allocates the longest request for each slot all the same: its captured rounds
-    read rows that lie in one piece. ``longest`` are the tokens of the longest request as planned, and at
-    most.
+    On a GPU the captured rounds of the ragged tier read rows that lie in one piece. Where the longest request
+    in every slot is within the capacity, they do; where it is not, rows lie in blocks and Python runs the
+    rounds. ``longest`` are the tokens of the longest request as planned, and at most.
 
     Raises
     ------
     InputError
         If the tier lays rows side by side, and they do not fit.
     """
-    if tier.name == "ragged":
-        # No request grows beyond its most tokens: a capacity beyond all slots' worth is not used.
-        return {"kv_tokens": min(kv_capacity, slots * longest[1])} if device.type == "cpu" else {}
+    from ..kv.paged_store import BLOCK
     from ..kv.window_batch import columns_for
 
+    if tier.name == "ragged":
+        # No request grows beyond its most tokens: a capacity beyond all slots' worth is not used.
+        whole = slots * (longest[1] + 1)
+        if device.type != "cpu" and whole <= kv_capacity + slots * BLOCK:
+            return {}
+        return {"kv_tokens": min(kv_capacity, slots * longest[1])}
     columns = columns_for(longest[0])
     if slots * columns > kv_capacity:
         raise InputError(

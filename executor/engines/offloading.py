@@ -155,7 +155,8 @@ class OffloadingBatch:
         emitted
             Tokens a request had before, for the message if the model fails.
         until
-            Tokens that end the call early, after the round in which a request gives one.
+            Tokens that end the call early, after the round in which a request gives one or a few later:
+            what a request gives beyond its end is the caller's to discard.
 
         Returns
         -------

@@ -220,7 +220,8 @@ class RunningBatch(ABC):
             The most rounds to run. All occupied slots take part in all of them: what a request gives beyond
             its end is the caller's to discard.
         until
-            Tokens that end the call early: it returns after the first round in which a slot gives one.
+            Tokens that end the call early: it returns after the first round in which a slot gives one, or a
+            few rounds later where those were launched already. They count for all slots but that one.
 
         Returns
         -------

@@ -134,8 +134,8 @@ class CapturedRounds:
         """While a round runs: the columns that each of its rows holds, its own new token's among them."""
         self.ended = False
         """Whether the latest call came to a token that ended it."""
-        self.launched = (0, 0)
-        """Rows of the latest call's rounds, and its rounds with those that did not count."""
+        self.size = 0
+        """Rows of the latest call's rounds."""
         self._sizes = sorted({slots, -(-slots // 2), -(-slots // 4)})
         self._replays: dict[int, Round] = {}
         self._columns = 0
@@ -161,12 +161,12 @@ class CapturedRounds:
             At least one, at most :data:`MOST_ROUNDS`; fewer are run where the columns there are do not
             suffice, as an answer may end before it needs more.
         until
-            Tokens after whose round to stop.
+            Tokens after whose round to stop, or up to :data:`LAG` rounds later.
 
         Returns
         -------
         tokens, scores : torch.Tensor
-            Of the rounds that count, each of shape (rounds, rows), overwritten by the next call.
+            Of the rounds run, each of shape (rounds, rows), overwritten by the next call.
         """
         store, rows = self._store, self._store.rows
         self.ended = False
@@ -180,17 +180,17 @@ class CapturedRounds:
         self._moving[:rows] = 1
         self._moving[rows:] = 0
         self._cursor.zero_()
-        done, launched = self._launch(replay, rounds, until)
-        self.launched = size, launched
+        done = self._launch(replay, rounds, until)
+        self.size = size
         store.end_rounds(done)
         return self._tokens[:done, :rows], self._scores[:done, :rows]
 
-    def _launch(self, replay: Round, rounds: int, until: frozenset[int]) -> tuple[int, int]:
-        """Launch rounds, ahead of what is known about them; return how many count, and how many ran."""
+    def _launch(self, replay: Round, rounds: int, until: frozenset[int]) -> int:
+        """Launch rounds, ahead of what is known about them; return how many ran."""
         if not until:
             for _ in range(rounds):
                 replay()
-            return rounds, rounds
+            return rounds
         launched = 0
         while launched < rounds and not (launched > self._lag and self._has_ended(launched - self._lag - 1)):
             replay()
@@ -198,14 +198,9 @@ class CapturedRounds:
             if self._copied:
                 self._copied[launched].record()
             launched += 1
-        done = next((at + 1 for at in range(launched) if self._has_ended(at)), launched)
-        self.ended = self._has_ended(done - 1)
-        if done < launched:
-            # The rounds beyond are as if they had not been: their columns are written again.
-            rows = self._store.rows
-            self._state[1::2, :rows] -= launched - done
-            self._state[0, :rows] = self._tokens[done - 1, :rows]
-        return done, launched
+        # Rounds launched beyond the end count: only what the row that ended gave in them is of no use.
+        self.ended = any(self._has_ended(at) for at in range(launched))
+        return launched
 
     def _has_ended(self, round_: int) -> bool:
         if self._copied:

@@ -205,16 +205,16 @@ class RaggedBatch(RunningBatch):
         return self._captured
 
     def _count_captured(self, captured: CapturedRounds, rounds: int) -> None:
-        """Take note of what captured rounds read, those launched ahead and thrown away among them."""
-        store, (size, launched) = self._store, captured.launched
+        """Take note of what captured rounds read."""
+        store, size = self._store, captured.size
         before = [tokens - rounds for tokens in store.lengths]
         for window, layers in self._layers_of.items():
-            for round_ in range(1, launched + 1):
+            for round_ in range(1, rounds + 1):
                 needed = needed_columns([tokens + round_ for tokens in before], window)
                 # A row that only fills the captured size up reads its one column.
                 exact = needed + size - store.rows
                 read = size * store.columns if self._kernel == "masked sdpa" else exact
-                self._padding_columns += layers * (read - needed * (round_ <= rounds))
+                self._padding_columns += layers * (read - needed)
 
     def _attend_held(self, call: AttentionCall) -> torch.Tensor:
         """Attend in a captured round: lengths are read from the device."""

@@ -89,7 +89,9 @@ def serve(
         left = min(requests[request][1] - len(answers[request]) for request in running.values())
         tokens = batch.decode(left, until=until)
         for slot, request in list(running.items()):
-            answers[request] += tokens[:, slot].tolist()
+            new = tokens[:, slot].tolist()
+            # What it gives beyond its end does not count.
+            answers[request] += new[: next((at + 1 for at, token in enumerate(new) if token in until), None)]
             if len(answers[request]) == requests[request][1] or answers[request][-1] in until:
                 batch.release(slot)
                 free.append(slot)
@@ -107,7 +109,7 @@ def test_replayed_rounds_give_the_answers_of_generate_alone(family: str) -> None
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_what_was_launched_beyond_an_end_does_not_count(
+def test_rounds_launched_beyond_an_end_count_for_all_but_the_row_that_ended(
     llama: Any, lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = draw_requests(9, seed=2)

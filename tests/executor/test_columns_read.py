@@ -165,9 +165,9 @@ def test_a_layer_with_a_sliding_window_needs_no_more_than_its_window(
     assert any(layers * stage.kv_tokens > needed for stage, _, needed in logged)
 
 
-def test_rounds_launched_beyond_an_end_are_read_for_nothing(llama: Any) -> None:
-    # The third round is launched before the second is known to end. Two rows of 4 and 3 tokens are read over
-    # all columns of their buffers.
+def test_rounds_launched_beyond_an_end_are_read_for_the_rows_that_go_on(llama: Any) -> None:
+    # The third round is launched before the second is known to end, and its tokens count. Two rows of 4 and 3
+    # tokens are read over all columns of their buffers.
     batch = captured(llama, 2, 32)
     batch.prefill([0, 1], [[1, 2, 3], [4, 5]])
     whole = batch.decode(4)
@@ -177,5 +177,5 @@ def test_rounds_launched_beyond_an_end_are_read_for_nothing(llama: Any) -> None:
     other._captured_rounds(other._capture)._lag = 1
     end = int(whole[1, 0])
     assert end not in whole[0]
-    assert len(other.decode(10, until=frozenset({end}))) == 2
-    assert other.padding_read == 3 * 2 * other._store.columns - (4 + 3) - (5 + 4)
+    assert other.decode(10, until=frozenset({end})).tolist() == whole[:3].tolist()
+    assert other.padding_read == 3 * 2 * other._store.columns - (4 + 3) - (5 + 4) - (6 + 5)
