@@ -105,8 +105,9 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         masks = [
             part for part in tree_leaves(args) if isinstance(part, torch.Tensor) and part.dtype == torch.bool
         ]
-        by_mask = name in ("index", "index_put", "index_put_") and any(part is not args[0] for part in masks)
-        assert name not in SHAPED_BY_DATA and not by_mask, f"{name} depends on what is on the device"
+        hidden = name in ("index", "index_put", "index_put_") and any(part is not args[0] for part in masks)
+        hidden = hidden or name in SHAPED_BY_DATA
+        assert not hidden, f"{name} depends on what is on the device"
         returns = function._schema.returns
         view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
         self.count += not view
