@@ -84,7 +84,9 @@ class HostLayers:
 def _is_norm(module: Any, kernels: HostKernels) -> bool:
     if not type(module).__name__.endswith("RMSNorm") or "forward" in vars(module):
         return False
-    weight = getattr(module, "weight", None)
+    if not isinstance(getattr(module, "weight", None), torch.Tensor):
+        return False
+    weight: Any = module.weight
     plain = (
         type(weight) in (torch.nn.Parameter, torch.Tensor) and weight.dim() == 1 and weight.is_contiguous()
     )

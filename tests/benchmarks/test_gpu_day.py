@@ -22,7 +22,8 @@ UNLIKE_THE_REST = ("kernels", "ends", "memory", "long_prompts", "host", "log_pro
 
 
 def figures_of(output: Path) -> dict[str, Any]:
-    return json.loads(output.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return found
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a GPU it takes half an hour")

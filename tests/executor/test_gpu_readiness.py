@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
+from batchbound.data.readers.sampling import LogprobsMode
 from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import DecodeOptions, HuggingFaceEngine, _within
 from batchbound.executor.engines.tiers import Tier
@@ -70,11 +71,11 @@ SHAPED_BY_DATA = {
 """Operations whose result has a shape, or is a number, that only the device knows: no graph can hold them."""
 
 
-class Waits(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class Waits(TorchFunctionMode):
     """Counts the lines of ours that wait for the device, and those that copy to it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.waits: Counter[str] = Counter()
         self.uploads: Counter[str] = Counter()
 
@@ -140,7 +141,7 @@ def again(round_: Round) -> Round:
 
 def recorded() -> Any:
     asked = {str(slot): Sampler(temperature=0.8, top_p=0.9) for slot in range(8)}
-    streams = {sampler.stream(name): "raw" for name, sampler in asked.items()}
+    streams: dict[int, LogprobsMode] = {sampler.stream(name): "raw" for name, sampler in asked.items()}
     return MixedSampler(asked, None, Recorder(streams, likeliest=2))
 
 
@@ -180,7 +181,7 @@ def no_waits() -> Iterator[None]:
 def test_the_watch_sees_what_waits(models: dict[int, Any]) -> None:
     for wait in (bool, int, float, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.nonzero):
         with Waits() as seen:
-            wait(torch.ones(1))  # type: ignore[operator]
+            wait(torch.ones(1))
         assert sum(seen.waits.values()) == 1, wait
     with pytest.raises(AssertionError, match="index depends"), Launches():
         torch.ones(3)[torch.tensor([True, False, True])]
