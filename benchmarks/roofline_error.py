@@ -146,14 +146,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     rows = table(known, errors)
     judged = errors[~np.isnan(errors)]
     whole = np.exp(fit(known, np.arange(len(points))))
-    held = [(row["held"], row["points"]) for row in rows]
+    held = np.array([(row["held"], row["points"]) for row in rows], dtype=np.float64)
     result: dict[str, Any] = {
         "points": len(points),
         "left_out": dict(left_out),
         "efficiency": dict(zip(Efficiency.__dataclass_fields__, whole.tolist(), strict=True)),
         "median": float(np.exp(np.median(judged))),
         "bar": np.exp(np.quantile(judged, COVERED)).tolist(),
-        "held": float(np.average([each[0] for each in held], weights=[each[1] for each in held])),
+        "held": float(np.average(held[:, 0], weights=held[:, 1])),
         "pairs": rows,
     }
     for reason, many in left_out.items():
