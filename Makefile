@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo style test test-all attack site mutants clean
+.PHONY: demo style test test-all test-lowest attack site mutants clean
 
 # Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
@@ -15,6 +15,17 @@ test: style
 # The same with every test that needs no GPU.
 test-all: style
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 -m "not gpu"
+
+# The fast tests on the lowest versions that pyproject.toml declares, of those that come as wheels. TORCH names
+# another torch where the lowest is not to be had: make test-lowest TORCH=torch==2.13.0
+TORCH ?= torch>=2.11
+test-lowest:
+	$(PYTHON) -m venv --clear build/lowest
+	build/lowest/bin/pip install --quiet uv
+	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --only-binary :all: \
+		--resolution lowest-direct '$(TORCH)' --requirements pyproject.toml \
+		--extra engine --extra predict --extra encoder --extra ray --extra dev
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses auto --maxprocesses 4
 
 # Kills, damaged files, failing models, full disks, in minutes: docs/reliability.md says how to try more.
 attack: $(VENV)/dev

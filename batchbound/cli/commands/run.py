@@ -117,16 +117,18 @@ def run(args: argparse.Namespace) -> int:
             yield on_stage
 
     try:
-        result = run_plan(
-            args.plan,
-            model_options(args),
-            _options(args),
-            output=args.output,
-            trace=args.trace,
-            overwrite=args.overwrite,
-            watching=watching,
-            remark=note,
-        )
+        # To its end: outputs that are being written are no better a moment to die without a word.
+        with terminating():
+            result = run_plan(
+                args.plan,
+                model_options(args),
+                _options(args),
+                output=args.output,
+                trace=args.trace,
+                overwrite=args.overwrite,
+                watching=watching,
+                remark=note,
+            )
     except (RunStoppedError, TerminatedError, WriteError) as error:
         if not under_way:
             raise
@@ -151,11 +153,10 @@ def _options(args: argparse.Namespace) -> RunOptions:
 
 @contextmanager
 def _watched(plan: Plan, journal: Journal, seconds: int) -> Iterator[Callable[[Stage, int], None]]:
-    """Yield what is told of each stage: progress, and a watchdog; SIGTERM ends the run as Ctrl-C does."""
+    """Yield what is told of each stage: progress, and a watchdog."""
     from ...executor.runs.watchdog import Watchdog
 
     with (
-        terminating(),
         Watchdog(seconds, lambda: _abandon(journal, seconds)) as watchdog,
         _progress(plan, journal) as on_progress,
     ):
