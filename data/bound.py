@@ -5,33 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ROUNDING = 1e-12
-"""Relative difference that two sums of the same seconds may have in floating point."""
-
 PROVEN_WITHIN = 1e-9
 """Relative difference up to which a makespan is what a bound proves: the sums of both are long."""
 
 
-def gap_above(makespan: float | None, bound: float | None) -> float | None:
+def gap_above(value: float | None, bound: float | None) -> float | None:
     """
-    Return how far a makespan is above a bound, as a fraction of the bound: the one definition of a gap.
+    Return how far a value is above a bound, as a fraction of the bound's size: the one definition of a gap.
 
     Parameters
     ----------
-    makespan
-        Seconds, or None without a schedule.
+    value
+        Seconds of a makespan, or the objective of a linear model, which may be negative; None without one.
     bound
-        Proven seconds, or None where nothing is proven.
+        What is proven, or None where nothing is.
 
     Returns
     -------
     float or None
-        Zero for a difference within :data:`ROUNDING`; None without a makespan or without a bound above zero.
+        Zero for a difference within :data:`PROVEN_WITHIN`; None without a value, or without a bound to take
+        a fraction of.
     """
-    if makespan is None or bound is None or bound <= 0:
+    if value is None or not bound:
         return None
-    gap = (makespan - bound) / bound
-    return 0.0 if abs(gap) < ROUNDING else gap
+    gap = (value - bound) / abs(bound)
+    return 0.0 if abs(gap) <= PROVEN_WITHIN else gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Bound:
         Raises
         ------
         ValueError
-            If the bound is not valid (or not positive), so that there is no gap to it.
+            If the bound is not valid, or none at all, so that there is no gap to it.
         """
         gap = gap_above(makespan, self.proven)
         if gap is None:

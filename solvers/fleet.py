@@ -29,6 +29,9 @@ FEEDBACKS = 4
 SLICE = 0.4
 """Least wall-clock seconds of search spent on a replica at a time."""
 
+SLICE_STEPS = 25
+"""Steps of the first search of a replica, where steps are limited."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
@@ -83,7 +86,7 @@ def plan_fleet(
     fleet
         The job, lengths known or expected, and its replicas.
     limits
-        When to stop; ``work`` counts searches of one replica. By default after 10 seconds.
+        When to stop; ``work`` counts steps of the search, over all replicas. By default after 10 seconds.
     groups
         Requests that belong together (answers to one prompt), each request in one of them; None for none.
     keep
@@ -171,10 +174,9 @@ class _FleetSearch:
 
     def improve(self) -> StoppedBy:
         """Search the schedule of the replica that ends last, again and again, and return why it ended."""
-        most = self._limits.work
-        patience = 0
-        for count in range(2**31):
-            if most is not None and count >= most:
+        patience, steps = 0, 0
+        while True:
+            if self._limits.work is not None and steps >= self._limits.work:
                 return StoppedBy.WORK
             if self._left < 0.5 * SLICE:
                 return StoppedBy.TIME
@@ -183,18 +185,25 @@ class _FleetSearch:
             if share.problem is None or share.schedule is None or patience > 3:
                 return StoppedBy.GAVE_UP
             finish = share.finish
-            self._search(share, self._fleet.replicas[last].busy)
+            steps += self._search(share, self._fleet.replicas[last].busy, steps)
             patience = 0 if share.finish < finish - 1e-12 else patience + 1
-        return StoppedBy.GAVE_UP
 
-    def _search(self, share: _Share, busy: float) -> None:
+    def _search(self, share: _Share, busy: float, steps: int) -> int:
+        """Search one replica's schedule after so many steps in all, and return the steps that took."""
         assert share.problem is not None
-        even = SLICE if self._limits.seconds is None else self._left / (2 * len(self._shares))
-        seconds = min(self._left, max(SLICE, even) * 2**share.searches)
+        seconds, most = None, None
+        if self._limits.work is not None:
+            most = min(self._limits.work - steps, SLICE_STEPS * 2**share.searches)
+        if self._limits.seconds is not None or most is None:
+            even = SLICE if self._limits.seconds is None else self._left / (2 * len(self._shares))
+            seconds = min(self._left, max(SLICE, even) * 2**share.searches)
         seed = self._limits.seed + share.searches
-        found = search_schedule(share.problem, seconds=seconds, seed=seed, start=share.schedule)
+        found = search_schedule(
+            share.problem, seconds=seconds, iterations=most, seed=seed, start=share.schedule
+        )
         share.searches += 1
         share.schedule, share.finish = found.schedule, busy + found.makespan
+        return found.iterations
 
     def _assign(self, busy: FloatArray) -> IntArray:
         dearest = np.argsort(-self._costs.mean(axis=0), kind="stable")

@@ -31,8 +31,6 @@ FEW_BOUND_SECONDS = 0.5
 """Seconds that the bound of few requests may take in any case: its proof ends by itself before."""
 PROOF_SHARE = 0.8
 """The share of its time that the enumeration gets."""
-OPTIMAL_WITHIN = 1e-9
-"""Relative gap below which a makespan equals its bound but for rounding."""
 
 
 def solve(
@@ -81,7 +79,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
         ours, _ = bound_within(problem, search.incumbent.left if seconds else None, FEW_BOUND_SECONDS * few)
         search.improve(ours.seconds)
         found = search.outcome()
-        if few and seconds is not None and ours.gap(found.makespan) > OPTIMAL_WITHIN:
+        if few and seconds is not None and not ours.proves(found.makespan):
             left = max(PROOF_SHARE * seconds, seconds - (time.perf_counter() - begun))
             enumerated = best_by_enumeration(problem, Limits(seconds=left), found.schedule)
     except KeyboardInterrupt:
@@ -96,7 +94,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     stopped_by = StoppedBy.TIME
     if interrupted:
         stopped_by = StoppedBy.INTERRUPT
-    elif limits.work is not None and found.iterations >= limits.work:
+    elif limits.work is not None and (seconds is None or found.iterations >= limits.work):
         stopped_by = StoppedBy.WORK
     result = _result(problem, schedule, bound, "search", begun, stopped_by, ours)
     improvements = list(found.improvements)
@@ -141,7 +139,7 @@ def _result(
 ) -> Result:
     schedule = schedule.without_idle_rounds(problem)
     makespan = schedule.makespan(problem)
-    optimal = bound.seconds > 0 and bound.gap(makespan) <= OPTIMAL_WITHIN
+    optimal = bound.proves(makespan)
     return Result(
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,
         stopped_by=StoppedBy.PROOF if optimal else stopped_by,

@@ -110,13 +110,17 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
             return make_fleet_plan(
                 fleet, groups=groups, rule=args.dispatch, limits=limits, provenance=provenance
             )
+        for option, given in {"--time-limit": args.time_limit, "--work": args.work}.items():
+            if given is not None:
+                message = f"{option} has no effect with --replicas and --length-error: queues are compared"
+                raise InputError(message, hint="Leave it out.")
         return make_robust_fleet_plan(
             fleet,
             error,
             groups=groups,
             rule=args.dispatch,
             longest=_longest(inputs),
-            limits=limits,
+            seed=limits.seed,
             provenance=provenance,
         )
     problem, others, start = inputs.problem, [], None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ..data.bound import gap_above
 from ..solvers.result import Status
-from ..solvers.solve import OPTIMAL_WITHIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,7 +197,7 @@ class Comparison:
                 continue
             bound = best[row.instance]
             times, values = zip(*row.improvements, strict=True)
-            gaps = [100 * (_gap(value, bound) or 0.0) for value in (*values, values[-1])]
+            gaps = [100 * (gap_above(value, bound) or 0.0) for value in (*values, values[-1])]
             label = "_" + row.solver if row.solver in labelled else row.solver
             labelled.add(row.solver)
             colour = f"C{solvers.index(row.solver) % 10}"
@@ -214,15 +214,7 @@ def with_gaps(rows: Sequence[Measurement]) -> list[Measurement]:
     best = max((row.bound for row in rows if row.bound is not None), default=None)
     if best is None:
         return list(rows)
-    return [row if row.value is None else replace(row, gap=_gap(row.value, best)) for row in rows]
-
-
-def _gap(value: float, bound: float) -> float | None:
-    """Return the gap as a fraction of the bound's size, which must have one; nothing for mere rounding."""
-    above = value - bound
-    if above <= OPTIMAL_WITHIN * max(1.0, abs(bound)):
-        return 0.0
-    return above / abs(bound) if bound else None
+    return [row if row.value is None else replace(row, gap=gap_above(row.value, best)) for row in rows]
 
 
 def _measure(row: Measurement, by: Literal["value", "seconds"]) -> float:

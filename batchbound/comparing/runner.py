@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..data.files.disk import atomic_write
+from ..data.fleet import Fleet
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..heuristics.loop import schedule_of
@@ -17,16 +18,17 @@ from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulate import simulate
 from ..models.formulations.full_model import UnsupportedProblemError
 from ..models.formulations.linear_model import LinearModel
+from ..planning.fleet import make_fleet_plan
 from ..solvers.backends.backend import BACKENDS
 from ..solvers.backends.linear import BackendError, LinearResult, solve_linear
 from ..solvers.result import Limits, Result, Status, StoppedBy
-from ..solvers.solve import DEFAULT_SECONDS, SOLVERS, solve
+from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS, solve
 from .result import NOT_APPLICABLE, Comparison, Measurement, with_gaps
 
 POLICY = "policy:"
 """Before the name of a policy, which is simulated: ``policy:fcfs``."""
 
-Instance = Problem | LinearModel
+Instance = Problem | Fleet | LinearModel
 OwnSolver = Callable[[Problem, Limits], Result | Schedule]
 """A user's own solver: a problem and limits in, a schedule out, or a result where it also proves a bound."""
 
@@ -61,9 +63,8 @@ def compare(
     Parameters
     ----------
     instances
-        Problems, or linear models (:func:`~batchbound.models.formulations.linear_files.read_mps`), by name.
-        Arrivals are
-        ignored.
+        Problems, fleets, or linear models (:func:`~batchbound.models.formulations.linear_files.read_mps`), by
+        name. Arrivals are ignored; only the search takes fleets.
     solvers
         Names, or a mapping of a label to a name, an :data:`OwnSolver` or an :class:`OwnLinearSolver`. A name
         is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:`` and a key of
@@ -116,6 +117,8 @@ def _measured(name: str, instance: Instance, label: str, solver: Solver, limits:
             return _linear(name, instance, label, solver, limits)
         if isinstance(solver, OwnLinearSolver):
             raise BackendError(f"{label} takes linear models")
+        if isinstance(instance, Fleet):
+            return _fleet(name, instance, label, solver, limits)
         if not isinstance(solver, str):
             return _of_result(name, label, instance, _own(label, solver, instance, limits))
         if solver.startswith(POLICY):
@@ -178,6 +181,27 @@ def _own(label: str, solver: OwnSolver, problem: Problem, limits: Limits) -> Res
         return found
     makespan = found.makespan(problem) if found.check(problem) is None else None
     return Result(Status.FEASIBLE, StoppedBy.GAVE_UP, found, makespan, None, seconds, label, "")
+
+
+def _fleet(name: str, fleet: Fleet, label: str, solver: Solver, limits: Limits) -> Measurement:
+    if solver != DEFAULT_SOLVER:
+        raise BackendError(f"{label} takes the problem of one machine, not a fleet")
+    plan = make_fleet_plan(fleet, limits=limits)
+    assert plan.bound is not None
+    return Measurement(
+        name,
+        label,
+        plan.makespan,
+        plan.bound.seconds,
+        None,
+        plan.maker.seconds,
+        plan.maker.status,
+        plan.maker.stopped_by,
+        plan.maker.version,
+        "",
+        plan.bound.source,
+        _point(plan.maker.seconds, plan.makespan),
+    )
 
 
 def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measurement:

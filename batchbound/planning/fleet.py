@@ -105,7 +105,7 @@ def make_robust_fleet_plan(
     groups: Groups = "any",
     rule: str | None = None,
     longest: IntArray | None = None,
-    limits: Limits | None = None,
+    seed: int = 0,
     provenance: Provenance | None = None,
 ) -> Plan:
     """
@@ -125,15 +125,15 @@ def make_robust_fleet_plan(
         As of :func:`make_fleet_plan`.
     longest
         Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
-    limits
-        For the seed, which draws the samples.
+    seed
+        Draws the samples.
 
     Raises
     ------
     PlanningError
         If the referee rejects the schedule.
     """
-    limits, begun = Limits() if limits is None else limits, time.perf_counter()
+    begun = time.perf_counter()
     predicted = fleet.workload.output_tokens
     if isinstance(error, LogNormalError):
         error = error.for_predictions(predicted, longest)
@@ -142,7 +142,7 @@ def make_robust_fleet_plan(
         fleet,
         error,
         samples=COMPARED if len(fleet) < 5000 else COMPARED_OF_MANY,
-        seed=limits.seed,
+        seed=seed,
         rule=rule or "lpt",
         groups=groups,
         longest=longest,
@@ -162,12 +162,12 @@ def make_robust_fleet_plan(
     violation = shares.check(planned, groups)
     if violation is not None:
         raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
-    drawn = error.sample(predicted, np.random.default_rng((limits.seed, 1)), SAMPLES, longest)
+    drawn = error.sample(predicted, np.random.default_rng((seed, 1)), SAMPLES, longest)
     backoff = groups == "any"
     ends = [serve_with_backoff(planned, replica_of, policy, row, backoff=backoff).makespan for row in drawn]
     makespan, bound = shares.makespan(planned), fleet_bound(planned)
     took, status = time.perf_counter() - begun, "optimal" if bound.proves(makespan) else "feasible"
-    maker = Maker(f"{policy.order} queues", __version__, status, "gave up", took, limits.seed)
+    maker = Maker(f"{policy.order} queues", __version__, status, "gave up", took, seed)
     low, high = np.quantile(ends, ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2), method="weibull").tolist()
     expected = Expectation(
         mean=float(np.mean(ends)),

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from batchbound.cli import INTERRUPTED, main
+from batchbound.comparing.result import NOT_APPLICABLE
 from batchbound.comparing.runner import compare
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.record import plain
+from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
@@ -24,13 +27,16 @@ from batchbound.data.workload import Workload
 from batchbound.heuristics.queues.ordered import arrival_order, longest_first
 from batchbound.heuristics.registry import POLICIES
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.planning.fleet import make_fleet_plan
 from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits, solve
+from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import StoppedBy
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.schedule_search import ScheduleSearch
 from batchbound.solvers.search.starts import IN_ONE_PASS, simulated_schedule
 
+BENT = CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3)
 PROBLEMS = {
     "free": Problem(generate("table3", 0, 90), CostModel.paper(), 12),
     "capped": Problem(generate("table3", 1, 90), CostModel.paper(), 12, prefill_token_cap=400),
@@ -39,7 +45,32 @@ PROBLEMS = {
         generate("sharegpt", 3, 80), CostModel.paper(), 16, kv_capacity=6_000, prefill_token_cap=3_000
     ),
     "few": Problem(generate("table3", 4, 20), CostModel.paper(), 5, prefill_emits_first_token=True),
-    "bend": Problem(generate("table3", 5, 60), CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3), 12),
+    "bend": Problem(generate("table3", 5, 60), BENT, 12),
+}
+MORE = {
+    "bend and capped": Problem(generate("table3", 6, 60), BENT, 12, prefill_token_cap=700),
+    "bend and scarce": Problem(generate("sharegpt", 6, 60), BENT, 24, kv_capacity=6_000),
+    "bend and both": Problem(
+        generate("sharegpt", 7, 60), BENT, 16, kv_capacity=7_000, prefill_token_cap=3_000
+    ),
+    "first tokens": Problem(generate("table3", 7, 70), CostModel.paper(), 8, prefill_emits_first_token=True),
+    "first tokens and scarce": Problem(
+        generate("sharegpt", 8, 70), CostModel.paper(), 20, kv_capacity=6_000, prefill_emits_first_token=True
+    ),
+    "very scarce": Problem(generate("sharegpt", 9, 60), CostModel.paper(), 32, kv_capacity=4_500),
+    "many slots": Problem(generate("table3", 8, 70), CostModel.paper(), 64),
+    "tight cap": Problem(generate("table3", 9, 60), CostModel.paper(), 16, prefill_token_cap=200),
+}
+_PAPER = Replica(CostModel.paper(), 8)
+FLEETS = {
+    "replicas": Fleet.of(PROBLEMS["free"], 3),
+    "replicas and capped": Fleet.of(PROBLEMS["capped"], 2),
+    "replicas and scarce": Fleet.of(PROBLEMS["scarce"], 2),
+    "replicas and a bend": Fleet.of(PROBLEMS["bend"], 2),
+    "unlike replicas": Fleet(generate("table3", 10, 80), (_PAPER, Replica(BENT, 4, busy=2.0))),
+    "replicas of unlike memory": Fleet(
+        generate("sharegpt", 10, 60), (replace(_PAPER, kv_capacity=5_000), replace(_PAPER, kv_capacity=9_000))
+    ),
 }
 
 
@@ -50,9 +81,9 @@ def quick_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "proven_bound", lambda problem, seconds=0.0: best_bound(problem))
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", [*PROBLEMS, *MORE])
 def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: str) -> None:
-    problem, limits = PROBLEMS[name], Limits(work=25, seed=3)
+    problem, limits = (PROBLEMS | MORE)[name], Limits(work=25, seed=3)
     plan, found = make_plan(problem, limits=limits), solve(problem, limits=limits)
     assert found.schedule is not None
     for column in ("bin_of", "slot_of", "rounds"):
@@ -60,17 +91,44 @@ def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: st
     assert compare({name: problem}, ["search"], limits).rows[0].value == plan.makespan == found.makespan
 
 
+@pytest.mark.parametrize("name", FLEETS)
+def test_plan_solve_and_compare_find_the_same_schedules_of_replicas_at_the_same_work(name: str) -> None:
+    fleet, limits = FLEETS[name], Limits(work=60, seed=3)
+    plan, found = make_fleet_plan(fleet, limits=limits), plan_fleet(fleet, limits=limits)
+    assert found.schedule.check(fleet) is None
+    assert np.array_equal(plan.shares.replica_of, found.schedule.replica_of)
+    assert compare({name: fleet}, ["search"], limits).rows[0].value == plan.makespan == found.makespan
+    assert found.makespan == found.schedule.makespan(fleet)
+
+
+def test_a_comparison_says_which_solvers_take_no_fleet() -> None:
+    rows = compare({"fleet": FLEETS["replicas"]}, ["search", "lpt-ski", "policy:lpt"], Limits(work=1)).rows
+    assert [row.status == NOT_APPLICABLE for row in rows] == [False, True, True]
+    assert "takes the problem of one machine, not a fleet" in rows[1].message
+
+
+def test_a_fleet_of_one_has_the_plan_of_its_problem() -> None:
+    for problem in (PROBLEMS["free"], PROBLEMS["scarce"]):
+        limits = Limits(work=25, seed=3)
+        plan = make_fleet_plan(Fleet.of(problem, 1), limits=limits)
+        assert plan.makespan == solve(problem, limits=limits).makespan
+
+
 def test_another_process_finds_the_same_schedule_at_the_same_work(tmp_path: Path) -> None:
     for number, options in enumerate(
-        (["table3:7:70", "--slots", "9"], ["sharegpt:7:60", "--slots", "16", "--kv-capacity", "5000"])
+        (
+            ["table3:7:70", "--slots", "9"],
+            ["sharegpt:7:60", "--slots", "16", "--kv-capacity", "5000"],
+            ["table3:7:70", "--slots", "9", "--replicas", "2"],
+        )
     ):
         files = [str(tmp_path / f"{number}-{k}.json") for k in range(2)]
         words = ["plan", *options, "--work", "40", "--seed", "2", "-o"]
         assert main([*words, files[0]]) == 0
         command = [sys.executable, "-m", "batchbound", *words, files[1]]
         subprocess.run(command, check=True, capture_output=True)
-        one, other = (json.loads(Path(file).read_text())["schedule"] for file in files)
-        assert one == other
+        one, other = (Plan.load(file).shares for file in files)
+        assert plain(one) == plain(other)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -143,10 +201,20 @@ def test_a_plan_that_is_interrupted_is_written(
 
 
 @pytest.mark.parametrize(
-    "options", [["--slots", "auto", "--kv-capacity", "9000"], ["--slots", "8", "--replicas", "2"]]
+    "options",
+    [
+        ["--slots", "auto", "--kv-capacity", "9000"],
+        ["--slots", "8", "--replicas", "2", "--length-error", "0.3"],
+    ],
 )
 def test_work_is_refused_where_it_limits_nothing(options: list[str], tmp_path: Path) -> None:
     assert main(["plan", "table3:0:40", *options, "--work", "5", "-o", str(tmp_path / "plan.json")]) == 2
+
+
+def test_a_time_limit_is_refused_where_it_limits_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "table3:0:40", "--slots", "8", "--replicas", "2", "--length-error", "0.3"]
+    assert main([*words, "--time-limit", "3"]) == 2
+    assert "--time-limit has no effect with --replicas and --length-error" in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from ...solvers.result import Limits
 from ..inputs import add_problem, named_files, positive, random_seed, read_inputs, seconds
 from ..output import note
 
+DEFAULT_SECONDS = 10.0
 DEFAULT_SOLVERS = ("search", "lpt-ski", "policy:fcfs")
 
 OUTPUTS = ("csv", "markdown", "profile", "over_time")
@@ -37,8 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of " + ", ".join(known_solvers()) + " (default %(default)s)",
     )
     parser.add_argument(
-        "--time-limit", type=seconds, default=10.0, metavar="SECONDS", help="of each (default %(default)s)"
+        "--time-limit",
+        type=seconds,
+        metavar="SECONDS",
+        help=f"of each (default {DEFAULT_SECONDS:g}, none with --work)",
     )
+    parser.add_argument("--work", type=positive, metavar="N", help="steps of each solver, as of plan")
     parser.add_argument("--seed", type=random_seed, default=0, help="of random choices (default %(default)s)")
     parser.add_argument("--threads", type=positive, default=1, help="of each (default %(default)s)")
     for option, what in (
@@ -67,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
         hint = f"Choose from {', '.join(known_solvers())}."
         raise InputError(f"there is no solver {unknown!r}", where="solvers", hint=hint)
     instances = {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
-    limits = Limits(seconds=args.time_limit, threads=args.threads, seed=args.seed)
+    limit = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
+    limits = Limits(seconds=limit, work=args.work, threads=args.threads, seed=args.seed)
     comparison = compare(
         instances, solvers, limits, on_done=lambda row: note(f"{row.instance}, {row.solver}: {row.status}")
     )

@@ -105,13 +105,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _limits(args: argparse.Namespace) -> Limits:
     """Return when to stop; without any limit given, after the default seconds."""
-    if args.work is not None:
-        for option, given in {
-            "--slots auto": not args.slots,
-            "--replicas": args.replicas is not None,
-        }.items():
-            if given:
-                raise InputError(f"--work does not limit {option}", hint="Give --time-limit instead.")
+    if args.work is not None and not args.slots:
+        raise InputError("--work does not limit --slots auto", hint="Give --time-limit instead.")
     seconds = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     return Limits(seconds=seconds, work=args.work, threads=args.threads, seed=args.seed)
 
