@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
+
+import numpy as np
 
 from ...data.problem import Problem
 from .claims import RefutedError, Work
@@ -63,22 +66,20 @@ class _Tries:
 
     def __init__(self, problem: Problem, seconds: float, work: Work) -> None:
         cost, self.work = problem.cost, work
-        self.cost, self.slots, self.capacity = cost, problem.slots, problem.kv_capacity
-        self.cap = problem.prefill_token_cap or math.inf
+        self.cost, self.slots = cost, problem.slots
+        self.capacity, self.cap = problem.kv_capacity or math.inf, problem.prefill_token_cap or math.inf
         first = int(problem.prefill_emits_first_token)
-        kinds = Counter(zip(problem.rounds.tolist(), problem.prompt_tokens.tolist(), strict=True))
-        self.kinds = [(n, p, p + first) for n, p in sorted(kinds, reverse=True)]
-        self.everyone: Waiting = tuple(kinds[n, p] for n, p, _ in self.kinds)
-        self.read = [tokens_read(n, held) for n, _, held in self.kinds]
-        rounds = sum(count * n for count, (n, _, _) in zip(self.everyone, self.kinds, strict=True))
-        read = sum(count * each for count, each in zip(self.everyone, self.read, strict=True))
+        kinds = Counter((n, p) for n, p in np.stack([problem.rounds, problem.prompt_tokens]).T.tolist())
+        self.kinds = [(n, p, p + first, tokens_read(n, p + first)) for n, p in sorted(kinds)]
+        self.everyone: Waiting = tuple(kinds[n, p] for n, p, _, _ in self.kinds)
+        self.facts = functools.cache(self._facts)
+        rounds, read, _, _ = self.facts(self.everyone)
         # Slot-rounds and tokens read cost the same whatever the schedule, so only the rest is counted.
         self.limit = seconds - cost.decode_per_slot * rounds - cost.decode_per_kv_token * read
-        peaks = sorted(max(p, held + n - 1) for n, p, held in self.kinds for _ in range(kinds[n, p]))
-        self.scarce = self.capacity is not None and sum(peaks[-self.slots :]) > self.capacity
+        peaks = sorted(max(p, held + n - 1) for n, p, held, _ in self.kinds for _ in range(kinds[n, p]))
+        self.scarce = sum(peaks[-self.slots :]) > self.capacity
         bends = cost.prefill_per_token_beyond > 0
-        self.at_once = problem.prefill_token_cap is not None or bends or any(n == 0 for n, _, _ in self.kinds)
-        self.known: dict[Waiting, tuple[int, int, int, float]] = {}
+        self.at_once = self.cap < math.inf or bends or any(n == 0 for n, _, _, _ in self.kinds)
 
     def waits(self, waiting: Waiting, busy: UnderWay, spent: float) -> Iterator[tuple[UnderWay, float]]:
         """Yield those under way and the seconds spent after each number of rounds worth trying."""
@@ -96,18 +97,14 @@ class _Tries:
 
     def hopeless(self, waiting: Waiting, busy: UnderWay, spent: float) -> bool:
         """Return whether nothing that goes on from here is cheaper."""
-        facts = self.known.get(waiting)
-        if facts is None:
-            facts = self.known[waiting] = self._facts(waiting)
-        work, read, longest, prefill = facts
+        work, read, longest, prefill = self.facts(waiting)
         rounds = -(-(work + sum(left for left, _ in busy)) // self.slots)
         if busy:
             rounds = max(rounds, busy[-1][0], longest + (busy[0][0] if len(busy) == self.slots else 0))
         else:
             rounds = max(rounds, longest)
-        if self.capacity is not None:
-            held = read + sum(tokens_read(left, held) for left, held in busy)
-            rounds = max(rounds, -(-held // self.capacity))
+        held = read + sum(tokens_read(left, held) for left, held in busy)
+        rounds = max(rounds, math.ceil(held / self.capacity))
         least: float = spent + prefill + self.cost.decode_base * rounds
         hopeless: bool = least >= self.limit
         return hopeless
@@ -115,32 +112,25 @@ class _Tries:
     def _facts(self, waiting: Waiting) -> tuple[int, int, int, float]:
         """Return the rounds, the tokens read, the longest request and the least seconds of stages."""
         wait = [(count, *kind) for count, kind in zip(waiting, self.kinds, strict=True) if count]
-        if not wait:
-            return 0, 0, 0, 0.0
-        number, tokens = sum(waiting), sum(count * p for count, _, p, _ in wait)
-        cap = min(self.cap, self.capacity or math.inf)
+        number, tokens = sum(waiting), sum(count * p for count, _, p, _, _ in wait)
         cost, bend = self.cost, self.cost.prefill_bend
-        beyond = sum(count * max(0.0, p - bend) for count, _, p, _ in wait)
-        within = sum(count * min(p, bend) for count, _, p, _ in wait)
-        fewest = max(-(-number // self.slots), math.ceil(tokens / cap))
+        beyond = sum(count * max(0.0, p - bend) for count, _, p, _, _ in wait)
+        within = sum(count * min(p, bend) for count, _, p, _, _ in wait)
+        fewest = max(-(-number // self.slots), math.ceil(tokens / min(self.cap, self.capacity)))
         least = math.inf
         for stages in range(fewest, max(number, fewest) + 1):
             seconds = cost.prefill_base * stages + cost.prefill_per_token * tokens
             seconds += cost.prefill_per_token_beyond * (beyond + max(0.0, within - stages * bend))
             least = min(least, max(seconds, cost.prefill_floor * stages))
-        work = sum(count * n for count, n, _, _ in wait)
-        read = sum(count * each for count, each in zip(waiting, self.read, strict=True))
-        return work, read, max(n for _, n, _, _ in wait), least
+        work = sum(count * n for count, n, _, _, _ in wait)
+        read = sum(count * each for count, _, _, _, each in wait)
+        return work, read, max((n for _, n, _, _, _ in wait), default=0), least
 
     def stages(
         self, waiting: Waiting, busy: UnderWay, spent: float
     ) -> Iterator[tuple[Waiting, UnderWay, float]]:
         """Yield what waits, those under way and the seconds spent after each stage that fits and may pay."""
-        room = (
-            self.cap
-            if self.capacity is None
-            else min(self.cap, self.capacity - sum(held for _, held in busy))
-        )
+        room = min(self.cap, self.capacity - sum(held for _, held in busy))
         kinds = [kind for kind, count in enumerate(waiting) for _ in range(count)]
         for size in range(1, min(len(kinds), self.slots - len(busy)) + 1):
             for chosen in dict.fromkeys(combinations(kinds, size)):
@@ -152,15 +142,13 @@ class _Tries:
                 for kind in chosen:
                     rest[kind] -= 1
                 new = [self.kinds[kind] for kind in chosen]
-                after = tuple(sorted([*busy, *((n, held) for n, _, held in new if n)]))
+                after = tuple(sorted([*busy, *((n, held) for n, _, held, _ in new if n)]))
                 total = spent + self.cost.prefill_seconds(tokens)
                 if not self.hopeless(tuple(rest), after, total) and self._holds(after):
                     yield tuple(rest), after, total
 
     def _holds(self, busy: UnderWay) -> bool:
         """Return whether those under way fit in the capacity until they end: in the last round of each."""
-        if not self.scarce or self.capacity is None:
-            return True
-        return all(
+        return not self.scarce or all(
             sum(held + last - 1 for left, held in busy if left >= last) <= self.capacity for last, _ in busy
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from builders import limited_problem, steps_of
+from builders import UNIT, limited_problem, problem_of, steps_of
 
 from batchbound.data.problem import Problem
 from batchbound.models.certificates.claims import RefutedError, Work
@@ -36,3 +36,15 @@ def test_the_check_takes_no_more_steps_than_it_needs_and_is_refused_with_one_les
     problem = limited_problem(seed)
     optimum = optimal_makespan(problem)
     assert steps_of(lambda work: check_no_cheaper(problem, optimum * (1 - 1e-9), work)) == steps
+
+
+def test_a_prompt_needs_room_beside_what_others_hold_even_if_it_is_done_at_once() -> None:
+    # The fourth has one round fewer than the first holds its slot for, and may join it when two others end;
+    # the fifth has no rounds, and its prompt of six then has no room beside the five tokens of the first.
+    lengths = {"prompts": [2, 1, 1, 1, 6], "outputs": [5, 3, 3, 3, 1]}
+    tight = problem_of(**lengths, slots=3, cost=UNIT, kv_capacity=11, prefill_emits_first_token=True)
+    roomy = problem_of(**lengths, slots=3, cost=UNIT, kv_capacity=12, prefill_emits_first_token=True)
+    check_no_cheaper(tight, 7 * (1 - 1e-9), Work())
+    check_no_cheaper(roomy, 6 * (1 - 1e-9), Work())
+    with pytest.raises(RefutedError, match=LESS):
+        check_no_cheaper(roomy, 7 * (1 - 1e-9), Work())
