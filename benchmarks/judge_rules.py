@@ -12,14 +12,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-CERTIFICATES = ("tests/models/test_certificates.py", "tests/models/test_slot_ends.py")
+CERTIFICATES = (
+    "tests/models/test_certificates.py",
+    "tests/models/test_difference_certificates.py",
+    "tests/models/test_enumeration_certificates.py",
+)
 JUDGES = {
     "data/schedule.py": ("tests/data/test_schedule.py",),
     "data/fleet.py": ("tests/data/test_fleet_schedule.py",),
     "heuristics/serving/kv_ledger.py": ("tests/heuristics/test_kv_ledger.py",),
     "models/certificates/iterations.py": ("tests/models/test_iteration_bound.py",),
     "models/certificates/claims.py": CERTIFICATES,
-    "models/certificates/fleet.py": CERTIFICATES,
+    "models/certificates/fleet.py": ("tests/models/test_fleet_certificates.py",),
+    "models/certificates/states.py": ("tests/models/test_state_certificates.py",),
     "models/certificates/slot_ends.py": CERTIFICATES,
     "models/certificates/checker.py": CERTIFICATES,
     "executor/engines/self_check.py": ("tests/executor/test_self_check.py",),
