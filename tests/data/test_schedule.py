@@ -163,6 +163,13 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         schedule_of([0, 0], [0, 1], [3]),
         "KV capacity: a decode round holds 8 of 7 tokens (bin 0)",
     ),
+    "the KV capacity in a single round after another request is done": (
+        problem_of([2, 2, 1], [2, 2, 1], 3, kv_capacity=5),
+        schedule_of([0, 0, 0], [0, 1, 2], [2]),
+        problem_of([2, 2, 1], [2, 2, 1], 3, kv_capacity=6),
+        schedule_of([0, 0, 0], [0, 1, 2], [2]),
+        "KV capacity: a decode round holds 6 of 5 tokens (bin 0)",
+    ),
     "the KV capacity with the token that prefill gives": (
         problem_of([2, 2], [2, 2], 2, kv_capacity=5, prefill_emits_first_token=True),
         schedule_of([0, 0], [0, 1], [1]),
