@@ -44,7 +44,7 @@ class Kind:
     @property
     def weight(self) -> int:
         """How often it is damaged beside the others: less where a command takes long."""
-        return 1 if self.words[0] in ("run", "plan") or "quantile" in self.file else 3
+        return 1 if self.words[0] in ("run", "plan", "serve") or "quantile" in self.file else 3
 
 
 _PLAN = ("--slots", "3", "--work", "1", "-o", "out.json")
@@ -141,9 +141,7 @@ def workloads(folder: Path) -> list[Kind]:
                 "lengths.csv",
                 "--kv-capacity",
                 "400",
-                "--cost",
-                "cost.json",
-                "--model",
+                "--engine",
                 "tiny:llama:1",
             ),
         ),

@@ -34,6 +34,9 @@ MEMORY = 6 << 30
 CHUNK = 50
 """Inputs of one child."""
 
+SOUND = 0
+"""The number of the input that is left as it is: it must be taken."""
+
 SAID = {0: "taken", 1: "taken, the work failed", 2: "refused"}
 
 
@@ -66,6 +69,8 @@ def _made(folder: Path) -> list[Kind]:
 
 def content_of(kind: Kind, sound: Path, seed: int, number: int) -> bytes:
     """Return the damaged content that a kind's n-th input has: the same for the same seed."""
+    if number == SOUND:
+        return (sound / kind.file).read_bytes()
     rng = random.Random(f"{seed} {kind.name} {number}")
     return mutated((sound / kind.file).read_bytes(), kind.form, rng)
 
@@ -128,6 +133,8 @@ def _read(kind: Kind, scratch: Path, seed: int, number: int) -> dict[str, Any]:
         shutil.rmtree(folder)
     else:
         shutil.copyfile(scratch / "sound" / kind.file, folder / kind.file)
+    if status == 2 and number == SOUND:
+        wrong.append(f"the sound file is refused: {said[-300:]}")
     return {"ended": SAID.get(status, "violated"), "wrong": wrong}
 
 

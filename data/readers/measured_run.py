@@ -111,14 +111,18 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     captured = JsonFields(
         resolved.get("compilation_config"), read.file, "resolved_config.compilation_config", read.hint
     )
+    room, block = _count(read, "kv_cache", "num_kv_tokens"), _count(read, "kv_cache", "block_size") or 16
+    if room is not None and room < block:
+        what = f"{room} tokens make no block of {block}"
+        raise InputError(what, file=read.file, where="field 'kv_cache'", hint=read.hint)
     return MeasuredRun(
         workload=workload,
         first_token=column["first_token_ts"] - start,
         finished=column["last_token_ts"] - start,
         sequences=most,
         batched_tokens=_count(read, "engine_kwargs", "max_num_batched_tokens") or 2048,
-        kv_capacity=_count(read, "kv_cache", "num_kv_tokens"),
-        block_tokens=_count(read, "kv_cache", "block_size") or 16,
+        kv_capacity=room,
+        block_tokens=block,
         graph_tokens=default_graph_tokens(most)
         if captured.get(_GRAPHS) is None
         else captured.integers(_GRAPHS),

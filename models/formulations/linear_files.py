@@ -268,18 +268,22 @@ class _MpsReader:
             shape=(len(self.row_at), columns),
         ).tocsr()
         matrix.sum_duplicates()
-        return LinearModel(
-            self.sign * costs,
-            matrix,
-            row_lower,
-            row_upper,
-            lower,
-            upper,
-            np.array(self.integer, dtype=np.bool_),
-            tuple(self.column_at),
-            tuple(self.row_at),
-            -self.sign * self.sides.get(self.objective, 0.0),
-        )
+        try:
+            return LinearModel(
+                self.sign * costs,
+                matrix,
+                row_lower,
+                row_upper,
+                lower,
+                upper,
+                np.array(self.integer, dtype=np.bool_),
+                tuple(self.column_at),
+                tuple(self.row_at),
+                -self.sign * self.sides.get(self.objective, 0.0),
+            )
+        except ValueError as error:
+            hint = "Correct the numbers: an entry given twice is added up."
+            raise InputError(str(error), file=self.file, hint=hint) from None
 
     def _row_sides(self, name: str) -> tuple[float, float]:
         kind, side = self.kinds[name], self.sides.get(name, 0.0)

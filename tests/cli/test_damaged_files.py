@@ -79,6 +79,11 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         lambda text: "[" * 100_000 + "\n" + text,
         "examples.jsonl, line 1: not valid JSON",
     ),
+    "a block larger than all room": (
+        "measured run, meta.json",
+        edited("kv_cache.block_size", 16_000),
+        "A100-toy/meta.json, field 'kv_cache': 2048 tokens make no block of 16000",
+    ),
     "a server whose room is a list": (
         "trace of a server's run",
         edited("servers.0.kv_tokens", [1]),
