@@ -24,6 +24,8 @@ _LABELS = {
     "bound_s": "proven lower bound",
     "bound_source": "bound by",
     "gap": "gap to the bound",
+    "device_hours": "device-hours",
+    "money": "at that price",
     "utilization": "utilization",
     "prefill_stages": "prefill stages",
     "decode_rounds": "decode rounds",
@@ -164,6 +166,8 @@ def _shown(name: str, value: object) -> str:
         return f"{value:.2%}"
     if (name.endswith("_s") or name == "seconds") and isinstance(value, float):
         return f"{value:,.1f}" if name.endswith("per_s") else _seconds(value)
+    if name in ("device_hours", "money"):
+        return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
     if name == "lengths" and value == "cap":
         return "cap: a worst case, every answer as long as its request allows"
     return f"{value:,}" if isinstance(value, int) else str(value)

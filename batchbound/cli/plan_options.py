@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from ..data.bound import gap_above
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError
 from ..data.fleet import Groups
@@ -22,13 +23,15 @@ from ..heuristics.dispatch import RULES
 from ..integrations.handover_file import ENGINES, handover_paths, write_handover
 from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from ..planning.plan import make_plan
+from ..planning.sweep import device_hours, slots_to_try, sweep
 from ..planning.uncertain import make_robust_plan
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
 from ..solvers.solve import DEFAULT_SOLVER
-from .inputs import Inputs
+from .inputs import Inputs, positive, seconds
 from .output import note
 
+DEFAULT_OUTPUT = "plan.json"
 COMPARED_SLOTS = 3
 """Numbers of slots that are compared when the lengths are uncertain as well."""
 
@@ -77,10 +80,13 @@ def refuse_unused(args: argparse.Namespace) -> None:
     args
         The options of ``plan``.
     """
-    if args.replicas is None:
+    if args.sweep is not None:
+        _refuse_beside_sweep(args)
+    elif args.replicas is None:
         for option in ("groups", "dispatch"):
             if getattr(args, option) is not None:
                 raise InputError(f"--{option} has no effect without --replicas", hint="Give --replicas N.")
+    if args.replicas is None:
         return
     single = {
         "--slots auto": not args.slots,
@@ -88,6 +94,97 @@ def refuse_unused(args: argparse.Namespace) -> None:
     }
     for option in (name for name, given in single.items() if given):
         raise InputError(f"{option} plans for one replica", hint="Leave it out, or --replicas.")
+
+
+def _refuse_beside_sweep(args: argparse.Namespace) -> None:
+    beside = {
+        "--replicas": args.replicas is not None,
+        "--dispatch": args.dispatch is not None,
+        "--length-error": args.length_error is not None,
+        "--for": args.engine is not None,
+        "--slots auto": not args.slots,
+        "--work": args.work is not None,
+        "--output": args.output != DEFAULT_OUTPUT,
+        "--overwrite": args.overwrite,
+        f"--solver {args.solver}": args.solver != DEFAULT_SOLVER,
+    }
+    for option in (name for name, given in beside.items() if given):
+        raise InputError(
+            f"{option} has no effect beside --sweep, which writes no plan",
+            hint=f"Leave out {option} or --sweep.",
+        )
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a plan is paid for, and that compare numbers of devices."""
+    group = parser.add_argument_group("devices")
+    group.add_argument(
+        "--price",
+        type=seconds,
+        metavar="MONEY",
+        help="of an hour of a device, one per replica: says what it costs",
+    )
+    group.add_argument(
+        "--sweep",
+        type=_numbers,
+        metavar="N,N,...",
+        help="instead of one plan, a table for these numbers of replicas, each with --slots and its halves"
+        " down to an eighth; the time limit is for all together",
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return different whole numbers of at least one, for argparse."""
+    numbers = tuple(positive(part) for part in text.split(","))
+    if len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text} names a number twice")
+    return numbers
+
+
+def paid(replicas: int, makespan: float, price: float | None) -> dict[str, object]:
+    """Return device-hours, and what they cost where the price of one is known, by programs' names."""
+    hours = device_hours(replicas, makespan)
+    return {"device_hours": hours, "money": None if price is None else price * hours}
+
+
+def swept(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> list[dict[str, object]]:
+    """Return the table of ``--sweep``, a row for each number of replicas and slots, by programs' names."""
+    prompts = [prompt_text(entry) for entry in inputs.job.records or ()]
+    points = sweep(
+        inputs.problem,
+        slots_to_try(inputs.problem.slots),
+        args.sweep,
+        limits=limits,
+        groups=args.groups or "any",
+        prompts=prompts,
+    )
+    return [
+        {
+            "replicas": point.replicas,
+            "slots": point.slots,
+            "makespan_s": point.makespan,
+            "bound_s": point.bound,
+            "gap": gap_above(point.makespan, point.bound),
+            **paid(point.replicas, point.makespan, args.price),
+        }
+        for point in points
+    ]
+
+
+def show_sweep(rows: Sequence[Mapping[str, object]]) -> None:
+    """Print the table of ``--sweep``."""
+    priced = rows[0]["money"] is not None
+    print(
+        "  replicas   slots      makespan s       bound s      gap   device-hours" + "        money" * priced
+    )
+    for row in rows:
+        bound, gap = row["bound_s"], row["gap"]
+        proven = f"{bound:13,.2f} {gap:8.2%}" if bound is not None else f"{'-':>13} {'-':>8}"
+        money = f" {row['money']:12,.2f}" if priced else ""
+        print(
+            f"  {row['replicas']:8,d} {row['slots']:7,d} {row['makespan_s']:15,.2f} {proven}"
+            f" {row['device_hours']:14,.4f}{money}"
+        )
 
 
 def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance: Provenance) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 
 from ...data.files.disk import InputError
@@ -16,6 +17,7 @@ from ...solvers.result import Limits, StoppedBy
 from ...solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS
 from .. import INTERRUPTED
 from ..inputs import (
+    Inputs,
     add_problem,
     named_files,
     positive,
@@ -27,13 +29,18 @@ from ..inputs import (
 from ..interrupts import terminating
 from ..output import fail, note, plan_summary, show, whose_seconds
 from ..plan_options import (
+    DEFAULT_OUTPUT,
     add_fleet,
     add_handover,
+    add_sweep,
     add_uncertainty,
     handed_over,
+    paid,
     planned,
     refuse_unused,
     show_handover,
+    show_sweep,
+    swept,
     written_beside,
 )
 
@@ -63,8 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seed", type=random_seed, default=0, help="of the search's random choices (default %(default)s)"
     )
     group.add_argument("--threads", type=positive, default=1, help="of the solver, if it has a use for them")
+    add_sweep(parser)
     add_handover(parser)
-    parser.add_argument("-o", "--output", default="plan.json", metavar="FILE", help="default %(default)s")
+    parser.add_argument("-o", "--output", default=DEFAULT_OUTPUT, metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
@@ -72,14 +80,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
-    refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))
     refuse_unused(args)
+    if args.sweep is None:
+        refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))
     inputs = read_inputs(args, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
         note("arrival times are left aside: a plan has every request at the start")
     if args.tokenizer is None and args.model is None and inputs.job.records:
         note("no --model: prompts are counted in bytes, and the plan runs only with --tokenizer bytes")
     limits = _limits(args)
+    if args.sweep is not None:
+        return _sweep(args, inputs, limits)
     try:
         with terminating():
             plan = planned(args, inputs, limits, provenance_of(inputs, args.output))
@@ -90,7 +101,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error), where=f"--solver {args.solver}", hint=hint) from None
     handed = handed_over(args, inputs, plan)
     plan.save(args.output)
-    summary = plan_summary(plan, time.perf_counter() - begun) | handed
+    replicas = len(plan.fleet.replicas)
+    summary = (
+        plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price) | handed
+    )
     for place in _beyond(plan):
         note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
     title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"
@@ -101,6 +115,19 @@ def run(args: argparse.Namespace) -> int:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")
     return INTERRUPTED
+
+
+def _sweep(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> int:
+    try:
+        rows = swept(args, inputs, limits)
+    except PlanningError as error:
+        return fail(str(error))
+    if args.json:
+        print(json.dumps({"sweep": rows}))
+        return 0
+    print(f"{len(inputs.problem):,} requests, {whose_seconds(inputs.cost_source)}")
+    show_sweep(rows)
+    return 0
 
 
 def _limits(args: argparse.Namespace) -> Limits:

@@ -1,0 +1,113 @@
+"""The same job on several numbers of slots and replicas: what each takes, and what it is paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..data.fleet import Groups
+from ..data.plan import Plan
+from ..data.problem import Problem
+from ..solvers.result import Limits
+from .fleet import fleet_of, make_fleet_plan
+
+HOUR = 3600.0
+"""Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """
+    A number of slots and replicas, and the plan found for it.
+
+    Parameters
+    ----------
+    slots
+        Of each replica.
+    replicas
+        How many, all alike.
+    makespan
+        Of the plan, seconds.
+    bound
+        Seconds that no plan beats with so many slots and replicas; None if none was proven.
+    """
+
+    slots: int
+    replicas: int
+    makespan: float
+    bound: float | None
+
+    @property
+    def device_hours(self) -> float:
+        """Hours that the replicas are held until the last is done, a device each."""
+        return device_hours(self.replicas, self.makespan)
+
+
+def device_hours(replicas: int, seconds: float) -> float:
+    """
+    Return the hours that devices are held.
+
+    Parameters
+    ----------
+    replicas
+        A device each, all held until the last is done.
+    seconds
+        Until then.
+    """
+    return replicas * seconds / HOUR
+
+
+def slots_to_try(most: int) -> tuple[int, ...]:
+    """Return a number of slots and its halves down to an eighth, the fewest first."""
+    return tuple(sorted({max(1, most // part) for part in (1, 2, 4, 8)}))
+
+
+def sweep(
+    problem: Problem,
+    slots: Sequence[int],
+    replicas: Sequence[int],
+    *,
+    limits: Limits,
+    groups: Groups = "any",
+    prompts: Sequence[str] = (),
+) -> tuple[SweepPoint, ...]:
+    """
+    Plan a job for every number of slots with every number of replicas.
+
+    Parameters
+    ----------
+    problem
+        The job, and the costs and limits of a replica; its own number of slots is not looked at.
+    slots, replicas
+        To try.
+    limits
+        Of all plans together: each gets its part of the seconds.
+    groups
+        As :func:`~.fleet.make_fleet_plan` takes it.
+    prompts
+        As :func:`~.fleet.fleet_of` takes them.
+
+    Returns
+    -------
+    tuple of SweepPoint
+        By replicas, then by slots, in the order given.
+
+    Raises
+    ------
+    PlanningError
+        If the referee rejects a schedule.
+    """
+    count = len(slots) * len(replicas)
+    part = limits if limits.seconds is None else replace(limits, seconds=limits.seconds / count)
+
+    def plan(slots: int, replicas: int) -> Plan:
+        fleet = fleet_of(replace(problem, slots=slots), str(replicas), prompts)
+        return make_fleet_plan(fleet, groups=groups, limits=part)
+
+    points = []
+    for number in replicas:
+        for width in slots:
+            made = plan(width, number)
+            bound = None if made.bound is None else made.bound.seconds
+            points.append(SweepPoint(width, number, made.makespan, bound))
+    return tuple(points)
