@@ -49,7 +49,8 @@ def kill_runs(work: Work, scratch: Path, kills: int, rng: random.Random) -> Tall
         folder = work.copy(scratch / "killed")
         before = digests(folder)
         for _ in range(rng.randint(1, 6)):
-            _kill_run(work, folder, scratch / "said", tally, rng)
+            if not _kill_run(work, folder, scratch / "said", tally, rng):
+                break
         last = run(command(work.run), folder, scratch / "said", HANG)
         if not tally.check(last.status == 0, f"chain {chain}: {last}"):
             continue
@@ -61,7 +62,7 @@ def kill_runs(work: Work, scratch: Path, kills: int, rng: random.Random) -> Tall
     return tally
 
 
-def _kill_run(work: Work, folder: Path, output: Path, tally: Tally, rng: random.Random) -> None:
+def _kill_run(work: Work, folder: Path, output: Path, tally: Tally, rng: random.Random) -> bool:
     left = 1 - len(journal_of(folder / OURS[2])) / len(work.answers)
     sent, after = rng.choice(SIGNALS), rng.uniform(0, START_UP + left * work.cpu_seconds)
     one, hit = interrupted(work.run, folder, output, sent, after)
@@ -73,6 +74,7 @@ def _kill_run(work: Work, folder: Path, output: Path, tally: Tally, rng: random.
     tally.check(not one.hung, f"{where}: hung")
     kept = journal_of(folder / OURS[2])
     tally.check(kept.items() <= work.answers.items(), f"{where}: the journal holds a changed answer")
+    return hit
 
 
 def kill_plans(work: Work, scratch: Path, kills: int, rng: random.Random) -> Tally:

@@ -23,7 +23,10 @@ def solve(
         options["node_limit"] = limits.work
     if (seconds := desk.remaining()) is not None:
         options["time_limit"] = seconds
-    constraints = LinearConstraint(model.matrix.tocsc(), model.row_lower, model.row_upper)
+    matrix = model.matrix.tocsc()
+    # Scipy before 1.15 takes no wider indices.
+    matrix.indices, matrix.indptr = matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32)
+    constraints = LinearConstraint(matrix, model.row_lower, model.row_upper)
     found = milp(
         model.objective,
         integrality=model.integer.astype(np.int64),
