@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,20 +111,39 @@ def read_batch(
         If a line is not a request that can be answered: with the file, the line, the field, the value and
         the hint.
     """
-    records: list[PromptRecord] = []
+    records = [
+        (number, _Line(path, number, entry).record()) for number, entry in batch_entries(path, columns)
+    ]
+    refuse_repeated(((number, record.custom_id) for number, record in records), path)
+    return tuple(record for _, record in records)
+
+
+def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]) -> None:
+    """
+    Refuse two requests of one ``custom_id``, by which their completions are told apart.
+
+    Parameters
+    ----------
+    ids
+        Each with its line.
+    path
+        The file.
+
+    Raises
+    ------
+    InputError
+        At the second of them.
+    """
     line_of: dict[str, int] = {}
-    for number, entry in batch_entries(path, columns):
-        record = _Line(path, number, entry).record()
-        first = line_of.setdefault(record.custom_id, number)
+    for number, custom_id in ids:
+        first = line_of.setdefault(custom_id, number)
         if first != number:
             raise InputError(
-                f"{record.custom_id!r} already names the request of line {first}",
+                f"{custom_id!r} already names the request of line {first}",
                 file=path,
                 where=f"line {number}, field 'custom_id'",
                 hint="Give every request its own custom_id.",
             )
-        records.append(record)
-    return tuple(records)
 
 
 @dataclass(frozen=True, slots=True)

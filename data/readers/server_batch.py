@@ -11,7 +11,7 @@ from ..files.disk import InputError
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
-from .openai_batch import CHAT, COMPLETIONS
+from .openai_batch import CHAT, COMPLETIONS, refuse_repeated
 
 _CAPS = ("max_completion_tokens", "max_tokens")
 _BYTES_PER_TOKEN = 4
@@ -90,20 +90,11 @@ def read_server_batch(
         If a line cannot be sent: no ``custom_id`` of its own, no body, another endpoint, a streamed answer,
         or a length that is no number of tokens.
     """
-    requests: list[ServerRequest] = []
-    line_of: dict[str, int] = {}
-    for number, entry in batch_entries(path, columns):
-        request = _Line(path, number).request(entry)
-        first = line_of.setdefault(request.custom_id, number)
-        if first != number:
-            raise InputError(
-                f"{request.custom_id!r} already names the request of line {first}",
-                file=path,
-                where=f"line {number}, field 'custom_id'",
-                hint="Give every request its own custom_id.",
-            )
-        requests.append(request)
-    return tuple(requests)
+    requests = [
+        (number, _Line(path, number).request(entry)) for number, entry in batch_entries(path, columns)
+    ]
+    refuse_repeated(((number, request.custom_id) for number, request in requests), path)
+    return tuple(request for _, request in requests)
 
 
 @dataclass(frozen=True, slots=True)
