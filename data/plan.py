@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -52,6 +53,19 @@ class PromptSource:
         if tokenizer.startswith("."):
             tokenizer = relative_path(os.path.join(planned_in, tokenizer), folder)
         return replace(self, path=path.removeprefix("./"), tokenizer=tokenizer)
+
+
+def _holds_requests(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a batch of prompts or a table, by how it begins."""
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(4096)
+    except OSError:
+        return False
+    first = head.partition(b"\n")[0]
+    if first.startswith(b"{"):
+        return re.search(rb'"custom_id"\s*:', first) is not None
+    return first.startswith(b"PAR1") or re.fullmatch(rb"[\w ]+(,[\w ]+)+\r?", first) is not None
 
 
 def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
@@ -223,6 +237,9 @@ class Plan:
         InputError
             If the file is not a plan, or its schedule breaks a rule of its problem.
         """
+        if _holds_requests(path):
+            hint = f"Make a plan of it: batchbound plan {os.fspath(path)}."
+            raise InputError("holds requests, it is no plan", file=path, hint=hint)
         value = _upgraded(read_json_object(path), path)
         fleet = value.get("fleet")
         for number, entry in enumerate(_listed(fleet.get("replicas")) if isinstance(fleet, dict) else ()):

@@ -27,6 +27,9 @@ class Parser(argparse.ArgumentParser):
             what = "command" if choice[1] == "COMMAND" else choice[1]
             known = [word.strip().strip("'") for word in choice[3].split(",")]
             message = f"{what}: there is no {choice[2]!r}{_proposed(choice[2], known) or _listed(known)}"
+        message = re.sub(r"^argument (\S+): ", r"\1: ", message)
+        message = message.replace("expected one argument", "a value is missing after it")
+        message = re.sub(r"^the following arguments are required: ", "missing: ", message)
         self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
     def parse_args(  # type: ignore[override]
@@ -41,6 +44,8 @@ class Parser(argparse.ArgumentParser):
         wrong = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
         known = [name for name in chosen._option_string_actions if name.startswith("--")]
         option = wrong if wrong.startswith("-") else f"--{wrong}"
+        if words[0] == wrong and wrong in ("-v", "--verbose", "--quiet"):
+            return chosen.error(f"{wrong} comes after the command's name")
         said = f"there is no option {wrong}" if option == wrong else f"{wrong!r} is one word too many"
         return chosen.error(f"{said}{_proposed(option, known)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 
 import numpy as np
@@ -63,7 +64,8 @@ def generate(name: str, seed: int, count: int | None = None) -> Workload:
     """
     generator = GENERATORS.get(name)
     if generator is None:
-        known = f"Known are {', '.join(GENERATORS)}."
+        near = get_close_matches(name, GENERATORS, n=1)
+        known = f"{f'Did you mean {near[0]}? ' if near else ''}Known are {', '.join(GENERATORS)}."
         raise InputError(f"{name!r} is not a generator of workloads", where="workload", hint=known)
     count = generator.count if count is None else count
     if seed < 0 or not 1 <= count <= MOST_REQUESTS:

@@ -12,13 +12,13 @@ import numpy as np
 
 from ..files.disk import InputError
 from ..files.jsonl import file_digest
-from ..prompts.columns import PromptColumns
+from ..prompts.columns import PromptColumns, asking_for_prompts
 from ..prompts.table import prompts_digest
 from ..workload import Workload, WorkloadError
 from .generators import GENERATORS, generate
 from .length_source import LengthSource
 from .openai_batch import PromptRecord, read_batch
-from .tables import is_table, read_lengths
+from .tables import UnknownColumnsError, is_table, read_lengths
 
 TokenCounter = Callable[[Sequence[PromptRecord]], Sequence[int]]
 """Gives the tokens of each request's prompt."""
@@ -93,7 +93,11 @@ def read_workload(
     drawn = _drawn(name)
     if drawn is None and not is_table(name):
         return _read_prompts(name, lengths, longest, count_tokens)
-    workload = drawn or read_lengths(name, drop_unanswered=drop_unanswered)
+    try:
+        workload = drawn or read_lengths(name, drop_unanswered=drop_unanswered)
+    except UnknownColumnsError as error:
+        hint = f"{asking_for_prompts(error.columns)}. {error.hint}"
+        raise UnknownColumnsError(name, error.columns, hint) from None
     source = replace(LengthSource.parse(lengths or "known"), longest=longest)
     if source.kind != "known" or longest is not None:
         known = workload.output_tokens.tolist()

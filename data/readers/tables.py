@@ -6,17 +6,37 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..files.disk import InputError, read_text
 from ..files.jsonl import json_lines
-from ..prompts.columns import asking_for_prompts, listed
+from ..prompts.columns import listed
 from ..workload import Workload, WorkloadError, numbered_ids
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class UnknownColumnsError(InputError):
+    """
+    A table without columns of lengths.
+
+    Parameters
+    ----------
+    path
+        The table.
+    columns
+        That it has.
+    hint
+        What to do about it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str], hint: str) -> None:
+        what = f"the columns are not those of a table of lengths: {listed(columns)}"
+        super().__init__(what, file=path, hint=hint)
+        self.columns = tuple(map(str, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,8 +375,4 @@ def _layout(path: str | os.PathLike[str], columns: list[str], need_input: bool) 
     if fitting:
         return max(fitting, key=lambda layout: layout.arrival in columns)
     layouts = ", ".join(f"{layout.input_tokens} {layout.output_tokens}" for layout in FORMATS)
-    raise InputError(
-        f"the columns are not those of a table of lengths: {listed(columns)}",
-        file=path,
-        hint=f"{asking_for_prompts(columns)}; for lengths name two columns as one of: {layouts}.",
-    )
+    raise UnknownColumnsError(path, columns, f"For lengths name two columns as one of: {layouts}.")

@@ -21,7 +21,9 @@ from batchbound.cli.output import is_quiet
         ("plan x.csv --slots 0", "--slots: 0 is not at least 1"),
         ("predict trian", "there is no 'trian'; did you mean train?"),
         ("predict train a b -o p --methd x", "there is no option --methd; did you mean --method?"),
-        ("plan", "the following arguments are required"),
+        ("plan", "missing: FILE"),
+        ("plan x.csv --slots", "--slots: a value is missing after it"),
+        ("-v plan x.csv", "-v comes after the command's name"),
     ],
 )
 def test_a_typing_error_costs_two_lines(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

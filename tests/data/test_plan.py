@@ -97,3 +97,12 @@ def test_what_is_no_plan_is_refused_in_one_line(text: str, said: str, tmp_path: 
     with pytest.raises(InputError, match=said) as caught:
         Plan.load(tmp_path / "plan.json")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"custom_id": "a", "body": {"prompt": "x"}}\n', "input_tokens,output_tokens\n3,4\n"]
+)
+def test_requests_in_the_place_of_a_plan_are_told_from_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text(text)
+    with pytest.raises(InputError, match=r"in.txt: holds requests, it is no plan. Make a plan of it: batch"):
+        Plan.load(tmp_path / "in.txt")

@@ -428,7 +428,7 @@ def test_a_generator_is_named_with_its_seed_and_count() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("table9:0", "'table9' is not a generator of workloads. Known are table3,"),
+        ("table9:0", "'table9' is not a generator of workloads. Did you mean table3?"),
         ("table3", "'table3' is not a generator with its seed. Give NAME:SEED"),
         ("table3:x", "'table3:x' is not a generator with its seed"),
         ("table3:1:2:3", "'table3:1:2:3' is not a generator with its seed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from difflib import get_close_matches
 from pathlib import Path
 
 from ...comparing.result import Comparison
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     solvers = list(dict.fromkeys(args.solvers.split(",")))
     unknown = next((name for name in solvers if name not in known_solvers()), None)
     if unknown is not None:
-        hint = f"Choose from {', '.join(known_solvers())}."
+        near = get_close_matches(unknown, known_solvers(), n=1)
+        hint = f"{f'Did you mean {near[0]}? ' if near else ''}There are {', '.join(known_solvers())}."
         raise InputError(f"there is no solver {unknown!r}", where="solvers", hint=hint)
     instances = {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
     limit = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
