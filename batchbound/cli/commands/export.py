@@ -1,0 +1,44 @@
+"""``batchbound export``: a linear model of a workload as an MPS file, for any solver."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
+from ...models.formulations.full_model import UnsupportedProblemError
+from ...models.formulations.linear_files import write_mps
+from ...models.formulations.named import MODELS
+from ..inputs import add_problem, named_files, read_inputs
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_problem(parser)
+    parser.add_argument(
+        "--formulation",
+        choices=list(MODELS),
+        default="slot-free",
+        help="the hybrid paper's as printed (literal) or with what it leaves out (repaired), ours"
+        " (slot-free), or the makespan bin packing of decode steps (default %(default)s)",
+    )
+    parser.add_argument("-o", "--output", default="model.mps", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the model, and print its size."""
+    if Path(args.output).suffix != ".mps":
+        raise InputError("a linear model is written as MPS", file=args.output, hint="Name a .mps file.")
+    refuse_outputs([args.output], args.overwrite, named_files(args))
+    problem = read_inputs(args, keep_arrivals=False).problem
+    try:
+        model = MODELS[args.formulation](problem)
+    except UnsupportedProblemError as error:
+        raise InputError(str(error), where=f"--formulation {args.formulation}") from None
+    write_mps(model, args.output)
+    rows, columns = model.matrix.shape
+    whole, unit = int(model.integer.sum()), "decode steps" if args.formulation == "packing" else "seconds"
+    print(f"{args.output}: {rows:,} rows, {columns:,} columns, {whole:,} of them whole; minimise, in {unit}")
+    return 0

@@ -1,0 +1,41 @@
+"""The linear models of a problem by the names that commands know them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...data.problem import Problem
+from .full_model import UnsupportedProblemError, literal_model, repaired_model
+from .linear_model import LinearModel
+from .partition_model import partition_model
+from .slot_free import slot_free_model
+
+
+def packing_model(problem: Problem) -> LinearModel:
+    """
+    Return the makespan bin packing (26)-(30) of a problem's decode steps onto its slots.
+
+    Its optimum is the least number of decode steps that any schedule needs, in steps and not in seconds.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem has a KV capacity or a token cap, which the packing knows nothing of.
+    """
+    if problem.kv_capacity is not None or problem.prefill_token_cap is not None:
+        raise UnsupportedProblemError("the packing has no row for a KV capacity or a token cap")
+    return partition_model(problem.rounds, problem.slots).model
+
+
+MODELS: Mapping[str, Callable[[Problem], LinearModel]] = {
+    "literal": lambda problem: literal_model(problem).model,
+    "repaired": lambda problem: repaired_model(problem).model,
+    "slot-free": lambda problem: slot_free_model(problem).model,
+    "packing": packing_model,
+}
+"""
+Each formulation as a linear model to be minimised.
+
+``literal`` is the hybrid paper's (1)-(25) as printed, ``repaired`` the same with what it leaves out,
+``slot-free`` ours, all in seconds; ``packing`` is the paper's (26)-(30), in decode steps.
+"""

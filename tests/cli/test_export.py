@@ -1,0 +1,58 @@
+"""``batchbound export``: what other solvers make of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.readers.generators import generate
+from batchbound.models.formulations.linear_files import read_mps
+from batchbound.solvers.backends.linear import solve_linear
+from batchbound.solvers.result import Limits
+from batchbound.solvers.solve import solve
+
+TINY = ["table3:0:5", "--slots", "2", "--cost", "paper"]
+
+
+@pytest.mark.parametrize("formulation", ["repaired", "slot-free"])
+def test_the_models_optimum_is_the_schedules(formulation: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.mps"
+    assert main(["export", *TINY, "--formulation", formulation, "-o", str(file)]) == 0
+    found = solve_linear(read_mps(file), "highs", Limits(seconds=60))
+    best = solve(Problem(generate("table3", 0, 5), CostModel.paper(), 2), "exact", limits=Limits(seconds=60))
+    assert found.values is not None
+    assert best.makespan is not None
+    value = read_mps(file).objective_value(read_mps(file).rounded(found.values))
+    assert value == pytest.approx(best.makespan, rel=1e-6)
+
+
+def test_the_packing_counts_decode_steps_of_the_fullest_slot(tmp_path: Path) -> None:
+    file = tmp_path / "model.mps"
+    assert main(["export", *TINY, "--formulation", "packing", "-o", str(file)]) == 0
+    problem = Problem(generate("table3", 0, 5), CostModel.paper(), 2)
+    by_hand = min(
+        max(sum(each), int(problem.rounds.sum()) - sum(each))
+        for mask in range(2**5)
+        for each in [[int(n) for k, n in enumerate(problem.rounds) if mask >> k & 1]]
+    )
+    found = solve_linear(read_mps(file), "highs", Limits(seconds=60))
+    assert found.bound == pytest.approx(by_hand)
+
+
+def test_what_a_formulation_cannot_say_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.mps"
+    command = ["export", *TINY, "--kv-capacity", "90000", "--formulation", "packing", "-o", str(file)]
+    assert main(command) == 2
+    assert "--formulation packing: the packing has no row for a KV capacity" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", *TINY, "-o", str(tmp_path / "model.lp")]) == 2
+    assert "Name a .mps file" in capsys.readouterr().err
