@@ -16,7 +16,7 @@ from .data.iterations import EngineLimits, Sequences
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
 from .data.readers.measured_run import MeasuredRun, read_vllm_run
 from .data.readers.profile_readers import read_profile
-from .data.readers.server_run import ServerRun
+from .data.readers.server_run import ServerRun, is_timed, read_timed_requests
 from .data.readers.tables import read_lengths
 from .executor.reports.iteration_audit import audit_iterations, order_audit
 from .executor.reports.log_audit import audit_log
@@ -72,7 +72,8 @@ def audit(
     ----------
     run
         A trace of a run on servers; vLLM's output with ``--enable-logging-iteration-details``; the folder of
-        a measured vLLM run; or a table of lengths that came out.
+        a measured vLLM run; a CSV of ``id, prompt_tokens, completion_tokens, start, first, last``; the output
+        of an OpenAI batch with vLLM's request metrics; or a table of lengths that came out.
     slots, batched_tokens, kv_tokens, block_tokens
         The server's limits: requests at a time, tokens of an iteration, tokens of the KV cache and of one of
         its blocks; what the run says if left out.
@@ -101,6 +102,8 @@ def audit(
         raise InputError("--iterations is for a log of iterations", file=path, hint="Leave it out.")
     if "batchbound_server_run" in text.partition("\n")[0]:
         return Audit(_server_run(asked))
+    if is_timed(text):
+        return _timed(asked)
     return Audit(_lengths(asked))
 
 
@@ -150,6 +153,33 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> dict[str, Mapping
         f"iterations ({found.sequences} slots)": {"counted": found.counted, **found.parts},
         "seconds of the engine": dict(found.seconds),
     }
+
+
+def _timed(asked: _Asked) -> Audit:
+    """Return what a run lost whose requests' times are known: seconds, at the median seconds of a token."""
+    ran = read_timed_requests(asked.path)
+    if asked.slots is None:
+        raise InputError("times of requests do not say the slots", file=asked.path, hint="Say --slots.")
+    limits = EngineLimits(
+        asked.slots, asked.batched_tokens or _BUDGET, asked.kv_tokens, asked.block_tokens or 16
+    )
+    sequences, known = Sequences(ran.prompt, ran.output), asked.batched_tokens is not None
+    tables = _by_order(sequences, limits, budget_known=known)
+    each = ran.iteration_seconds
+    found = order_audit(sequences, limits, budget_known=known)
+    if each is None or not found.simulated:
+        return Audit(tables)
+    lost = {f"lost: {name}": value * each for name, value in found.losses.items()}
+    least = found.bound.iterations * each
+    seconds = {
+        "measured": ran.makespan,
+        "an iteration (median between two tokens)": each,
+        "proven least at that rate": least,
+        **lost,
+        "lost: the rest (prompts, waiting, other users)": ran.makespan - least - sum(lost.values()),
+    }
+    said = "an iteration is taken to last as long as the median time between two tokens of a request"
+    return Audit({**tables, "seconds": seconds}, (said,))
 
 
 def _lengths(asked: _Asked) -> dict[str, Mapping[str, object]]:

@@ -48,7 +48,7 @@ def save_tiny_llama(folder: Path, width: int = 128) -> None:
     vocabulary = {name: number for number, name in enumerate(["<pad>", "<s>", "</s>", *levels.alphabet()])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = levels(add_prefix_space=False)
-    fast = transformers.PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
     fast.save_pretrained(folder)
@@ -122,7 +122,7 @@ class VllmServer:
         words += ["--enable-logging-iteration-details", "--max-model-len", "768", *self.options]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        environment.pop("PYTHONPATH", None)
+        environment["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)
         self._stream = self.log.open("ab")
         self._process = subprocess.Popen(
             words, stdout=self._stream, stderr=self._stream, env=environment, start_new_session=True

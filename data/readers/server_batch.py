@@ -54,6 +54,11 @@ class ServerRequest:
         return next((cap for name in _CAPS if type(cap := self.body.get(name)) is int), None)
 
     @property
+    def expected_tokens(self) -> int | None:
+        """Tokens that the completion is said to have, or may have at most, or None."""
+        return self.output_tokens or self.max_tokens
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt: exact for token ids, else estimated at four bytes of text a token."""
         prompt = self.body.get("prompt")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ..costs.cost import FloatArray, IntArray
-from ..files.disk import InputError, atomic_write
+from ..files.disk import InputError, atomic_write, read_text
 from ..files.json_fields import JsonFields
 from ..files.jsonl import json_lines
 from ..files.record import Count, Positive, record
@@ -183,3 +185,130 @@ def _servers(value: object, path: str | os.PathLike[str]) -> tuple[ServerCount, 
         record(ServerCount, entry, file=path, within=f"servers.{number}", line=1, hint=_HINT)
         for number, entry in enumerate(value)
     )
+
+
+_TIMED = ("prompt_tokens", "completion_tokens", "start", "first", "last")
+_TIMED_HINT = (
+    "Give the columns id, prompt_tokens, completion_tokens, start, first, last, or the lengths alone."
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedRequests:
+    """
+    Requests that some server completed, and when, in the order they were sent.
+
+    Parameters
+    ----------
+    prompt, output
+        Tokens of each prompt and completion, shape (requests,).
+    start, first, last
+        Seconds at which each was sent, and its first and last token came, shape (requests,).
+    """
+
+    prompt: IntArray
+    output: IntArray
+    start: FloatArray
+    first: FloatArray
+    last: FloatArray
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first request to the last token."""
+        return float(self.last.max() - self.start.min())
+
+    @property
+    def iteration_seconds(self) -> float | None:
+        """Seconds between two tokens of a request, the median; None where no completion has two."""
+        several = self.output > 1
+        if not several.any():
+            return None
+        return float(np.median((self.last - self.first)[several] / (self.output[several] - 1)))
+
+
+def is_timed(text: str) -> bool:
+    """Return whether a text holds :class:`TimedRequests`: outputs of a batch, or a CSV with their times."""
+    first = text.lstrip("\ufeff \n").partition("\n")[0]
+    if not first.startswith("{"):
+        return set(_TIMED) <= {name.strip() for name in first.split(",")}
+    try:
+        line = json.loads(first)
+    except ValueError:
+        return False
+    return isinstance(line, dict) and {"custom_id", "response"} <= set(line)
+
+
+def read_timed_requests(path: str | os.PathLike[str]) -> TimedRequests:
+    """
+    Return requests with their times, those that failed left out.
+
+    Parameters
+    ----------
+    path
+        A CSV with the columns ``id, prompt_tokens, completion_tokens, start, first, last`` (seconds), or the
+        output of an OpenAI batch with vLLM's ``metrics`` in each response (``--enable-per-request-metrics``),
+        whose requests are taken to have been sent together.
+
+    Raises
+    ------
+    InputError
+        If a value is missing or none that a request can have, or no request was completed.
+    """
+    text = read_text(path)
+    rows = _csv_rows(text, path) if not text.lstrip("\ufeff \n").startswith("{") else _output_rows(path)
+    if not rows:
+        raise InputError("holds no completed request", file=path, hint=_TIMED_HINT)
+    table = np.array(sorted(rows, key=lambda row: row[2]))
+    counts = table[:, :2].astype(np.int64)
+    return TimedRequests(counts[:, 0], counts[:, 1], table[:, 2], table[:, 3], table[:, 4])
+
+
+def _csv_rows(text: str, path: str | os.PathLike[str]) -> list[tuple[float, ...]]:
+    rows = []
+    for number, row in enumerate(
+        csv.DictReader(io.StringIO(text.lstrip("\ufeff")), skipinitialspace=True), 2
+    ):
+        values = []
+        for name in _TIMED:
+            try:
+                values.append(float(row.get(name) or "nothing"))
+            except ValueError:
+                where = f"line {number}, column '{name}'"
+                what = f"{row.get(name)!r} is not a number"
+                raise InputError(what, file=path, where=where, hint=_TIMED_HINT) from None
+        rows.append(_refuse_times(tuple(values), path, number))
+    return rows
+
+
+def _output_rows(path: str | os.PathLike[str]) -> list[tuple[float, ...]]:
+    rows = []
+    for number, line in json_lines(path):
+        response = line.get("response")
+        if not isinstance(response, Mapping) or response.get("status_code") != 200:
+            continue
+        body = response.get("body")
+        parts = [body.get(name) if isinstance(body, Mapping) else None for name in ("usage", "metrics")]
+        usage, metrics = (part if isinstance(part, Mapping) else {} for part in parts)
+        found = [usage.get(name) for name in _TIMED[:2]]
+        found += [metrics.get(name) for name in ("time_to_first_token_ms", "generation_time_ms")]
+        values = []
+        for name, value in zip((*_TIMED[:2], "metrics", "metrics"), found, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                where = f"line {number}, field 'response.body'"
+                hint = "Start vLLM with --enable-per-request-metrics, or give a table of lengths."
+                raise InputError(f"has no {name}", file=path, where=where, hint=hint)
+            values.append(float(value))
+        prompt, output, first, rest = values
+        row = (prompt, output, 0.0, first * 1e-3, (first + rest) * 1e-3)
+        rows.append(_refuse_times(row, path, number))
+    return rows
+
+
+def _refuse_times(row: tuple[float, ...], path: str | os.PathLike[str], number: int) -> tuple[float, ...]:
+    """Return a row, or raise InputError where it is none of a request."""
+    prompt, output, start, first, last = row
+    whole = prompt == int(prompt) and output == int(output) if np.isfinite(row).all() else False
+    if not whole or prompt < 1 or output < 1 or not start <= first <= last:
+        what = "tokens must be whole numbers from 1, and start, first and last in that order"
+        raise InputError(what, file=path, where=f"line {number}", hint=_TIMED_HINT)
+    return row

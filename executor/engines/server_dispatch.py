@@ -20,6 +20,12 @@ _BREAKS_ALONE = 3
 _TIMEOUTS = 2
 """Attempts at a request that run out of time, after which it is given up."""
 
+_LONG = 10**6
+"""Tokens a completion is taken to have where nobody says."""
+
+_SLACK = 16
+"""Iterations for which the requests that wait in a server's queue should last it."""
+
 _HOPELESS = 20
 """Requests that fail before any succeeds, after which a run stops: something is wrong with all of them."""
 
@@ -89,8 +95,9 @@ class Served:
 
 
 class _Server:
-    def __init__(self, client: ServerClient, room: int) -> None:
+    def __init__(self, client: ServerClient, room: int, slots: int | None) -> None:
         self.client, self.most, self.held, self.flying = client, room, 0, 0
+        self.slots, self.ever, self.sent = slots, 4 * room, dict[int, int]()
         self.down = self.was_down = False
         self.paused_until = self.broke_at = 0.0
         self.breaks = 0
@@ -104,7 +111,15 @@ class _Server:
         """Return whether a request of that many completions can be sent now."""
         if self.down or now < self.paused_until:
             return False
-        return self.flying == 0 or (not self.alone and self.held + weight <= self.most)
+        most = self.ever if self._queue_is_short() else self.most
+        return self.flying == 0 or (not self.alone and self.held + weight <= most)
+
+    def _queue_is_short(self) -> bool:
+        """Return whether what waits is done so soon that the way to the client takes longer."""
+        if self.slots is None or self.held < self.most:
+            return False
+        # In the order they were sent, those beyond the slots wait.
+        return sum(list(self.sent.values())[self.slots :]) < _SLACK * self.slots
 
 
 class Dispatch:
@@ -121,13 +136,16 @@ class Dispatch:
     clients
         The servers: replicas of one another.
     in_flight
-        Completions in flight on each.
+        Completions in flight on each; up to four times as many where ``slots`` is given and those that wait
+        are so short that they would be done before others come.
     patience
         With failures.
     rng
         Of the waits.
     proven
         Whether requests of this job were completed before, so that failures are their own.
+    slots
+        Completions that each server works on at a time; None to keep to ``in_flight``.
     """
 
     def __init__(
@@ -139,9 +157,10 @@ class Dispatch:
         rng: random.Random,
         *,
         proven: bool = False,
+        slots: int | None = None,
     ) -> None:
         self._requests, self._patience, self._rng = requests, patience, rng
-        self._servers = [_Server(client, in_flight) for client in clients]
+        self._servers = [_Server(client, in_flight, slots) for client in clients]
         self._ready: list[tuple[int, int]] = []
         self._later: list[tuple[float, int, int]] = []
         self._rank: dict[int, int] = {}
@@ -246,6 +265,7 @@ class Dispatch:
             k = min(able, key=lambda one: self._servers[one].held)
             self._servers[k].held += weight
             self._servers[k].flying += 1
+            self._servers[k].sent[request] = weight * (self._requests[request].expected_tokens or _LONG)
             self._attempts[request] = self._attempts.get(request, 0) + 1
             self._start(self._send(request, k))
 
@@ -290,6 +310,7 @@ class Dispatch:
         server, kind = self._servers[k], reply.kind
         server.held -= self._requests[request].choices
         server.flying -= 1
+        del server.sent[request]
         served = Served(request, k, reply, sent - self._begun, now - self._begun, self._attempts[request])
         if kind is not Kind.UNREACHABLE:
             self._reached = now

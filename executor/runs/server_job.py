@@ -153,6 +153,7 @@ class ServerJob:
                 self.patience,
                 random.Random(self.seed),
                 proven=any(completed(line) for line in journal.finished.values()),
+                slots=self.slots if self.in_flight is None else None,
             )
             watches = [
                 Watch(client, on_read=partial(self._watched, dispatch, k)) for k, client in enumerate(clients)

@@ -149,6 +149,60 @@ def test_lengths_alone_tell_what_an_order_would_give(
     assert "does not say the slots" in capsys.readouterr().err
 
 
+def test_the_seconds_of_timed_requests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Two slots, half a second a token: 2 and 2, then 4 alone: 6 iterations, where 4 are needed.
+    table = tmp_path / "times.csv"
+    rows = ["id,prompt_tokens,completion_tokens,start,first,last", "a,3,2,10,10.5,11", "b,3,2,10,10.5,11"]
+    table.write_text("\n".join([*rows, "c,3,4,10.25,11.5,13"]) + "\n")
+    found = audited(capsys, str(table), "--slots", "2")["seconds"]
+    assert found.pop("measured") == 3.0
+    assert found.pop("an iteration (median between two tokens)") == 0.5
+    assert found.pop("proven least at that rate") == 2.0
+    assert found == {
+        f"lost: {ORDER}": 1.0,
+        f"lost: {OPEN}": 0.0,
+        "lost: the rest (prompts, waiting, other users)": 0.0,
+    }
+
+
+def test_the_output_of_a_batch_with_metrics_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line(name: str, tokens: int, first: float, status: int = 200) -> str:
+        metrics = {"time_to_first_token_ms": first, "generation_time_ms": 500.0 * (tokens - 1)}
+        usage = {"prompt_tokens": 3, "completion_tokens": tokens}
+        response = {"status_code": status, "body": {"usage": usage, "metrics": metrics}}
+        return json.dumps({"custom_id": name, "response": response}) + "\n"
+
+    output = tmp_path / "out.jsonl"
+    output.write_text(line("a", 2, 500) + line("b", 2, 500) + line("c", 4, 1500) + line("d", 9, 1, 500))
+    found = audited(capsys, str(output), "--slots", "2")["seconds"]
+    assert found["measured"] == 3.0
+    assert found[f"lost: {ORDER}"] == 1.0
+    output.write_text(line("a", 2, 500).replace("metrics", "other"))
+    assert main(["audit", str(output), "--slots", "2"]) == 2
+    assert "line 1, field 'response.body': has no metrics" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a,3,x,0,1,2", "line 2, column 'completion_tokens': 'x' is not a number"),
+        ("a,3,2,0,1", "line 2, column 'last': None is not a number"),
+        ("a,3,0,0,1,2", "line 2: tokens must be whole numbers from 1"),
+        ("a,3,2,0,3,2", "line 2: tokens must be whole numbers from 1, and start, first and last in that"),
+        ("a,3,2,nan,1,2", "line 2: tokens must be"),
+    ],
+)
+def test_times_that_no_request_has_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str, message: str
+) -> None:
+    table = tmp_path / "times.csv"
+    table.write_text(f"id,prompt_tokens,completion_tokens,start,first,last\n{row}\n")
+    assert main(["audit", str(table), "--slots", "2"]) == 2
+    assert f"times.csv, {message}" in capsys.readouterr().err
+
+
 def test_the_public_runs_are_above_their_bounds(
     public_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

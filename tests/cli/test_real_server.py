@@ -6,15 +6,13 @@ import json
 import os
 import random
 import shutil
-import socket
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_server import VllmServer, save_tiny_llama
 
 from batchbound.cli import main
 
@@ -22,68 +20,24 @@ VLLM = os.environ.get("VLLM") or shutil.which("vllm")
 SLOTS, BUDGET = 8, 256
 
 
-def save_tiny_llama(folder: Path) -> None:
-    """Write a random Llama of a million parameters, with a tokenizer of single bytes."""
-    transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
-    tokenizers = pytest.importorskip("tokenizers")
-    config = transformers.LlamaConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    levels = tokenizers.pre_tokenizers.ByteLevel
-    vocabulary = {name: number for number, name in enumerate(["<pad>", "<s>", "</s>", *levels.alphabet()])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = levels(add_prefix_space=False)
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
-    fast.save_pretrained(folder)
+OPTIONS = ("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET))
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Address and log of a vLLM server with few slots, which is started for this module."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes longer to compute an iteration than a client its way to the server and back."""
+    pytest.importorskip("transformers", reason="the engine extra is not installed")
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_llama(folder, 512)
+    return folder
+
+
+@contextmanager
+def served(model: Path, log: Path, *options: str) -> Iterator[VllmServer]:
     if VLLM is None:
         pytest.skip("no vllm is installed; name one by VLLM")
-    folder = tmp_path_factory.mktemp("vllm")
-    save_tiny_llama(folder / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [VLLM, "serve", str(folder / "model"), "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET), "--max-model-len", "768"]
-    words += ["--enforce-eager", "--no-enable-prefix-caching", "--served-model-name", "tiny"]
-    words += ["--enable-logging-iteration-details"]
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
-    log = folder / "vllm.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(words, stdout=stream, stderr=stream, env=environment)
-        try:
-            yield wait_for(f"http://127.0.0.1:{port}", process), log
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes]) -> str:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for _ in range(600):
-        assert process.poll() is None, "vllm ended"
-        try:
-            opener.open(f"{url}/v1/models", timeout=5).close()
-        except OSError:
-            time.sleep(0.5)
-        else:
-            return url
-    raise AssertionError("vllm did not start")
+    with VllmServer(VLLM, model, log, (*OPTIONS, *options)) as server:
+        yield server
 
 
 def write_batch(path: Path, count: int) -> None:
@@ -97,11 +51,13 @@ def write_batch(path: Path, count: int) -> None:
             stream.write(json.dumps(line) + "\n")
 
 
-def ran(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], order: str) -> dict[str, Any]:
+def ran(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], order: str, *more: str
+) -> dict[str, Any]:
     words = ["run", str(tmp_path / "in.jsonl"), "--server", url, "--slots", str(SLOTS), "--order", order]
     words += ["--batched-tokens", str(BUDGET), "-o", str(tmp_path / "out.jsonl")]
     words += ["--trace", str(tmp_path / "trace.jsonl"), "--overwrite", "--json"]
-    assert main(words) == 0
+    assert main([*words, *more]) == 0
     value = json.loads(capsys.readouterr().out)
     assert isinstance(value, dict)
     return value
@@ -109,15 +65,17 @@ def ran(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], order: str
 
 @pytest.mark.slow
 def test_the_order_saves_vllm_the_iterations_that_were_predicted(
-    vllm: tuple[str, Path],
+    model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
-    url, log = vllm
     write_batch(tmp_path / "in.jsonl", 80)
-    given, best = (ran(tmp_path, url, capsys, order) for order in ("file", "auto"))
+    log = tmp_path / "vllm.log"
+    with served(model, log) as server:
+        given, best = (ran(tmp_path, server.url, capsys, order) for order in ("file", "auto"))
+        counted = server.iterations()
     for found in (given, best):
         assert found["bound_iterations"] <= found["iterations"]
         assert found["iterations"] == pytest.approx(found["predicted_iterations"], rel=0.02)
@@ -125,4 +83,21 @@ def test_the_order_saves_vllm_the_iterations_that_were_predicted(
     assert best["iterations"] < given["iterations"]
     assert main(["audit", str(log), "--json"]) == 0
     logged = json.loads(capsys.readouterr().out)[f"iterations ({SLOTS} slots)"]
-    assert logged["counted"] == given["iterations"] + best["iterations"]
+    assert logged["counted"] == counted == given["iterations"] + best["iterations"]
+
+
+@pytest.mark.slow
+def test_vllm_begins_the_longest_first_by_our_scheduler_whatever_the_client_sends(
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    write_batch(tmp_path / "in.jsonl", 80)
+    scheduler = ("--scheduler-cls", "batchbound.integrations.vllm.LongestFirst")
+    with served(model, tmp_path / "vllm.log", *scheduler) as server:
+        found = ran(tmp_path, server.url, capsys, "file", "--in-flight", "80")
+    least, longest = found["bound_iterations"], found["simulated_iterations"]["longest first"]
+    assert least <= found["iterations"] <= 1.02 * longest
+    assert found["iterations"] < 0.95 * found["predicted_iterations"]

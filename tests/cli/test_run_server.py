@@ -171,7 +171,7 @@ def test_a_server_that_ignores_a_field_is_found_out(tmp_path: Path) -> None:
 def test_the_run_ends_at_once_where_every_request_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    batch = write_batch(tmp_path / "in.jsonl", [2] * 60)
+    batch = write_batch(tmp_path / "in.jsonl", [50] * 60)
     with FakeServer(4, faults={f"r{k}": [404] * 9 for k in range(60)}) as server:
         assert main(run_words(batch, server, "--slots", "4")) == 1
         assert sum(server.attempts.values()) < 40

@@ -16,7 +16,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "run_path",
         metavar="RUN",
         help="a trace of `batchbound run --server`; vLLM's output with --enable-logging-iteration-details;"
-        " the folder of a measured vLLM run (meta.json, requests.jsonl); or a table of lengths that came out",
+        " the folder of a measured vLLM run (meta.json, requests.jsonl); times of requests (CSV with id,"
+        " prompt_tokens, completion_tokens, start, first, last, or a batch's output with vLLM's metrics);"
+        " or a table of lengths that came out",
     )
     parser.add_argument(
         "--slots", type=slot_count, metavar="N", help="of the server, max_num_seqs (default: as RUN says)"
@@ -82,4 +84,6 @@ def _span(text: str) -> tuple[int, int]:
 def _shown(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "unknown" if value is None else str(value)
-    return f"{value:12,d}" if isinstance(value, int) else f"{value:12,.2f}"
+    if isinstance(value, int):
+        return f"{value:12,d}"
+    return f"{value:12,.4g}" if abs(value) < 1 else f"{value:12,.2f}"
