@@ -85,10 +85,16 @@ def pools() -> dict[str, Queries]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CloudRun:
-    """Iterations a cloud took, KV-cache length of each, and the iteration each query was done in."""
+    """
+    Iterations a cloud took, KV-cache length of each, and the iteration each query was done in.
+
+    ``own`` is the sum over iterations of each row's own tokens, without padding; a row that is done stays
+    until its batch is.
+    """
 
     kv: IntArray
     done: IntArray
+    own: int
 
     @property
     def iterations(self) -> int:
@@ -100,14 +106,21 @@ def to_completion(prompt: IntArray, answer: IntArray, batch: int) -> CloudRun:
     """Batches run until their longest answer is done."""
     kv: list[IntArray] = []
     done = np.empty(len(answer), dtype=np.int64)
-    now = 0
+    now = own = 0
     for first in range(0, len(answer), batch):
         rows = slice(first, first + batch)
         longest = int(answer[rows].max())
         kv.append(prompt[rows].max() + np.arange(1, longest + 1))
         done[rows] = now + answer[rows]
+        stayed = longest - answer[rows]
+        own += int((_own(prompt[rows], answer[rows]) + stayed * (prompt[rows] + answer[rows])).sum())
         now += longest
-    return CloudRun(np.concatenate(kv) if kv else np.zeros(0, dtype=np.int64), done)
+    return CloudRun(np.concatenate(kv) if kv else np.zeros(0, dtype=np.int64), done, own)
+
+
+def _own(prompt: IntArray, answer: IntArray) -> IntArray:
+    """Return the sum, over the iterations in which a query runs, of the tokens it holds."""
+    return np.asarray(prompt * answer + answer * (answer + 1) // 2)
 
 
 def inserting(prompt: IntArray, answer: IntArray, batch: int) -> CloudRun:
@@ -135,18 +148,26 @@ def inserting(prompt: IntArray, answer: IntArray, batch: int) -> CloudRun:
             query = heapq.heappop(running)[1]
             done[query] = now
             del begins[query]
-    return CloudRun(np.concatenate(kv) if kv else np.zeros(0, dtype=np.int64), done)
+    own = int(_own(prompt, answer).sum())
+    return CloudRun(np.concatenate(kv) if kv else np.zeros(0, dtype=np.int64), done, own)
 
 
 def serve(queries: Queries, clouds: int, batch: int, by_length: bool, insert: bool) -> list[CloudRun]:
-    """QueuePolicy by MICO's rule or by count, and serve by insertion or to completion."""
+    """
+    Dispatch by MICO's rule or by count, and serve by insertion or to completion.
+
+    Batches that run to completion are drawn at random from a cloud's queue, as the paper's section 4.2.2 has
+    it: in the order of dispatch a cloud's likely long queries would meet.
+    """
     workload = Workload.from_lengths(queries.prompt, queries.predicted)
     fleet = Fleet(workload, (Replica(CostModel.paper(), batch),) * clouds)
     replica_of = dispatch(fleet, "mico" if by_length else "round-robin")
-    run = inserting if insert else to_completion
-    return [
-        run(queries.prompt[replica_of == k], queries.answer[replica_of == k], batch) for k in range(clouds)
-    ]
+    run, rng, runs = inserting if insert else to_completion, np.random.default_rng(len(workload)), []
+    for cloud in range(clouds):
+        rows = np.flatnonzero(replica_of == cloud)
+        rows = rows if insert else rng.permutation(rows)
+        runs.append(run(queries.prompt[rows], queries.answer[rows], batch))
+    return runs
 
 
 def gain(pool: Queries, count: int, clouds: int, batch: int, over: str, of: str) -> float:
@@ -212,6 +233,14 @@ def _memory(pool: Queries) -> None:
     print(
         f"\n200 queries, batch 3, 3 clouds: cumulative KV length less by {clouds}, in all {total:.1%}"
         f" (paper: 41.5 %, 39.5 %, 50.7 %; 44.9 %); throughput {faster:.2f}x (paper: 1.79x)"
+    )
+    steps = 1 - sum(run.iterations for run in ours) / sum(run.iterations for run in plain)
+    own = 1 - sum(run.own for run in ours) / sum(run.own for run in plain)
+    wide = (1 - total) / (1 - steps)
+    print(
+        f"  that is the width of the padded batch; it is {wide:.2f} times as wide with insertion. Fewer"
+        f" iterations alone save {steps:.1%}, and each row's own tokens are {own:.1%} less (the paper's"
+        f" 44.9 % is nearest to 1 - 1/1.79 = 44.1 %: fewer iterations at the same width)"
     )
 
 

@@ -40,11 +40,13 @@ class Row:
 
 ROWS = (
     Row("first come, first served", "fcfs", paper="201.00  .802"),
-    Row("Algorithm 1, round-robin clients", "algorithm1", paper="193.33  .862"),
+    Row("Algorithm 1, round-robin clients", "algorithm1"),
+    Row("  the same, rule (41)-(43) per round", "lagrangian", paper="193.33  .862"),
+    Row("  the same, rule (41)-(43) per token", "lagrangian-token", paper="193.33  .862"),
     Row("optimal bin packing", "packing", True, paper="197.08  .855"),
-    Row("optimal bin packing + Algorithm 1", "packing-algorithm1", True, paper="190.58  .891"),
-    Row("  the same, rule (41)-(43) per round", "lagrangian", True),
-    Row("  the same, rule (41)-(43) per token", "lagrangian-token", True),
+    Row("optimal bin packing + Algorithm 1", "packing-algorithm1", True),
+    Row("  the same, rule (41)-(43) per round", "lagrangian", True, "190.58  .891"),
+    Row("  the same, rule (41)-(43) per token", "lagrangian-token", True, "190.58  .891"),
     Row("LPT order, prefill first", "lpt"),
     Row("LPT order, a tenth of the slots free", "threshold"),
     Row("LPT order, ski-rental rule", "lpt-ski"),

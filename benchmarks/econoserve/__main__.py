@@ -7,7 +7,7 @@ iterations at the costs DistServe fitted to OPT-13B and OPT-66B on these devices
 the public files (see --data).
 
 Run: ``python benchmarks/econoserve systems`` (or ``rates``, ``sweet``, ``scales``,
-``decisions``, ``hours``, ``offline``).
+``decisions``, ``hours``, ``offline``, ``devices``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
+from devices import devices
 from load import decisions, hours, rates
 from offline import offline
 from sensitivity import GRIDS, SCHEMES, scales, sweet
@@ -32,6 +34,7 @@ COMMANDS = {
     "decisions": decisions,
     "hours": hours,
     "offline": offline,
+    "devices": devices,
 }
 
 
@@ -49,6 +52,8 @@ def main() -> None:
     )
     parser.add_argument("--drain", action="store_true", help="serve everyone after the last arrival, too")
     parser.add_argument("--scale", type=float, default=1.0, help="of the paper's rates")
+    parser.add_argument("--memory", type=float, default=1.0, help="times the memory for keys and values")
+    parser.add_argument("--preemption", type=float, default=1.0, help="times the cost of moving to the host")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=5, help="averaged over, in sweet")
     parser.add_argument(
@@ -67,7 +72,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures")
     options = parser.parse_args()
     served = MODELS[options.model]
+    served = replace(served, kv_memory=served.kv_memory * options.memory)
     cost = served.cost(options.data)
+    cost = replace(cost, swap_per_token=cost.swap_per_token * options.preemption)
     found = COMMANDS[options.what](
         lambda name: Study(served, cost, name, options.seed, options.errors), options
     )

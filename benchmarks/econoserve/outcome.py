@@ -99,6 +99,8 @@ class Outcome:
 
     metrics: ServingMetrics
     binding: Binding
+    served_tokens: float
+    """Mean length of the completions served, tokens: a run that is cut may have served the short ones."""
 
     def why(self) -> str:
         """Return in words where the time went and what bound it."""
@@ -119,10 +121,13 @@ def table(rows: dict[str, Outcome]) -> None:
     print(
         f"{'':16}"
         + "".join(f"{head:>9}" for _, head in COLUMNS)
-        + f"{'sched us':>10}"
+        + f"{'length':>8}{'sched us':>10}"
         + "".join(f"{name:>8}" for name in BINDING)
     )
     for name, one in rows.items():
         values = "".join(f"{getattr(one.metrics, field):9.3g}" for field, _ in COLUMNS)
         binding = "".join(f"{getattr(one.binding, field):8.2f}" for field in BINDING)
-        print(f"{name:16}{values}{1e6 * one.metrics.decision:10.1f}{binding}", flush=True)
+        print(
+            f"{name:16}{values}{one.served_tokens:8.0f}{1e6 * one.metrics.decision:10.1f}{binding}",
+            flush=True,
+        )

@@ -122,4 +122,6 @@ class Study:
             run = split.run
         else:
             split, run = None, self.run(system, workload, known=known, sizes=sizes, until=until)
-        return Outcome(serving_metrics(run), Binding.of(run, slots.get(system, math.inf), split))
+        served = run.tokens[np.isfinite(run.finished)]
+        length = float(served.mean()) if len(served) else math.nan
+        return Outcome(serving_metrics(run), Binding.of(run, slots.get(system, math.inf), split), length)

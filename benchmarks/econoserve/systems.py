@@ -43,7 +43,10 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
     for system in ("econoserve", "pipelined"):
         compare(found, options.model, system)
     return {
-        name: {k: one.metrics.to_json() | asdict(one.binding) for k, one in rows.items()}
+        name: {
+            k: one.metrics.to_json() | asdict(one.binding) | {"served_tokens": one.served_tokens}
+            for k, one in rows.items()
+        }
         for name, rows in found.items()
     }
 
