@@ -103,8 +103,8 @@ class Problem:
         object.__setattr__(self, "rounds", rounds)
         self._share()
         total = self.workload.input_tokens + self.workload.output_tokens
-        self._refuse(total, "max_position", "prompt and answer take {} tokens")
-        self._refuse(self.kv_peak, "kv_capacity", "its keys and values take {} tokens at the end")
+        self._refuse(total, "max_position", "prompt and completion take {} tokens")
+        self._refuse(self.kv_peak, "kv_capacity", "its KV cache takes {} tokens at the end")
         self._refuse(self.prompt_tokens, "prefill_token_cap", "its prompt takes {} tokens")
 
     def _share(self) -> None:

@@ -19,7 +19,7 @@ COMMANDS = {
     "run": "serve a plan's requests on a HuggingFace model",
     "report": "say how far a plan or a run is from the bound, and where the time went",
     "simulate": "run any policy on any workload in the simulator",
-    "serve": "simulate a serving policy on requests that arrive, with keys and values in blocks",
+    "serve": "simulate a serving policy on requests that arrive, with the KV cache in blocks",
     "bound": "print the lower bounds of a workload with their terms",
     "compare": "run solvers and policies side by side on the same instances",
     "export": "write a linear model of a workload as MPS, for any solver",
@@ -27,7 +27,7 @@ COMMANDS = {
     "verify": "check a plan's schedule and its bound's certificate again, without the solver",
     "profile": "measure a model on this machine and fit the cost model",
     "search": "find the execution configuration of most throughput under a latency bound",
-    "predict": "learn the lengths of answers from past ones, with the measured error",
+    "predict": "learn the lengths of completions from past ones, with the measured error",
     "validate": "print the simulator's error against a measured run",
 }
 

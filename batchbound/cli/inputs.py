@@ -56,7 +56,7 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
         + " (default %(default)s)",
     )
     group.add_argument(
-        "--kv-capacity", type=positive, metavar="TOKENS", help="most tokens of keys and values held"
+        "--kv-capacity", type=positive, metavar="TOKENS", help="most tokens of KV cache held at a time"
     )
     group.add_argument(
         "--prefill-token-cap", type=positive, metavar="TOKENS", help="most prompt tokens of one prefill stage"
@@ -65,7 +65,7 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
         "--max-position",
         type=positive,
         metavar="TOKENS",
-        help="most tokens of a prompt and its answer (the model's)",
+        help="most tokens of a prompt and its completion (the model's)",
     )
     group.add_argument(
         "--cost",
@@ -77,24 +77,24 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
     group.add_argument(
         "--lengths",
         metavar="SOURCE",
-        help="answer lengths: known, cap (max_tokens), constant:N, answers:FILE or quantile:Q:FILE"
+        help="completion lengths: known, cap (max_tokens), constant:N, answers:FILE or quantile:Q:FILE"
         " (default: known where given, else cap)",
     )
     group.add_argument(
         "--longest-answer",
         type=positive,
         metavar="TOKENS",
-        help="no answer is longer: caps known lengths and what a request states as well (max_tokens,"
+        help="no completion is longer: caps known lengths and what a request states as well (max_tokens,"
         " max_completion_tokens), and a run stops there (default: each request's own limit)",
     )
     group.add_argument(
         "--first-token",
         choices=("prefill", "decode"),
-        help="what yields an answer's first token: the prefill stage, as in engines, or a decode round, as"
+        help="what yields a completion's first token: the prefill stage, as in engines, or a decode step, as"
         " the hybrid paper counts (default: prefill; decode for generators)",
     )
     group.add_argument(
-        "--drop-unanswered", action="store_true", help="leave out rows of a table whose answer has no token"
+        "--drop-unanswered", action="store_true", help="leave out rows of a table without a completion"
     )
     group.add_argument(
         "--model", metavar="MODEL", help="hub name, directory or tiny:FAMILY whose tokenizer counts"
@@ -315,7 +315,7 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
         mends = ["shorten its prompt"]
     else:
         mends = [f"lower its {stated}"] if job.lengths.kind in ("cap", "known") else []
-        mends.append(f"cap every answer with --longest-answer ({room} fit this one)")
+        mends.append(f"cap every completion with --longest-answer ({room} fit this one)")
     if given:
         mends.append(f"raise --{error.limit.replace('_', '-')}")
     hint = f"{', '.join(mends)} or leave the request out."
@@ -345,11 +345,11 @@ def _refuse_endless(job: JobInput, slots: int) -> None:
     lengths, hint = job.workload.output_tokens, "Correct the lengths, or plan a part of the job."
     longest = int(lengths.argmax())
     if lengths[longest] > MOST_ROUNDS:
-        what = f"an answer of {lengths[longest]:,} tokens, beyond {MOST_ROUNDS:,} decode rounds"
+        what = f"a completion of {lengths[longest]:,} tokens, beyond {MOST_ROUNDS:,} decode steps"
         raise InputError(what, file=job.source, where=_place(job, longest), hint=hint)
     rounds = int(lengths.sum()) // slots
     if rounds > MOST_ROUNDS:
-        what = f"{slots} slots need at least {rounds:,} decode rounds, beyond {MOST_ROUNDS:,}"
+        what = f"{slots} slots need at least {rounds:,} decode steps, beyond {MOST_ROUNDS:,}"
         raise InputError(what, file=job.source, hint=hint)
 
 

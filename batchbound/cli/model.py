@@ -38,7 +38,7 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None
         "--tier",
         choices=("auto", "window", "ragged"),
         default="auto",
-        help="layout of keys and values (default: the fastest that gives this model's own answers)",
+        help="layout of the KV cache (default: the fastest that gives this model's own completions)",
     )
 
 

@@ -28,13 +28,13 @@ _LABELS = {
     "money": "at that price",
     "utilization": "utilization",
     "prefill_stages": "prefill stages",
-    "decode_rounds": "decode rounds",
+    "decode_rounds": "decode steps",
     "output_tokens_per_s": "output tokens/s",
     "solver": "solver",
     "status": "status",
     "stopped_by": "stopped by",
     "cost": "cost model",
-    "lengths": "answer lengths",
+    "lengths": "completion lengths",
     "seconds": "took",
 }
 
@@ -169,7 +169,7 @@ def _shown(name: str, value: object) -> str:
     if name in ("device_hours", "money"):
         return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
     if name == "lengths" and value == "cap":
-        return "cap: a worst case, every answer as long as its request allows"
+        return "cap: a worst case, every completion as long as its request allows"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -28,7 +28,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replan",
         metavar="PROFILE",
-        help="change the configuration of a plan of `search` when answers drift from the lengths planned for:"
+        help="change the configuration of a plan of `search` when lengths drift from those planned for:"
         " search again with this layer profile, the one it was planned with",
     )
     parser.add_argument(
@@ -65,7 +65,7 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
     drift = LengthDrift.of(configuration, np.maximum(1, trace.tokens - 1))
     if drift.drifted:
         rounds = (
-            f" (and --encode-batch {configuration.encode_batch}, to change the decode rounds alone)"
+            f" (and --encode-batch {configuration.encode_batch}, to change the decode steps alone)"
             if not configuration.handed_over
             else ""
         )

@@ -55,7 +55,7 @@ def server_summary(run: ServerRun, limits: EngineLimits, *, batched_stated: bool
         elif server.plateau is not None and server.plateau < run.slots:
             note(
                 f"{server.url}: at most {server.plateau} requests were seen under way while others waited:"
-                f" slots or room for keys and values are fewer than --slots {run.slots}"
+                f" slots or room for KV cache are fewer than --slots {run.slots}"
             )
     return summary | {
         "iterations": audit.counted,

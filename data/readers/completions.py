@@ -257,7 +257,7 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
         name, response = line.get("custom_id"), line.get("response")
         if not isinstance(name, str) or ("response" not in line and "error" not in line):
             raise InputError(
-                "is not an answer in the OpenAI batch output format",
+                "is not a completion in the OpenAI batch output format",
                 file=path,
                 where=f"line {number}, field '{'response' if isinstance(name, str) else 'custom_id'}'",
                 hint="Give the output file of an earlier run.",
@@ -273,14 +273,15 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
         tokens = _at(response, "body", "usage", "completion_tokens")
         if type(tokens) is not int or not 0 <= tokens <= LONGEST:
             raise InputError(
-                f"{tokens!r} is not a number of tokens an answer can have",
+                f"{tokens!r} is not a number of tokens a completion can have",
                 file=path,
                 where=f"line {number}, field 'response.body.usage.completion_tokens'",
-                hint="Each answer must state its usage.",
+                hint="Each completion must state its usage.",
             )
         lengths[name] = max(1, tokens)
     if not lengths:
-        raise InputError("no line holds an answer", file=path, hint="Give the output file of an earlier run.")
+        hint = "Give the output file of an earlier run."
+        raise InputError("no line holds a completion", file=path, hint=hint)
     return lengths
 
 

@@ -86,7 +86,7 @@ class LengthSource:
             family, file = (family, behind) if behind and family in FAMILIES else ("empirical", file)
             return cls(kind, value=value, file=file, digest=file_digest(file), family=family)
         raise InputError(
-            f"{spec!r} names no source of answer lengths",
+            f"{spec!r} names no source of completion lengths",
             where="lengths",
             hint=f"Give known, cap, constant:N, answers:FILE, quantile:Q:FILE or quantile:Q:FAMILY:FILE "
             f"(FAMILY one of {', '.join(FAMILIES)}).",
@@ -122,7 +122,7 @@ class LengthSource:
         missing = [i for i, length in enumerate(lengths) if length is None]
         if missing:
             raise InputError(
-                f"{len(missing)} of {len(ids)} requests have no answer length, first {ids[missing[0]]!r}",
+                f"{len(missing)} of {len(ids)} requests have no completion length, first {ids[missing[0]]!r}",
                 file=self.file,
                 where=f"lengths '{self.kind}'",
                 hint=_MEND[self.kind],
@@ -192,7 +192,7 @@ _MEND = {
     "known": "Give each request output_tokens, or choose constant:N, cap, answers:FILE or quantile:Q:FILE.",
     "cap": "Give each request a max_tokens, give --longest-answer, or choose constant:N, answers:FILE or"
     " quantile:Q:FILE.",
-    "answers": "The file must answer every request; for an estimate choose quantile:Q:FILE.",
+    "answers": "The file must hold a completion of every request; for an estimate choose quantile:Q:FILE.",
     "constant": "",
     "quantile": "",
 }

@@ -163,8 +163,8 @@ class _Line:
         if "\0" in custom_id:
             raise self.error("custom_id", f"{_shown(custom_id)} holds a zero character", "Leave it out.")
         if "response" in entry and "body" not in entry:
-            hint = "Give the batch input file; answers are a source of lengths: --lengths answers:FILE."
-            raise self.error("response", "is an answer, not a request", hint)
+            hint = "Give the batch input file; completions are a source of lengths: --lengths answers:FILE."
+            raise self.error("response", "is a completion, not a request", hint)
         body = entry.get("body")
         if not isinstance(body, dict):
             what = "is missing" if body is None else f"{_shown(body)} is not an object"

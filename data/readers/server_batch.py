@@ -120,8 +120,8 @@ class _Line:
         if entry.get("method", "POST") != "POST":
             raise self.error("method", f"{entry['method']!r} is not POST", "Write POST, or leave it out.")
         if body.get("stream"):
-            hint = "Leave it out: a batch keeps whole answers."
-            raise self.error("body.stream", "a streamed answer cannot be kept", hint)
+            hint = "Leave it out: a batch keeps whole completions."
+            raise self.error("body.stream", "a streamed completion cannot be kept", hint)
         for field in ("n", *_CAPS):
             self.whole(body.get(field), f"body.{field}")
         try:

@@ -157,7 +157,7 @@ def read_table(
     if drop_unanswered:
         frame = frame[frame["output_tokens"] != 0]
         if frame.empty:
-            raise InputError("no row has an answer", file=path, hint="Give a table with answers.")
+            raise InputError("no row has a completion", file=path, hint="Give a table with completions.")
     try:
         Workload.from_frame(frame)
     except WorkloadError as error:

@@ -146,7 +146,7 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
     if not worst <= 1.0:
         raise UnsupportedModelError(
             model.config.model_type,
-            f"its answers in a padded batch differ from its own on the {tier.tier} tier"
+            f"its completions in a padded batch differ from its own on the {tier.tier} tier"
             f" ({worst:.2g} times as far as rounding explains)",
             _MEND,
         )

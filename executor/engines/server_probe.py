@@ -52,7 +52,7 @@ class ServerFacts:
         missing = {
             "which engine it is": None if self.engine == "unknown" else self.engine,
             "its slots (max_num_seqs)": self.slots,
-            "its room for keys and values": metrics.kv_tokens,
+            "its room for KV cache": metrics.kv_tokens,
             "how many iterations it runs": metrics.iterations,
             "whether others use it": metrics.running,
             # No engine says which policy its scheduler has, and one without priorities drops the field.

@@ -93,7 +93,7 @@ def _checked(model: Any, tier: Tier, self_check: bool) -> Tier:
         return Tier(tier.name, tier.reason, "a tested family")
     with evaluating(model):
         check_tier(inner, tier.batch, alone=getattr(model, "_orig_mod", model))
-    return Tier(tier.name, tier.reason, "answers compared with the model's own at load")
+    return Tier(tier.name, tier.reason, "completions compared with the model's own at load")
 
 
 def _known(model: Any) -> bool:

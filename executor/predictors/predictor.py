@@ -71,7 +71,7 @@ class TrainedPredictor:
         """
         count = len(examples) if method == "group-mean" else len(set(examples.prompts))
         if count < 2:
-            raise InputError("there are fewer than two prompts to learn from", hint="Give more answers.")
+            raise InputError("there are fewer than two prompts to learn from", hint="Give more completions.")
         if method == "group-mean":
             apart = np.zeros(len(examples), dtype=np.bool_)
             held = max(1, round(HELD_OUT * len(examples)))

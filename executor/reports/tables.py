@@ -115,7 +115,7 @@ def _makespan_rows(report: Report) -> list[Row]:
     rows.append(_run_gap_row(report, group))
     if report.fit is not None:
         fit = report.fit
-        note = f"mean, of {fit.prefill_stages} prefill stages and {fit.decode_rounds} decode rounds"
+        note = f"mean, of {fit.prefill_stages} prefill stages and {fit.decode_rounds} decode steps"
         errors = f"{percent(fit.prefill_mape)} / {percent(fit.decode_mape)}"
         rows.append(Row(group, "error of the fit", errors, note))
     return rows
@@ -196,7 +196,7 @@ def _run_gap_row(report: Report, group: str) -> Row:
         return Row(group, name, "-", "no bound")
     if report.resumed:
         return Row(group, name, "-", f"{report.resumed} requests were answered by an earlier run")
-    return Row(group, name, "-", f"{report.lengths.wrong} answers had another length than planned")
+    return Row(group, name, "-", f"{report.lengths.wrong} completions had another length than planned")
 
 
 def _slot_rows(report: Report) -> list[Row]:
@@ -206,7 +206,7 @@ def _slot_rows(report: Report) -> list[Row]:
             group,
             "utilization",
             percent(report.utilization),
-            "full decode rounds' seconds / makespan",
+            "full decode steps' seconds / makespan",
         )
     ]
     notes = {
@@ -235,16 +235,16 @@ def _throughput_rows(report: Report) -> list[Row]:
             f"{report.resumed:,} more answered before" * bool(report.resumed),
         ),
         Row(group, "prefill stages", f"{report.prefill_stages:,}", f"{report.prompt_tokens:,} prompt tokens"),
-        Row(group, "decode rounds", f"{report.decode_rounds:,}", f"{report.output_tokens:,} answer tokens"),
+        Row(group, "decode steps", f"{report.decode_rounds:,}", f"{report.output_tokens:,} output tokens"),
         Row(
             group,
             "tokens/s",
             _number(report.output_tokens_per_second),
-            f"of answers; {_number(report.total_tokens_per_second)} with prompts",
+            f"of completions; {_number(report.total_tokens_per_second)} with prompts",
         ),
     ]
     if report.padding:
-        note = f"of the keys and values read: {duration(report.padding_seconds)}, model seconds"
+        note = f"of the KV cache read: {duration(report.padding_seconds)}, model seconds"
         rows.append(Row(group, "padding", percent(report.padding), note))
     if report.evictions:
         rows.append(Row(group, "evictions", f"{report.evictions:,}", "requests put back and prefilled again"))

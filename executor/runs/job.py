@@ -107,7 +107,7 @@ class Job:
         workload = self.plan.workload
         if not self.plan.fleet.prefill_emits_first_token:
             raise InputError(
-                "the plan counts a decode round for the first token, which an engine's prefill emits",
+                "the plan counts a decode step for the first token, which an engine's prefill emits",
                 where="field 'fleet.prefill_emits_first_token'",
                 hint="Plan again with --first-token prefill.",
             )

@@ -207,7 +207,7 @@ class Journal:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> InputError:
-        hint = "Check the folder, the permissions and the free space; finished answers are kept."
+        hint = "Check the folder, the permissions and the free space; finished completions are kept."
         return unwritable(self.path, error, hint)
 
 

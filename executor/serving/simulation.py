@@ -208,7 +208,7 @@ class ServingJob:
             request = int(np.argmax(needed))
             name = str(workload.ids[request])
             raise ServingError(
-                f"request {name!r} ends with {needed[request]} tokens of keys and values on a device"
+                f"request {name!r} ends with {needed[request]} tokens of KV cache on a device"
                 f" of {room}. Leave it out or raise the capacity."
             )
         given = self.output if predicted is None else predicted

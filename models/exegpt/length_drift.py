@@ -69,7 +69,7 @@ class LengthDrift:
 
     def __str__(self) -> str:
         return (
-            f"answers took {self.observed:.1f} decode iterations on average (deviation"
+            f"completions took {self.observed:.1f} decode iterations on average (deviation"
             f" {self.observed_deviation:.1f}), {self.change:+.0%} against the planned {self.planned:.1f}"
             f" ({self.planned_deviation:.1f})"
         )

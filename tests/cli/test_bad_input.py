@@ -184,7 +184,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "max_tokens that is no number": (batch(body(max_tokens="many")), r"line 1, .*max_tokens.*many"),
     "no answer length at all": (
         batch(line(body={"prompt": "x"})),
-        r"no answer length.*--?lengths|no answer length",
+        r"no completion length.*--?lengths|no completion length",
     ),
     "an unknown source of lengths": (options("plan", "prompts.jsonl", "--lengths", "guess"), r"'guess'"),
     "an answers file that answers nothing": (
@@ -219,11 +219,11 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "an answer of months": (
         table("input_tokens,output_tokens\n5,2000000000\n"),
-        r"lengths.csv, request 0: an answer of 2,000,000,000 tokens",
+        r"lengths.csv, request 0: a completion of 2,000,000,000 tokens",
     ),
     "a job of months": (
         table("input_tokens,output_tokens\n" + "5,90000000\n" * 4, "--slots", "2"),
-        r"lengths.csv: 2 slots need at least 180,000,000 decode rounds",
+        r"lengths.csv: 2 slots need at least 180,000,000 decode steps",
     ),
     "a compressed file": (binary(gzip.compress(b"{}")), r"prompts.jsonl: is compressed \(gzip\)"),
     "zero bytes": (binary(b"{}\n\0\0\n"), r"prompts.jsonl, line 2: not text"),
@@ -290,7 +290,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
             options=("--model", "tiny:llama"),
         ),
         r"prompts.jsonl, line 2, field 'body.max_completion_tokens'.*max_position = 512.*"
-        r"Lower its max_completion_tokens, cap every answer with --longest-answer \(\d+ fit",
+        r"Lower its max_completion_tokens, cap every completion with --longest-answer \(\d+ fit",
     ),
     "a stated limit beyond the model's positions, planned shorter": (
         planned(body(max_tokens=999), plan=("--lengths", "constant:4")),

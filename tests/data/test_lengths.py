@@ -197,7 +197,7 @@ def test_a_quantile_is_the_same_for_every_request_up_to_its_cap(answers: Path) -
 
 
 def test_a_file_that_does_not_answer_every_request_is_refused(answers: Path) -> None:
-    with pytest.raises(InputError, match="2 of 3 requests have no answer length, first 'x'") as refused:
+    with pytest.raises(InputError, match="2 of 3 requests have no completion length, first 'x'") as refused:
         LengthSource.parse(f"answers:{answers}").resolve(["a", "x", "y"])
     assert "answers.jsonl" in str(refused.value)
     assert "quantile:Q:FILE" in str(refused.value)
@@ -205,7 +205,7 @@ def test_a_file_that_does_not_answer_every_request_is_refused(answers: Path) -> 
 
 @pytest.mark.parametrize("kind", ["known", "cap"])
 def test_a_request_without_its_length_or_cap_is_named(kind: str) -> None:
-    with pytest.raises(InputError, match=r"1 of 2 requests have no answer length, first 'b'.*constant:N"):
+    with pytest.raises(InputError, match=r"1 of 2 requests have no completion length, first 'b'.*constant:N"):
         LengthSource.parse(kind).resolve(["a", "b"], caps=[3, None], known=[3, None])
 
 

@@ -28,7 +28,7 @@ def test_the_first_token_at_prefill_is_a_round_less_and_a_token_held_more() -> N
     ("limit", "least", "what"),
     [
         ("max_position", 9, "prompt and .* take 9 tokens"),
-        ("kv_capacity", 8, "its keys and values take 8 tokens at the end"),
+        ("kv_capacity", 8, "its KV cache takes 8 tokens at the end"),
         ("prefill_token_cap", 5, "its prompt takes 5 tokens"),
     ],
 )

@@ -136,7 +136,7 @@ BAD_LINES: dict[str, tuple[object, str]] = {
     "repeated custom_id": (chat("first"), r"line 2, field 'custom_id': 'first' already names .*line 1"),
     "an answer": (
         {"custom_id": "a", "response": None},
-        r"line 2, field 'response': is an answer.*answers:FILE",
+        r"line 2, field 'response': is a completion.*answers:FILE",
     ),
     "no body": ({"custom_id": "a"}, r"line 2, field 'body': is missing"),
     "body of text": ({"custom_id": "a", "body": "x"}, r"field 'body': 'x' is not an object"),
@@ -309,7 +309,7 @@ def test_rows_without_an_answer_are_left_out_only_when_asked(write: Write) -> No
     with pytest.raises(InputError, match=r"burst.csv, line 2, column 'Response tokens': 0 .*drop_unanswered"):
         read_workload(path)
     assert read_workload(path, drop_unanswered=True).workload.input_tokens.tolist() == [6, 8]
-    with pytest.raises(InputError, match="no row has an answer"):
+    with pytest.raises(InputError, match="no row has a completion"):
         read_workload(write("input_tokens,output_tokens", "5,0", name="t.csv"), drop_unanswered=True)
 
 
@@ -480,7 +480,7 @@ def test_a_prompt_without_any_token_is_named_by_its_line(write: Write) -> None:
 
 def test_requests_without_a_cap_need_another_source_of_lengths(write: Write) -> None:
     path = write(chat("a", max_tokens=5), chat("b"))
-    with pytest.raises(InputError, match="1 of 2 requests have no answer length, first 'b'"):
+    with pytest.raises(InputError, match="1 of 2 requests have no completion length, first 'b'"):
         read_workload(path, count_tokens=lambda records: [4, 4])
     job = read_workload(path, count_tokens=lambda records: [4, 4], lengths="constant:8")
     assert job.workload.output_tokens.tolist() == [5, 8]
@@ -541,10 +541,10 @@ def test_answers_read_back_as_lengths_and_errors_are_passed_over(write: Write) -
 A, B = (PromptRecord(name, CHAT, 1) for name in "ab")
 
 BAD_ANSWERS: dict[str, tuple[tuple[object, ...], str]] = {
-    "a request": ((answered(A), chat("b")), r"line 2, field 'response': is not an answer"),
-    "no name": (({"response": {}},), r"line 1, field 'custom_id': is not an answer"),
+    "a request": ((answered(A), chat("b")), r"line 2, field 'response': is not a completion"),
+    "no name": (({"response": {}},), r"line 1, field 'custom_id': is not a completion"),
     "twice": ((answered(A), answered(A)), r"line 2, field 'custom_id': 'a' is answered a second time"),
-    "errors only": ((error_line(A, "x", "y"),), r"no line holds an answer"),
+    "errors only": ((error_line(A, "x", "y"),), r"no line holds a completion"),
     "no usage": (
         ({"custom_id": "a", "response": {"body": {}}},),
         r"completion_tokens': None is not a number",

@@ -183,7 +183,7 @@ def test_a_full_disk_keeps_every_finished_answer(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
     try:
-        with pytest.raises(InputError, match="finished answers are kept"):
+        with pytest.raises(InputError, match="finished completions are kept"):
             journal.append("b", {"text": "x" * 1000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

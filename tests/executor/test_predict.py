@@ -234,9 +234,9 @@ def test_the_command_trains_evaluates_and_applies(
 ) -> None:
     folder, output = str(tmp_path / "predictor"), str(tmp_path / "lengths.jsonl")
     assert main(["predict", "train", *past, "-o", folder]) == 0
-    assert "held-out answers" in capsys.readouterr().out
+    assert "held-out completions" in capsys.readouterr().out
     assert main(["predict", "eval", folder, *past]) == 0
-    assert "80 held-out answers" in capsys.readouterr().out
+    assert "80 held-out completions" in capsys.readouterr().out
     assert main(["predict", "refresh", folder, *past]) == 0
     assert "before: " in capsys.readouterr().out
     assert main(["predict", "apply", folder, past[0], "-o", output]) == 0

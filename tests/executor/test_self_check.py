@@ -77,7 +77,7 @@ def test_the_last_round_of_one_request_is_enough(single: Any) -> None:
         changed[-1, 1] += 0.5
         return changed
 
-    with pytest.raises(UnsupportedModelError, match="its answers in a padded batch differ"):
+    with pytest.raises(UnsupportedModelError, match="its completions in a padded batch differ"):
         check_tier(single, batch_with(last))
 
 

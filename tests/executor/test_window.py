@@ -69,7 +69,7 @@ def test_the_self_check_refuses_a_model_that_ignores_padding(
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(llama, "forward", without_mask)
-    with pytest.raises(ValueError, match="its answers in a padded batch differ"):
+    with pytest.raises(ValueError, match="its completions in a padded batch differ"):
         check_tier(llama, WindowBatch)
 
 

@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " simulation and no limit in the bound)",
     )
     parser.add_argument(
-        "--kv-tokens", type=positive, metavar="N", help="room for keys and values (default: as RUN says)"
+        "--kv-tokens", type=positive, metavar="N", help="room for KV cache (default: as RUN says)"
     )
     parser.add_argument(
         "--block-tokens", type=positive, metavar="N", help="tokens of a block of them (default: as RUN says)"

@@ -22,7 +22,7 @@ _METHODS = ("constant", "group-mean", "quantile", "encoder")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
-    train = tasks.add_parser("train", help="learn from past answers, and measure the error on held-out ones")
+    train = tasks.add_parser("train", help="learn from past completions, and measure the error on others")
     _add_answers(train)
     train.add_argument("-o", "--output", required=True, metavar="DIR", help="folder of the predictor")
     train.add_argument("--overwrite", action="store_true", help="replace the predictor if it exists")
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=_METHODS,
         default="quantile",
-        help="constant; group-mean: of earlier answers to the same prompt; quantile: regression on cheap"
+        help="constant; group-mean: of earlier completions to the same prompt; quantile: regression on cheap"
         " features of the prompt (default); encoder: a fine-tuned classifier of ranges",
     )
     train.add_argument(
@@ -38,17 +38,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--seed", type=random_seed, default=0, help="default %(default)s")
     refresh = tasks.add_parser(
-        "refresh", help="learn from new answers beside those a predictor has learnt from"
+        "refresh", help="learn from new completions beside those a predictor has learnt from"
     )
     refresh.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote; replaced")
     _add_answers(refresh)
     refresh.add_argument(
         "--seed", type=random_seed, default=0, help="that of the training (default %(default)s)"
     )
-    evaluate = tasks.add_parser("eval", help="measure a predictor's error on other answers")
+    evaluate = tasks.add_parser("eval", help="measure a predictor's error on other completions")
     evaluate.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote")
     _add_answers(evaluate)
-    apply = tasks.add_parser("apply", help="predict the lengths of answers to prompts")
+    apply = tasks.add_parser("apply", help="predict the lengths of completions to prompts")
     apply.add_argument("predictor", metavar="DIR", help="folder that `predict train` wrote")
     apply.add_argument("prompts", metavar="PROMPTS", help="OpenAI batch file")
     apply.add_argument(
@@ -72,7 +72,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="PROMPTS ANSWERS",
-        help="an OpenAI batch file and the output file of its answers; further pairs may follow",
+        help="an OpenAI batch file and the output file of its completions; further pairs may follow",
     )
 
 
@@ -101,9 +101,7 @@ def _refresh(args: argparse.Namespace) -> int:
     trained = TrainedPredictor.load(args.predictor)
     refreshed = trained.refreshed(_examples(args), args.predictor, seed=args.seed)
     refreshed.save(args.predictor)
-    print(
-        f"before: {trained.quality.requests:,} held-out answers, {trained.quality.mean_error:.1f} tokens off"
-    )
+    print(f"before: {trained.quality.requests:,} held out, {trained.quality.mean_error:.1f} tokens off")
     _print(refreshed.quality)
     return 0
 
@@ -152,14 +150,14 @@ def _apply(args: argparse.Namespace) -> int:
 def _examples(args: argparse.Namespace) -> Examples:
     files = args.files
     if len(files) % 2:
-        message = f"{len(files)} files: prompts and answers come in pairs"
+        message = f"{len(files)} files: prompts and completions come in pairs"
         raise InputError(message, hint="Give PROMPTS ANSWERS, and further pairs.")
     parts = []
     for prompts, answers in zip(files[::2], files[1::2], strict=True):
         records, lengths = read_batch(prompts), read_answer_lengths(answers)
         if not any(record.custom_id in lengths for record in records):
             hint = "Give the output file of these prompts."
-            raise InputError(f"answers none of {prompts}", file=answers, hint=hint)
+            raise InputError(f"holds completions of none of {prompts}", file=answers, hint=hint)
         parts.append(Examples.of(records, lengths))
     return Examples(
         tuple(prompt for part in parts for prompt in part.prompts),
@@ -169,7 +167,7 @@ def _examples(args: argparse.Namespace) -> Examples:
 
 def _print(quality: PredictionQuality) -> None:
     print(
-        f"{quality.requests:,} held-out answers: mean error {quality.mean_error:.1f} tokens,"
+        f"{quality.requests:,} held-out completions: mean error {quality.mean_error:.1f} tokens,"
         f" log(predicted / true) {quality.log_bias:+.3f} +- {quality.log_sd:.3f},"
         f" 90 % intervals hold {quality.coverage:.1%}"
     )

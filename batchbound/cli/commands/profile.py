@@ -111,19 +111,19 @@ def run(args: argparse.Namespace) -> int:
         f"{_bend(cost)}, at least {cost.prefill_floor * 1e3:.3f} ms  (mean error {error.prefill_mape:.1%})"
     )
     print(
-        f"  decode round   {cost.decode_base * 1e3:.3f} ms + {cost.decode_per_slot * 1e3:.5f} ms/slot"
+        f"  decode step    {cost.decode_base * 1e3:.3f} ms + {cost.decode_per_slot * 1e3:.5f} ms/slot"
         f" + {cost.decode_per_kv_token * 1e9:.5f} ns/KV token  (mean error {error.decode_mape:.1%})"
     )
     print(f"  change of the batch  {cost.decode_per_change * 1e3:.3f} ms")
     print(
-        f"  keys and values  {calibrated.kv_token_bytes:,.0f} bytes/token,"
+        f"  KV cache       {calibrated.kv_token_bytes:,.0f} bytes/token,"
         f" {calibrated.kv_tokens:,} tokens fit beside the weights"
     )
     beyond = calibrated.held_out
     if beyond is not None:
         print(
             f"  on a job it was not fitted to: {beyond.makespan:+.1%} of all seconds,"
-            f" mean error of a stage {beyond.prefill_mape:.1%}, of a round {beyond.decode_mape:.1%}"
+            f" mean error of a stage {beyond.prefill_mape:.1%}, of a step {beyond.decode_mape:.1%}"
         )
     return 0
 
@@ -181,9 +181,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
             )
     profile.save(output)
     print(f"{output}: {profile.shape.name} on {profile.device}, {profile.versions['tier']} tier")
-    print(
-        f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of keys and values would fit"
-    )
+    print(f"  each measurement is in {points_path}; {profile.kv_tokens:,} tokens of KV cache would fit")
     for warning in profile.warnings:
         note(warning)
     print(_layer_table(profile, measured))
@@ -241,7 +239,7 @@ def _worker(model: Any, tier: Tier, args: argparse.Namespace) -> EngineSpec | No
 def _layer_table(profile: LayerProfile, measured: Grid) -> str:
     """Return the times at the corners of the grid, and how much of them is attention."""
     cost, layers = LayerCost(profile), profile.shape.layers
-    heads = ("batch", "tokens", "encode", "attention", "decode round", "attention")
+    heads = ("batch", "tokens", "encode", "attention", "decode step", "attention")
     lines = ["  " + " ".join(f"{head:>12s}" for head in heads)]
     for batch in (min(measured.batches), max(measured.batches)):
         for length in (min(measured.lengths), max(measured.lengths)):

@@ -39,21 +39,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts"
     )
-    answers = parser.add_argument_group("answers")
-    answers.add_argument(
+    choice = parser.add_argument_group("completions")
+    choice.add_argument(
         "--pinned",
         action="store_true",
-        help="decode every answer to its planned length, whatever its tokens; else it ends at an"
+        help="decode every completion to its planned length, whatever its tokens; else it ends at an"
         " end-of-sequence token or its max_tokens",
     )
-    answers.add_argument("--temperature", type=float, help="0 is greedy (default: the batch file's, else 0)")
-    answers.add_argument("--top-p", type=float, help="default: the batch file's, else 1")
-    answers.add_argument("--top-k", type=int, help="default: the batch file's, else off")
+    choice.add_argument("--temperature", type=float, help="0 is greedy (default: the batch file's, else 0)")
+    choice.add_argument("--top-p", type=float, help="default: the batch file's, else 1")
+    choice.add_argument("--top-k", type=int, help="default: the batch file's, else off")
     parser.add_argument(
         "--kv-tokens",
         type=positive,
         metavar="N",
-        help="most tokens of keys and values on the device; more wait on the host (default: no limit)",
+        help="most tokens of KV cache on the device; more wait on the host (default: no limit)",
     )
     parser.add_argument(
         "--policy",

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--latency-bound",
         type=seconds,
         metavar="S",
-        help="seconds in which an answer of the 99th-percentile length must be there (default: no bound)",
+        help="seconds in which a completion of the 99th-percentile length must be there (default: no bound)",
     )
     group.add_argument(
         "--profile",
@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--encode-batch",
         type=positive,
         metavar="N",
-        help="keep this batch and search the rest: the decode rounds of RRA, after lengths have changed",
+        help="keep this batch and search the rest: the decode steps of RRA, after lengths have changed",
     )
     group.add_argument(
         "--independent", action="store_true", help="take input and output lengths as independent"

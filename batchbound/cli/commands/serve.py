@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel", type=positive, default=1, metavar="N", help="devices (default %(default)s)"
     )
     parser.add_argument(
-        "--kv-capacity", type=positive, required=True, metavar="TOKENS", help="of keys and values it holds"
+        "--kv-capacity", type=positive, required=True, metavar="TOKENS", help="of KV cache it holds"
     )
     parser.add_argument(
         "--block-tokens", type=positive, default=32, metavar="N", help="of a block (default %(default)s)"
@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", choices=("auto", "float32", "float64", "bfloat16", "float16")
     )
     engine.add_argument(
-        "--verify", action="store_true", help="compare every answer with the model's own, given alone"
+        "--verify", action="store_true", help="compare every completion with the model's own, given alone"
     )
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument(

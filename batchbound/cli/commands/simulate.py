@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         metavar="PLAN",
-        help="carry out this plan instead, on the answer lengths of FILE as they come out: a plan of"
+        help="carry out this plan instead, on the completion lengths of FILE as they come out: a plan of"
         " predicted lengths on true ones, say; slots, costs and limits are the plan's",
     )
     parser.set_defaults(settled={name: parser.get_default(name) for name in OF_THE_PLAN})

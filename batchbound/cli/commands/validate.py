@@ -66,7 +66,7 @@ def _replayed(args: argparse.Namespace) -> tuple[Validation, list[str]]:
     if link is None:
         refuse_link(args)
     if measured.kv_capacity is None:
-        note("the run does not say how many tokens of keys and values fit: taken as unlimited")
+        note("the run does not say how many tokens of KV cache fit: taken as unlimited")
     warnings = mismatches(measured, profile)
     if link is not None:
         note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
