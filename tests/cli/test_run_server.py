@@ -248,7 +248,7 @@ def test_more_is_kept_in_flight_where_the_queue_runs_empty_and_nobody_said_how_m
     assert ServerRun.load(tmp_path / "trace.jsonl").in_flight == most
 
 
-def check_killed(tmp_path: Path, kills: int, seed: int) -> None:
+def check_killed(tmp_path: Path, kills: int, seed: int, deaths: int = 0) -> None:
     """Kill the command with SIGKILL a few completions after each of its starts, then let it end."""
     code = (
         "import sys; from batchbound.executor.engines import server_dispatch as d; w = d.Patience.wait;"
@@ -257,7 +257,8 @@ def check_killed(tmp_path: Path, kills: int, seed: int) -> None:
     )
     rng = random.Random(seed)
     batch = write_batch(tmp_path / "in.jsonl", heavy_tailed(90, seed))
-    with FakeServer(5) as server:
+    die_after = sorted(rng.sample(range(1, 3 * kills + 60), deaths))
+    with FakeServer(5, die_after=die_after) as server:
         words = [sys.executable, "-c", code, *run_words(batch, server, "--slots", "5")]
         for kill in range(kills + 1):
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=os.environ)
@@ -271,7 +272,13 @@ def check_killed(tmp_path: Path, kills: int, seed: int) -> None:
     rows = rows_of(batch)
     assert list(rows) == [f"r{number}" for number in range(90)]
     assert all(text_of(row) == name for name, row in rows.items())
+    assert server.deaths == deaths
     assert not (tmp_path / "answers.jsonl.journal").exists()
+
+
+@pytest.mark.slow
+def test_ten_kills_of_the_client_and_ten_of_the_server_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    check_killed(tmp_path, 10, seed=2, deaths=10)
 
 
 def test_a_killed_client_goes_on_and_answers_each_request_once(tmp_path: Path) -> None:
