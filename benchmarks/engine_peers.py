@@ -1,0 +1,263 @@
+"""
+The engine beside what else a CPU user could pick: same weights, prompts and lengths, one thread, in turns.
+
+Each peer runs in a process of its own, in a Python of its own that has it installed. CPU seconds of that
+process from the first prompt to the last token: loading and converting are outside for all. Answers have
+pinned lengths and are greedy; how many are token for token ours is printed beside.
+
+- ``batchbound``: the ragged tier, longest completion first.
+- ``static``, ``continuous``: transformers' ``generate`` on full batches, and its continuous batching.
+- ``openvino``: OpenVINO GenAI's continuous batching, keys and values in float32, no prefix cache; needs
+  ``openvino-genai`` and ``optimum-intel``, and gets the model converted once.
+
+Run: ``python benchmarks/engine_peers.py --cells 7m-short-16 --python openvino=/path/to/its/python``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+SHAPES: dict[str, tuple[int, int, int, int, int, int, str]] = {
+    "7m": (4_096, 256, 704, 7, 8, 4, "float32"),
+    "50m": (8_192, 512, 1_408, 14, 8, 4, "float32"),
+    "300m": (32_000, 1_024, 2_816, 20, 16, 8, "bfloat16"),
+}
+"""Vocabulary, hidden and intermediate size, layers, heads, key-value heads, number format."""
+CELLS = {
+    f"{shape}-{kind}-{slots}": (shape, kind, slots, count)
+    for shape, kind, slots, count in [
+        *(("7m", "short", slots, 96) for slots in (16, 64)),
+        *(("7m", "tail", slots, 96) for slots in (16, 64)),
+        *(("50m", "short", slots, 48 if slots == 16 else 96) for slots in (16, 64)),
+        *(("50m", "tail", slots, 48 if slots == 16 else 96) for slots in (16, 64)),
+        *(("300m", "short", slots, 24 if slots == 16 else 64) for slots in (16, 64)),
+    ]
+}
+"""A model, a kind of job, slots and requests."""
+BATCHED_TOKENS = 512
+
+
+def job_of(kind: str, count: int, vocabulary: int) -> list[dict[str, Any]]:
+    """
+    Return prompts with the tokens to answer them with, the longest completion first.
+
+    ``short``: prompts of 16 to 128 tokens, completions of 8 to 64. ``tail``: prompts of 32 to 256,
+    completions log-normal with median 60 and sigma 1, at most 768.
+    """
+    draw = np.random.default_rng(0)
+    low, high = (16, 128) if kind == "short" else (32, 256)
+    prompts = [draw.integers(3, vocabulary, draw.integers(low, high + 1)).tolist() for _ in range(count)]
+    if kind == "short":
+        answers = draw.integers(8, 65, count)
+    else:
+        answers = np.clip(np.exp(draw.normal(np.log(60), 1.0, count)), 2, 768).astype(int)
+    jobs = [{"prompt": p, "tokens": int(n)} for p, n in zip(prompts, answers, strict=True)]
+    return sorted(jobs, key=lambda job: -job["tokens"])
+
+
+Answers = list[list[int]]
+Runner = Callable[[Path, list[dict[str, Any]], int], tuple[float, Answers]]
+"""Takes the model's folder, the job and the slots; returns CPU seconds and the tokens of each request."""
+
+
+def by_transformers(way: str) -> Runner:
+    """Return what runs a job by a way of ``engine_speed.py``, on a model of transformers."""
+
+    def run(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float, Answers]:
+        import torch
+        from engine_speed import WAYS, Job
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+        work = [Job(job["prompt"], job["tokens"]) for job in jobs]
+        call = WAYS[way]
+        call(model, [Job(job.prompt[:8], 4) for job in work[:2]], 2)
+        start = time.process_time()
+        answers = call(model, work, slots)
+        return time.process_time() - start, answers
+
+    return run
+
+
+def by_openvino(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float, Answers]:
+    """Run a job by OpenVINO GenAI."""
+    import openvino
+    import openvino_genai
+
+    converted = folder / "openvino"
+    if not converted.exists():
+        from optimum.intel import OVModelForCausalLM
+
+        model = OVModelForCausalLM.from_pretrained(folder, export=True, load_in_8bit=False, compile=False)
+        model.save_pretrained(converted)
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs, scheduler.max_num_batched_tokens = slots, BATCHED_TOKENS
+    scheduler.cache_size, scheduler.enable_prefix_caching, scheduler.dynamic_split_fuse = 2, False, True
+    kind = {"float32": "f32", "bfloat16": "bf16"}[json.loads((folder / "config.json").read_text())["dtype"]]
+    options = {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind, "INFERENCE_NUM_THREADS": 1}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(converted), scheduler, "CPU", options)
+
+    def generate(some: list[dict[str, Any]]) -> Answers:
+        settings = []
+        for job in some:
+            one = openvino_genai.GenerationConfig()
+            one.max_new_tokens, one.min_new_tokens = job["tokens"], job["tokens"]
+            # Its own default, -1, it refuses.
+            one.eos_token_id, one.stop_token_ids = 0, {0}
+            one.ignore_eos, one.do_sample = True, False
+            settings.append(one)
+        prompts = [openvino.Tensor(np.array([job["prompt"]], dtype=np.int64)) for job in some]
+        return [list(result.m_generation_ids[0]) for result in pipeline.generate(prompts, settings)]
+
+    generate([{"prompt": job["prompt"][:8], "tokens": 4} for job in jobs[:2]])
+    start = time.process_time()
+    answers = generate(jobs)
+    return time.process_time() - start, answers
+
+
+RUNNERS: dict[str, Runner] = {
+    "batchbound": by_transformers("ragged"),
+    "static": by_transformers("static generate"),
+    "continuous": by_transformers("transformers continuous batching"),
+    "openvino": by_openvino,
+}
+
+
+def write_model(shape: str, folder: Path) -> None:
+    """Write a random Llama of a shape."""
+    import torch
+    from transformers import AutoConfig
+
+    from batchbound.executor.models.source import build_random
+
+    vocabulary, hidden, intermediate, layers, heads, kv_heads, dtype = SHAPES[shape]
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=2048,
+        eos_token_id=None,
+    )
+    build_random(config, seed=0).to(getattr(torch, dtype)).eval().save_pretrained(folder)
+
+
+def in_its_own_process(python: str, peer: str, folder: Path, job: Path, slots: int) -> dict[str, Any]:
+    """Run a peer once; raise if it fails."""
+    command = [
+        python,
+        __file__,
+        "--worker",
+        peer,
+        "--model",
+        str(folder),
+        "--job",
+        str(job),
+        "--slots",
+        str(slots),
+    ]
+    environment = dict(os.environ)
+    if python != sys.executable:
+        # Our packages are not its packages.
+        environment.pop("PYTHONPATH", None)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{peer} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(cell: str, peers: dict[str, str], repeats: int, home: Path) -> dict[str, Any]:
+    """Run the peers in turns on a cell; return the least CPU seconds of each, and whose answers are ours."""
+    shape, kind, slots, count = CELLS[cell]
+    folder, job = home / shape, home / f"{cell}.json"
+    if not folder.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        write_model(shape, folder)
+    jobs = job_of(kind, count, SHAPES[shape][0])
+    job.write_text(json.dumps(jobs), encoding="utf-8")
+    seconds: dict[str, list[float]] = {peer: [] for peer in peers}
+    answers: dict[str, Answers] = {}
+    for _ in range(repeats):
+        for peer, python in peers.items():
+            result = in_its_own_process(python, peer, folder, job, slots)
+            seconds[peer].append(result["cpu_seconds"])
+            answers[peer] = result["answers"]
+    for peer, theirs in answers.items():
+        if [len(answer) for answer in theirs] != [job["tokens"] for job in jobs]:
+            raise RuntimeError(f"{peer} gave answers of other lengths than asked for")
+    ours = answers["batchbound"]
+    return {
+        "cell": cell,
+        "requests": count,
+        "cpu_seconds": {peer: min(values) for peer, values in seconds.items()},
+        "same_answers": {
+            peer: sum(a == b for a, b in zip(theirs, ours, strict=True)) for peer, theirs in answers.items()
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cells", nargs="*", choices=sorted(CELLS), default=["7m-short-16"])
+    parser.add_argument(
+        "--peers", nargs="*", choices=sorted(RUNNERS), default=["batchbound", "static", "continuous"]
+    )
+    parser.add_argument(
+        "--python", nargs="*", default=[], metavar="PEER=PYTHON", help="what has it installed"
+    )
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--home", type=Path, help="keep the models there for another time")
+    parser.add_argument("--output", type=Path, help="JSON, written after every cell")
+    parser.add_argument("--worker", choices=sorted(RUNNERS), help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--slots", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        jobs = json.loads(options.job.read_text(encoding="utf-8"))
+        seconds, answers = RUNNERS[options.worker](options.model, jobs, options.slots)
+        print(json.dumps({"cpu_seconds": seconds, "answers": answers}))
+        return
+    pythons = dict(entry.split("=", 1) for entry in options.python)
+    peers = {
+        peer: pythons.get(peer, sys.executable) for peer in dict.fromkeys(["batchbound", *options.peers])
+    }
+    results = []
+    with nullcontext(options.home) if options.home else tempfile.TemporaryDirectory() as home:
+        for cell in options.cells:
+            results.append(compare(cell, peers, options.repeats, Path(home)))
+            if options.output:
+                options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            ours = results[-1]["cpu_seconds"]["batchbound"]
+            for peer, seconds in results[-1]["cpu_seconds"].items():
+                same = results[-1]["same_answers"][peer]
+                print(
+                    f"{cell:14s} {peer:12s} {seconds:8.2f} CPU s, batchbound takes {ours / seconds:5.2f} of"
+                    f" it, {same} of {results[-1]['requests']} answers the same",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
