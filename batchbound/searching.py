@@ -89,8 +89,16 @@ class ConfigurationSearch:
                 beyond.append((config, at_once, profile.most_decoding))
         return tuple(beyond)
 
-    def frontier(self) -> list[tuple[float, float]]:
-        """Return latency (s) and throughput (requests/s) of what nothing beats in both, by rising latency."""
+    def frontier(self, *, apart: float = 0.01) -> list[tuple[float, float]]:
+        """
+        Return latency (s) and throughput (requests/s) of what nothing beats in both, by rising latency.
+
+        Parameters
+        ----------
+        apart
+            Share by which a point has more throughput than the one before it; others are left out, but for
+            the last.
+        """
         curve: list[tuple[float, float]] = []
         for latency, throughput in sorted(
             point
@@ -101,7 +109,36 @@ class ConfigurationSearch:
         ):
             if not curve or throughput > curve[-1][1]:
                 curve.append((latency, throughput))
-        return curve
+        kept = curve[:1]
+        for at, point in enumerate(curve[1:], 1):
+            if point[1] > (1 + apart) * kept[-1][1] or at == len(curve) - 1:
+                kept.append(point)
+        return kept
+
+    def advice(self) -> str:
+        """Return in one sentence which configuration to take, or which latency is the least there is."""
+        best = next((each for each in self.found if each.config and each.performance), None)
+        if best is None or best.config is None or best.performance is None:
+            least = next(iter(self.frontier()), None)
+            if least is None:
+                return "No configuration fits into the memory of the devices."
+            return (
+                f"No configuration stays under {self.latency_bound:g} s: the least that can be reached is"
+                f" {least[0]:.3f} s, at {least[1]:.2f} requests/s."
+            )
+        config, reached = best.config, best.performance
+        how = f"{config.encode_batch} prompts at a time"
+        if config.strategy is Strategy.RRA:
+            how += f", then {config.decode_rounds} decode iterations"
+            how += f" of about {reached.decode_batch:.0f} requests"
+        else:
+            how += f" on {reached.stages[0]} of the devices, about {reached.decode_batch:.0f} requests decode"
+        shared = f", {config.tensor_degree} devices a layer" if config.tensor_degree > 1 else ""
+        longest = self.timelines[config.strategy is not Strategy.RRA].longest
+        return (
+            f"Take {config.strategy.value}: {how}{shared}. It serves {reached.throughput:.2f} requests/s,"
+            f" one of {longest} decode iterations in {reached.latency:.3f} s."
+        )
 
     def plan(self, *, provenance: Provenance | None = None) -> Plan:
         """

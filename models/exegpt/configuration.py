@@ -144,6 +144,11 @@ class Performance:
     decode_seconds: float
 
     @property
+    def ttft(self) -> float:
+        """Seconds from the start of a request's encoding to its first token."""
+        return self.stages[0] * self.encode_seconds
+
+    @property
     def fits(self) -> bool:
         """Whether the configuration fits into the devices' memory."""
         return self.latency != float("inf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,32 @@ def test_a_decode_batch_that_nobody_measured_is_named(
 
     assert "the profile was measured with 4 at most: its figures are extrapolated" in said(measured_to(4))
     assert "extrapolated" not in said(measured_to(4000))
+
+
+def test_one_sentence_names_the_configuration_to_take(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", "exegpt-S:0:300", "--slots", "64", "--latency-bound", "8"]
+    assert main([*words, "--json", "--frontier"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    best = value["configurations"][0]
+    assert f"Take RRA: {best['encode_batch']} prompts at a time" in value["advice"]
+    whole = best["ttft_s"] + best["tpot_s"] * value["latency_length"]
+    assert whole == pytest.approx(best["latency_s"])
+    assert 0 < best["ttft_s"] < best["latency_s"]
+    rates = [point["requests_per_s"] for point in value["frontier"]]
+    assert all(high > 1.01 * low for low, high in pairwise(rates[:-1]))
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert value["advice"] in said
+    assert "B_E prompts of an encoding phase" in said
+
+
+def test_a_bound_that_nothing_meets_is_answered_with_the_least_latency(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["search", "exegpt-S:0:300", "--slots", "64", "--json"]
+    assert main([*words, "--latency-bound", "0.01", "--frontier"]) == 1
+    value = json.loads(capsys.readouterr().out)
+    least = value["frontier"][0]["latency_s"]
+    assert f"the least that can be reached is {least:.3f} s" in value["advice"]
+    assert main([*words, "--latency-bound", str(1.001 * least)]) == 0
+    assert capsys.readouterr().out

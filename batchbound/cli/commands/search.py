@@ -32,8 +32,14 @@ from ..links import add_link, link_of, refuse_link
 from ..output import note
 
 _COLUMNS = (
-    "strategy", "TP", "B_E", "N_D", "B_m", "groups", "stages", "B_D", "GB", "latency", "req/s", "looked at",
+    "strategy", "TP", "B_E", "N_D", "B_m", "groups", "stages", "B_D", "GB", "latency", "TTFT", "TPOT",
+    "req/s", "looked at",
 )  # fmt: skip
+
+_LEGEND = """  TP devices a layer, B_E prompts of an encoding phase, N_D decode iterations between two,
+  B_m parts of a decode batch, groups of TP devices, stages of the pipeline, B_D requests decoding,
+  GB on the fullest device; latency from the start of a prompt to the last token, TTFT to the first,
+  TPOT from there a token"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -205,10 +211,12 @@ def _print(
     timeline, bound = found.timelines[False], found.latency_bound
     if as_json:
         value = {
+            "advice": found.advice(),
+            "costs": timeline.profile.source,
             "latency_bound_s": None if math.isinf(bound) else bound,
             "latency_length": timeline.longest,
             "correlation": timeline.lengths.correlation,
-            "configurations": [_row(each) for each in found.found],
+            "configurations": [_row(each, timeline.longest) for each in found.found],
             "seconds": took,
         }
         if curve is not None:
@@ -217,16 +225,18 @@ def _print(
         return
     limit = "none" if math.isinf(bound) else f"{bound:g} s"
     print(f"latency bound {limit}, for {timeline.longest} decode iterations (99th percentile)")
+    print(found.advice())
     print("  " + " ".join(f"{name:>9s}" for name in _COLUMNS))
     for each in found.found:
-        print("  " + " ".join(f"{text:>9s}" for text in _cells(each)))
+        print("  " + " ".join(f"{text:>9s}" for text in _cells(each, timeline.longest)))
+    print(_LEGEND)
     if curve is not None:
         print("throughput against latency, of the whole grid")
         for latency, rate in curve:
             print(f"  {latency:9.3f} s {rate:9.2f} requests/s")
 
 
-def _row(each: Found) -> dict[str, object]:
+def _row(each: Found, longest: int) -> dict[str, object]:
     config, reached = each.config, each.performance
     violated = [result.violations for result in each.results]
     row: dict[str, object] = {
@@ -253,16 +263,18 @@ def _row(each: Found) -> dict[str, object]:
             "decode_batch": reached.decode_batch,
             "device_bytes": reached.device_bytes,
             "latency_s": reached.latency,
+            "ttft_s": reached.ttft,
+            "tpot_s": (reached.latency - reached.ttft) / longest,
             "requests_per_s": reached.throughput,
         }
     return row
 
 
-def _cells(each: Found) -> list[str]:
+def _cells(each: Found, longest: int) -> list[str]:
     config, reached = each.config, each.performance
     looked = f"{each.evaluated}/{each.grid}"
     if config is None or reached is None:
-        return [each.strategy.value, str(each.tensor_degree), *["-"] * 9, looked]
+        return [each.strategy.value, str(each.tensor_degree), *["-"] * 11, looked]
     stages = (
         "+".join(map(str, reached.stages)) if each.strategy is not Strategy.RRA else str(reached.stages[0])
     )
@@ -277,6 +289,8 @@ def _cells(each: Found) -> list[str]:
         f"{reached.decode_batch:.0f}",
         f"{reached.device_bytes / 1e9:.1f}",
         f"{reached.latency:.3f} s",
+        f"{reached.ttft:.3f} s",
+        f"{1e3 * (reached.latency - reached.ttft) / longest:.1f} ms",
         f"{reached.throughput:.2f}",
         looked,
     ]
