@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 from pathlib import Path
 
-from batchbound.cli import COMMANDS
+import pytest
+from fake_server import FakeServer
+from test_tutorials import SERVER, inputs
+
+from batchbound.cli import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,6 +23,48 @@ def test_the_library_snippets_run() -> None:
     assert len(snippets) == 2
     for snippet in snippets:
         exec(snippet, names)
+
+
+RECIPES = [
+    text for text in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if text.startswith("batchbound")
+]
+STANDS_FOR = {
+    "MODEL": "tiny:llama",
+    "--slots 64": "--slots 4",
+    "--slots 256": "--slots 4",
+    "--slots 128": "--slots 8",
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the recipes take from elsewhere: prompts, lengths, a cost model, a layer profile."""
+    folder = tmp_path_factory.mktemp("measured")
+    inputs(folder)
+    rows = "".join(f"r{k},{20 + k},{5 + 3 * k % 40}\n" for k in range(40))
+    (folder / "lengths.csv").write_text(f"id,input_tokens,output_tokens\n{rows}", encoding="utf-8")
+    profile = ["profile", "--model", "tiny:llama", "--repeats", "1", "-o"]
+    assert main([*profile, str(folder / "layers.json"), "--layers"]) == 0
+    assert main([*profile, str(folder / "cost.json")]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.splitlines()[-1][:30])
+def test_a_recipe_runs_as_it_stands(
+    recipe: str, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "--replicas" in recipe:
+        pytest.importorskip("ray")
+    for file in measured.iterdir():
+        if f"-o {file.name}" not in recipe:
+            shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with FakeServer(slots=4) as server:
+        for name, value in (STANDS_FOR | {SERVER: server.url}).items():
+            recipe = recipe.replace(name, value)
+        for line in recipe.splitlines():
+            assert main(shlex.split(line)[1:]) == 0, line
 
 
 def test_every_command_named_exists() -> None:
