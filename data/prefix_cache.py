@@ -10,6 +10,7 @@ from .costs.cost import IntArray
 
 if TYPE_CHECKING:
     from .problem import Problem
+    from .workload import Workload
 
 
 class PrefixCache:
@@ -95,6 +96,13 @@ class PrefixCache:
             first &= (prefix >= 0) & ~np.isin(prefix, list(self._kept))
             tokens = tokens + np.where(first, self._tokens[prefix], 0)
         return np.cumsum(tokens)
+
+
+def usual_prefix_cache(workload: Workload, slots: int) -> int:
+    """Return the tokens of shared prompts to keep where nothing is said: a quarter of what slots can hold."""
+    if not workload.shared_tokens.any():
+        return 0
+    return slots * int((workload.input_tokens + workload.output_tokens).max()) // 4
 
 
 def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:

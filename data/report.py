@@ -97,7 +97,7 @@ class Report:
     evictions
         Requests put back into the queue after they had been prefilled.
     prompt_tokens, output_tokens
-        Of the requests served.
+        Of the requests served; what the prompts of a group share is counted once.
     utilization
         Model seconds that full decode rounds would have needed for the same tokens, over the makespan's.
     slot_seconds

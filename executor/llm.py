@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
+from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import Problem
 from ..data.readers.sampling import LogprobsMode, Sampling
 from ..data.report import Report
@@ -227,13 +228,7 @@ class LLM:
         if self._ran is None:
             raise RuntimeError("no call of generate has been exhausted, so there is nothing to report")
         problem, trace = self._ran
-        cost = problem.cost
-        if self._share:
-            # Which of those that share a prompt pays for it would matter beyond the bend: left out, the bound
-            # holds whoever does.
-            cost = replace(cost, prefill_per_token_beyond=0.0, prefill_floor=0.0)
-        workload = problem.workload.with_output_tokens(trace.tokens)
-        served = replace(problem, workload=workload, cost=cost)
+        served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
         return report(problem, trace, None, None, run_bound=best_bound(served))
 
     def _look_again(self) -> None:
@@ -254,21 +249,23 @@ class LLM:
     ) -> Iterator[Completion]:
         if not prompts:
             return
-        lengths = [len(prompt) for prompt in prompts]
+        workload = Workload.from_lengths([len(prompt) for prompt in prompts], expected)
         if self._share:
-            lengths = _computed_once(prompts, expected if order == "lpt-ski" else np.zeros(len(prompts)))
-        workload = Workload.from_lengths(lengths, expected)
+            workload = replace(workload, group=_alike(prompts)).with_shared_prompts()
         names = [str(name) for name in workload.ids]
         eos = end_tokens(self.model, self.tokenizer)
         rule = rules_of(dict(zip(names, asked, strict=True)), prompts, most.tolist(), self.tokenizer, eos)
         slots = min(self._slots, len(prompts))
-        problem = Problem(workload, self._cost, slots, prefill_emits_first_token=True)
+        longest = int((workload.input_tokens + expected).max())
+        fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
+        kept = usual_prefix_cache(workload, fitting)
+        problem = Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
         engine = HuggingFaceEngine(
             problem,
             self.model,
             prompts,
             most,
-            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, self._share),
+            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens),
             tier=self._tier,
             on_token=on_token,
         )
@@ -378,12 +375,7 @@ def _each_sample(
     return [prompts[i] for i in at], [asked[i] for i in at], most[at], expected[at]
 
 
-def _computed_once(prompts: Sequence[tuple[int, ...]], longest: np.ndarray[Any, Any]) -> list[int]:
-    """Return the tokens each prompt's prefill computes: one for those that begin as another did before."""
-    lengths = [1] * len(prompts)
-    begun: set[tuple[int, ...]] = set()
-    for index in np.argsort(-longest, kind="stable").tolist():
-        if prompts[index] not in begun:
-            begun.add(prompts[index])
-            lengths[index] = len(prompts[index])
-    return lengths
+def _alike(prompts: Sequence[tuple[int, ...]]) -> _Counts:
+    """Return a number for each prompt, the same for the same."""
+    number: dict[tuple[int, ...], int] = {}
+    return np.array([number.setdefault(prompt, len(number)) for prompt in prompts], dtype=np.int64)

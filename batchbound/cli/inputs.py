@@ -17,11 +17,12 @@ from ..data.files.disk import InputError
 from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource, Provenance, relative_path
+from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
 from ..data.prompts.columns import PromptColumns
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
-from ..data.workload import LONGEST
+from ..data.workload import LONGEST, Workload
 
 DEFAULT_SLOTS = 32
 
@@ -57,6 +58,14 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
     )
     group.add_argument(
         "--kv-capacity", type=positive, metavar="TOKENS", help="most tokens of KV cache held at a time"
+    )
+    group.add_argument(
+        "--prefix-cache",
+        type=tokens_or_none,
+        metavar="TOKENS",
+        help="most tokens of prompts that several requests share, kept between prefill stages beside what"
+        " running requests hold; taken from --kv-capacity (default: a quarter of what the slots can hold;"
+        " with --kv-capacity 0: such a prompt is computed once in each stage that needs it)",
     )
     group.add_argument(
         "--prefill-token-cap", type=positive, metavar="TOKENS", help="most prompt tokens of one prefill stage"
@@ -159,20 +168,39 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     first = args.first_token or ("decode" if job.digest is None else "prefill")
     workload = job.workload if keep_arrivals else job.workload.without_arrivals()
     _refuse_endless(job, args.slots or len(workload))
+    held = args.kv_capacity or (None if args.slots else measured_capacity(source))
+    kept = _prefix_cache(args, job, workload, held)
     try:
         problem = Problem(
             workload,
             cost,
             args.slots or len(workload),
-            kv_capacity=args.kv_capacity or (None if args.slots else measured_capacity(source)),
+            kv_capacity=None if held is None else held - kept,
             prefill_token_cap=args.prefill_token_cap,
             max_position=args.max_position or _positions(args.model),
             prefill_emits_first_token=first == "prefill",
+            prefix_cache=kept,
         )
     except ProblemError as error:
         raise _too_long(job, error, given=getattr(args, error.limit) is not None) from None
     _refuse_timeless(problem, args.cost)
     return Inputs(problem, job, source, tokenizer)
+
+
+def _prefix_cache(
+    args: argparse.Namespace, job: JobInput, workload: Workload, kv_capacity: int | None
+) -> int:
+    """Return the tokens of shared prompts that are kept, which are taken from a KV capacity."""
+    given: int | None = args.prefix_cache
+    if given is None:
+        return usual_prefix_cache(workload, args.slots) if kv_capacity is None else 0
+    if not workload.shared_tokens.any():
+        what = f"--prefix-cache {given} has no effect: no two requests share a prompt"
+        raise InputError(what, file=job.source, hint="Leave it out.")
+    if kv_capacity is not None and given >= kv_capacity:
+        what = f"--prefix-cache {given} leaves nothing of a KV capacity of {kv_capacity} tokens"
+        raise InputError(what, hint="Give less, or raise --kv-capacity.")
+    return given
 
 
 def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
@@ -226,6 +254,11 @@ def _prompt_source(inputs: Inputs, plan_path: str | os.PathLike[str]) -> PromptS
 def positive(text: str) -> int:
     """Return a whole number of at least one, for argparse."""
     return _whole(text, 1, LONGEST)
+
+
+def tokens_or_none(text: str) -> int:
+    """Return a whole number of tokens, or 0, for argparse."""
+    return _whole(text, 0, LONGEST)
 
 
 def slot_count(text: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.files.disk import InputError
 from ..data.plan import Plan
 from ..data.prompts.table import prompts_digest
-from ..data.readers.openai_batch import PromptRecord, read_batch
+from ..data.readers.openai_batch import PromptRecord, each_sample, read_batch
 from ..data.readers.sampling import Sampling
 from .options import ModelOptions, RunOptions
 
@@ -107,7 +107,7 @@ def _planned_records(plan: Plan, path: Path) -> tuple[PromptRecord, ...]:
         raise InputError("the plan's prompts are not there", file=path, hint=hint)
     if prompts_digest(path) != plan.provenance.prompts.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
-    return read_batch(path, plan.provenance.prompts.columns)
+    return each_sample(read_batch(path, plan.provenance.prompts.columns), path)
 
 
 def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
@@ -193,7 +193,7 @@ def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
         except ValueError as error:
             where = f"line {record.line}, field 'body.{str(error).split(' ', 1)[0]}'"
             raise InputError(str(error), file=path, where=where, hint="Use the model's tokens.") from None
-    by_name = {record.custom_id: one for record, one in zip(job.prompts.records, asked, strict=True)}
+    by_name = {record.name: one for record, one in zip(job.prompts.records, asked, strict=True)}
     most = job.most_tokens.tolist()
     eos = job.decoding.eos_ids
     rule = rules_of(by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned)

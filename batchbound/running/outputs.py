@@ -142,7 +142,7 @@ def run_digest(identity: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def finished_before(files: RunFiles, plan: Plan, identity: Mapping[str, object]) -> bool:
+def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -> bool:
     """Return whether the outputs are whole and of this very run: its trace says so, nothing is left to do."""
     from ..executor.runs.job import journal_path
 
@@ -153,4 +153,5 @@ def finished_before(files: RunFiles, plan: Plan, identity: Mapping[str, object])
         found = Trace.load(files.traces[0]).engine.get("run")
     except InputError:
         return False
-    return found == run_digest(identity) and named == plan.workload.ids.tolist()
+    names = [record.custom_id for record in job.prompts.records]
+    return found == run_digest(identity) and list(dict.fromkeys(named)) == list(dict.fromkeys(names))

@@ -126,7 +126,7 @@ def run(
     _refuse_unused(chosen, path, options)
     job = load_job(chosen, path, source, options, remark)
     identity = run_identity(loaded, job, source, options)
-    if not overwrite and finished_before(files, loaded, identity):
+    if not overwrite and finished_before(files, job, identity):
         return RunResult(chosen, files, read_completions(files.output), (), None, finished_before=True)
     serve = _serving(chosen, job, source, options, remark)
     journal = Journal(journal_path(files.output), identity)
@@ -140,7 +140,7 @@ def run(
         journal.end()
     files.save(chosen, outcome.traces, path.parent, run_digest(identity))
     job.write_answers(journal, files.output)
-    completions = tuple(batch_completions(journal.finished[name] for name in chosen.workload.ids.tolist()))
+    completions = tuple(batch_completions(job.lines(journal)))
     seconds = time.perf_counter() - begun
     found = report(chosen, outcome.traces, seconds=seconds) if outcome.traces else None
     return RunResult(chosen, files, completions, outcome.traces, found)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def answer_line(
     Parameters
     ----------
     record
-        The request answered.
+        The request answered, or one of the answers it asks for.
     text
         The answer.
     prompt_tokens, completion_tokens
@@ -55,7 +56,7 @@ def answer_line(
         "object": "chat.completion" if chat else "text_completion",
         "created": created,
         "model": model,
-        "choices": [{"index": 0, **said, "logprobs": logprobs, "finish_reason": finish_reason}],
+        "choices": [{"index": record.sample, **said, "logprobs": logprobs, "finish_reason": finish_reason}],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -71,6 +72,37 @@ def error_line(record: PromptRecord, code: str, message: str) -> dict[str, objec
     name = _name(record.custom_id)
     error = {"code": code, "message": message}
     return {"id": f"batch_req_{name}", "custom_id": record.custom_id, "response": None, "error": error}
+
+
+def joined_line(lines: Sequence[dict[str, Any]]) -> dict[str, object]:
+    """
+    Return the one output line of a request that asks for several answers (``n``).
+
+    The prompt's tokens are counted once, the answers' are added up. If an answer failed, the others stand
+    in the line all the same, beside the error.
+
+    Parameters
+    ----------
+    lines
+        Of its answers, in their order, each as :func:`answer_line` or :func:`error_line` makes it.
+    """
+    done = [line["response"] for line in lines if line["response"] is not None]
+    failed = [(k, line["error"]) for k, line in enumerate(lines) if line["error"] is not None]
+    error: dict[str, str] | None = None
+    if failed:
+        at, first = failed[0]
+        message = f"{len(failed)} of {len(lines)} answers failed; answer {at}: {first['message']}"
+        error = {"code": first["code"], "message": message}
+    if not done:
+        return {**lines[0], "error": error}
+    body = done[0]["body"]
+    tokens = sum(each["body"]["usage"]["completion_tokens"] for each in done)
+    usage = {**body["usage"], "completion_tokens": tokens}
+    usage["total_tokens"] = usage["prompt_tokens"] + tokens
+    choices = [choice for each in done for choice in each["body"]["choices"]]
+    created = max(each["body"]["created"] for each in done)
+    response = {**done[0], "body": {**body, "created": created, "choices": choices, "usage": usage}}
+    return {**lines[0], "response": response, "error": error}
 
 
 def dump_line(line: Mapping[str, object]) -> str:
@@ -123,15 +155,21 @@ class BatchCompletion:
 
 
 def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompletion]:
-    """Yield the completions of output lines, in order; one that only says why for a request that failed."""
+    """
+    Yield the completions of output lines, in order, and for what failed one that only says why.
+
+    Of a request with several completions, some may have failed: what says so comes after the others.
+    """
     for line in lines:
         name, body = str(line["custom_id"]), _at(line, "response", "body")
-        if line.get("error") is not None or not isinstance(body, dict) or not body.get("choices"):
+        choices: list[dict[str, Any]] = (isinstance(body, dict) and body.get("choices")) or []
+        if line.get("error") is not None or not choices:
             said = line.get("error") or _at(line, "response", "body", "error") or "no completion"
             text = _at(said, "message")
-            yield BatchCompletion(name, error=text if isinstance(text, str) else json.dumps(said))
-            continue
-        for place, choice in enumerate(body["choices"]):
+            failed = BatchCompletion(name, error=text if isinstance(text, str) else json.dumps(said))
+        else:
+            failed = None
+        for place, choice in enumerate(choices):
             message = choice.get("message")
             rest = {key: value for key, value in choice.items() if key not in _SHOWN and value is not None}
             if isinstance(message, dict):
@@ -143,10 +181,12 @@ def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompl
                 choice.get("finish_reason"),
                 _tokens(body, "prompt_tokens"),
                 _tokens(body, "completion_tokens"),
-                body.get("model"),
-                body.get("created"),
+                _at(body, "model"),
+                _at(body, "created"),
                 details=json.dumps(rest) if rest else None,
             )
+        if failed is not None:
+            yield failed
 
 
 _COLUMNS = [field.name for field in fields(BatchCompletion)]
@@ -236,7 +276,8 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
     """
     Return the completions' lengths in an earlier output file, tokens by ``custom_id``.
 
-    Lines that report an error are passed over; an empty completion counts as the one token that ends it.
+    Lines that report an error are passed over; an empty completion counts as the one token that ends it. Of
+    a request with several completions, it is their mean.
 
     Raises
     ------
@@ -245,9 +286,11 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
     """
     lengths: dict[str, int] = {}
     if Path(path).suffix.lower() == ".parquet":
-        for one in read_completions(path):
+        answered = [one for one in read_completions(path) if one.completion_tokens is not None]
+        several = Counter(one.custom_id for one in answered)
+        for one in answered:
             if one.error is None and one.completion_tokens is not None:
-                lengths[one.custom_id] = max(1, one.completion_tokens)
+                lengths[one.custom_id] = max(1, -(-one.completion_tokens // several[one.custom_id]))
         if not lengths:
             raise InputError(
                 "no row holds a completion", file=path, hint="Give the output of an earlier run."
@@ -278,14 +321,16 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
                 where=f"line {number}, field 'response.body.usage.completion_tokens'",
                 hint="Each completion must state its usage.",
             )
-        lengths[name] = max(1, tokens)
+        choices = _at(response, "body", "choices")
+        answers = len(choices) if isinstance(choices, list) and choices else 1
+        lengths[name] = max(1, -(-tokens // answers))
     if not lengths:
         hint = "Give the output file of an earlier run."
         raise InputError("no line holds a completion", file=path, hint=hint)
     return lengths
 
 
-def _at(value: object, *path: str) -> object:
+def _at(value: object, *path: str) -> Any:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..files.disk import InputError
@@ -60,12 +60,16 @@ class PromptRecord:
         Which of the two states it.
     output_tokens
         The answer's length where the line pins it by ``output_tokens`` beside ``body``, or None.
+    each_output_tokens
+        The lengths of its answers where the line pins them by a list of ``n``; else empty.
     model
         As in the request's body, or None.
     asked
         What the body asks of its completion, by the names of :class:`~.sampling.Sampling`.
     template
         What a chat's template is told besides (``chat_template_kwargs``).
+    sample
+        Which of the request's ``n`` answers this is, from 0; see :func:`each_sample`.
     """
 
     custom_id: str
@@ -79,6 +83,19 @@ class PromptRecord:
     model: str | None = None
     asked: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
+    each_output_tokens: tuple[int, ...] = ()
+    sample: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Answers that the request asks for (``n``)."""
+        asked: int = self.asked.get("n", 1)
+        return asked
+
+    @property
+    def name(self) -> str:
+        """The answer's own name: the request's, with the number of the answer where it asks for several."""
+        return self.custom_id if self.samples == 1 else f"{self.custom_id}#{self.sample}"
 
     @property
     def chat_messages(self) -> list[dict[str, str]]:
@@ -146,6 +163,44 @@ def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]
             )
 
 
+def each_sample(
+    records: Sequence[PromptRecord], path: str | os.PathLike[str] | None = None
+) -> tuple[PromptRecord, ...]:
+    """
+    Return a record for each answer of each request, those of one request side by side.
+
+    Parameters
+    ----------
+    records
+        The requests, one a line.
+    path
+        Their file, for an error.
+
+    Raises
+    ------
+    InputError
+        If a request is called as an answer of another.
+    """
+    if all(record.samples == 1 for record in records):
+        return tuple(records)
+    answers = [
+        replace(record, sample=k, output_tokens=tokens)
+        for record in records
+        for k, tokens in enumerate(record.each_output_tokens or [record.output_tokens] * record.samples)
+    ]
+    line_of: dict[str, int] = {}
+    for answer in answers:
+        if answer.name in line_of:
+            raise InputError(
+                f"{answer.name!r} also names an answer of line {line_of[answer.name]} (n answers)",
+                file=path,
+                where=f"line {answer.line}, field 'custom_id'",
+                hint="Choose another custom_id.",
+            )
+        line_of[answer.name] = answer.line
+    return tuple(answers)
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     path: str | os.PathLike[str]
@@ -177,6 +232,7 @@ class _Line:
             asked, template = asked_of(body, chat=url == CHAT)
         except FieldError as error:
             raise self.error(f"body.{error.field}", error.reason, error.hint) from None
+        pinned = self.each_output_tokens(asked.get("n", 1))
         return PromptRecord(
             custom_id=custom_id,
             url=url,
@@ -185,10 +241,11 @@ class _Line:
             prompt=self.prompt(body) if url == COMPLETIONS else None,
             max_tokens=self.max_tokens(body),
             max_tokens_field=_NEW_CAP if body.get(_NEW_CAP) is not None else _OLD_CAP,
-            output_tokens=self.tokens(entry, "output_tokens", ""),
+            output_tokens=pinned[0] if pinned else self.tokens(entry, "output_tokens", ""),
             model=self.text(body, "model"),
             asked=asked,
             template=template,
+            each_output_tokens=pinned,
         )
 
     def error(self, field: str, message: str, hint: str) -> InputError:
@@ -257,6 +314,21 @@ class _Line:
             message = f"{new} contradicts max_tokens {old}"
             raise self.error("body.max_completion_tokens", message, "Give one of the two.")
         return old if new is None else new
+
+    def each_output_tokens(self, samples: int) -> tuple[int, ...]:
+        given, name = self.entry.get("output_tokens"), "output_tokens"
+        if not isinstance(given, list):
+            return ()
+        if len(given) != samples:
+            what = f"{len(given)} lengths for the {samples} answers that n asks for"
+            raise self.error(name, what, "Give one number, or as many as n.")
+        lengths = []
+        for k, one in enumerate(given):
+            tokens = self.tokens({f"{name}[{k}]": one}, f"{name}[{k}]", "")
+            if tokens is None:
+                raise self.error(f"{name}[{k}]", "is missing", "Give each answer its length.")
+            lengths.append(tokens)
+        return tuple(lengths)
 
     def tokens(self, values: dict[str, object], name: str, prefix: str) -> int | None:
         value = values.get(name)

@@ -29,13 +29,15 @@ class FieldError(ValueError):
         self.field, self.reason, self.hint = field, reason, hint
 
 
+MOST_SAMPLES = 16_384
+"""Most completions of one request, as vLLM has it."""
+
 _READ_ELSEWHERE = ("messages", "prompt", "model", "max_tokens", "max_completion_tokens")
 
 _WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that are about a provider's accounting."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "stream": (False,),
     "stream_options": (),
@@ -116,8 +118,7 @@ def asked_of(body: Mapping[str, Any], *, chat: bool) -> tuple[dict[str, Any], di
             if value is not None and not any(
                 value == one and type(value) is type(one) for one in _NEUTRAL[name]
             ):
-                hint = "Repeat the line under a custom_id for each." if name == "n" else f"Remove {name}."
-                raise FieldError(name, f"{shown(value)} cannot be served", hint)
+                raise FieldError(name, f"{shown(value)} cannot be served", f"Remove {name}.")
         elif name not in _READ_ELSEWHERE + _WITHOUT_EFFECT and not (chat and name == "chat_template_kwargs"):
             raise FieldError(name, "is not a field that can be served", _did_you_mean(name))
     template = _template(body.get("chat_template_kwargs")) if chat else {}
@@ -182,6 +183,12 @@ def _whole(name: str, value: Any) -> int:
     return value
 
 
+def _samples(name: str, value: Any) -> int:
+    if not 1 <= _whole(name, value) <= MOST_SAMPLES:
+        raise FieldError(name, f"{value} is not a number of completions", f"Give 1 to {MOST_SAMPLES:,}.")
+    return int(value)
+
+
 def _length(name: str, value: Any) -> int:
     if not 0 <= _whole(name, value) <= LONGEST:
         raise FieldError(name, f"{value} is not a number of tokens", f"Give 0 to {LONGEST}.")
@@ -230,6 +237,7 @@ def _told(name: str, value: Any) -> int | bool:
 
 
 _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
+    "n": _samples,
     "temperature": _number,
     "top_p": _number,
     "top_k": _whole,

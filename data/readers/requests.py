@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..costs.cost import IntArray
 from ..files.disk import InputError
 from ..files.jsonl import file_digest
 from ..prompts.columns import PromptColumns, asking_for_prompts
@@ -17,7 +18,7 @@ from ..prompts.table import prompts_digest
 from ..workload import Workload, WorkloadError
 from .generators import GENERATORS, generate
 from .length_source import LengthSource
-from .openai_batch import PromptRecord, read_batch
+from .openai_batch import PromptRecord, each_sample, read_batch
 from .tables import UnknownColumnsError, is_table, read_lengths
 
 TokenCounter = Callable[[Sequence[PromptRecord]], Sequence[int]]
@@ -98,6 +99,8 @@ def read_workload(
     except UnknownColumnsError as error:
         hint = f"{asking_for_prompts(error.columns)}. {error.hint}"
         raise UnknownColumnsError(name, error.columns, hint) from None
+    if not workload.shared_tokens.any():
+        workload = workload.with_shared_prompts()
     source = replace(LengthSource.parse(lengths or "known"), longest=longest)
     if source.kind != "known" or longest is not None:
         known = workload.output_tokens.tolist()
@@ -125,7 +128,7 @@ def _read_prompts(
     count_tokens: TokenCounter | None,
     columns: PromptColumns | None = None,
 ) -> JobInput:
-    records = read_batch(path, columns)
+    records = each_sample(read_batch(path, columns), path)
     known = [record.output_tokens for record in records]
     source = LengthSource.parse(lengths or ("cap" if None in known else "known"))
     source = replace(source, longest=longest)
@@ -142,11 +145,25 @@ def _read_prompts(
                 "the prompt is text, whose tokens are unknown", file=path, where=where, hint=hint
             )
     try:
-        workload = Workload(np.array(ids), np.array(inputs, dtype=np.int64), outputs)
+        names = np.array([record.name for record in records])
+        workload = Workload(names, np.array(inputs, dtype=np.int64), outputs, group=_alike(records))
+        workload = workload.with_shared_prompts()
     except WorkloadError as error:
         where = "" if error.row is None else f"line {records[error.row].line}, field '{error.column}'"
         raise InputError(error.reason, file=path, where=where, hint="Correct the request.") from None
     return JobInput(workload, path, source, prompts_digest(path), records, columns)
+
+
+def _alike(records: Sequence[PromptRecord]) -> IntArray:
+    """Return a number for the requests of each prompt that comes several times, -1 for the others."""
+    where: dict[tuple[object, ...], list[int]] = {}
+    for index, record in enumerate(records):
+        key = (record.url, record.messages, record.prompt, repr(sorted(record.template.items())))
+        where.setdefault(key, []).append(index)
+    group = np.full(len(records), -1, dtype=np.int64)
+    for number, members in enumerate(each for each in where.values() if len(each) > 1):
+        group[members] = number
+    return group
 
 
 def bundled_prompts_path() -> Path:

@@ -78,7 +78,7 @@ FORMATS = (
 """The layouts recognised by their columns; of two that fit, the one whose arrival column is there."""
 
 _IDS = ("id", "custom_id", "request_id")
-_OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf")}
+_OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_tokens": 0.0}
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -108,7 +108,7 @@ def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False)
     path
         CSV, Parquet, JSON lines, or the one JSON object of ``vllm bench serve --save-detailed``; its columns
         as in one of :data:`FORMATS`, and optionally an id, ``group`` (whole numbers, or a name each),
-        ``priority``, ``deadline`` (seconds).
+        ``priority``, ``deadline`` (seconds), ``shared_tokens`` (that a group's prompts begin with alike).
     drop_unanswered
         Leave out the rows whose answer has no token (failed requests in a trace) instead of refusing them.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
+from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.trace import Stage
 from ..models.sampling import Sampler
@@ -43,15 +43,11 @@ class DecodeOptions:
     kv_tokens
         The most tokens of KV cache to allocate on the device, padding included; requests beyond take turns
         with the host. None for as many as the slots need.
-    share_prompts
-        Whether a prompt that several requests begin with is computed once, and kept until the last of them
-        has begun. The problem counts it once, and one token for each of the others.
     """
 
     eos_ids: frozenset[int] = NO_EOS
     sampler: TokenRule | None = None
     kv_tokens: int | None = None
-    share_prompts: bool = False
 
 
 _GREEDY = DecodeOptions()
@@ -64,7 +60,8 @@ class HuggingFaceEngine:
     Parameters
     ----------
     problem
-        The requests, their slots, and prefill stages that emit the first token.
+        The requests, their slots, and prefill stages that emit the first token. A prompt that requests share
+        is computed and kept as :class:`~batchbound.data.prefix_cache.PrefixCache` says.
     model
         A causal language model, loaded, as :func:`~.wrapped.unwrapped` takes it; while it runs it is in
         evaluation mode, and between the calls as it was.
@@ -88,8 +85,8 @@ class HuggingFaceEngine:
         If ``kv_tokens`` does not hold the longest request, or the layout would allocate more than the
         problem's KV capacity.
     ValueError
-        If the problem counts the first token as a decode round, which no engine does, or a prompt's length is
-        not the workload's.
+        If the problem counts the first token as a decode round, which no engine does, or prompts are not
+        those of the workload: of its lengths, the same where it shares them.
     """
 
     def __init__(
@@ -107,13 +104,13 @@ class HuggingFaceEngine:
         if not problem.prefill_emits_first_token:
             raise ValueError("an engine's prefill emits the first token; the problem counts a round for it")
         for index, prompt in enumerate(prompts):
-            counts = (len(prompt), 1) if decoding.share_prompts else (len(prompt),)
-            if problem.prompt_tokens[index] not in counts:
+            if problem.prompt_tokens[index] != len(prompt):
                 name = str(problem.workload.ids[index])
                 planned = int(problem.prompt_tokens[index])
                 raise ValueError(
                     f"the prompt of {name!r} has {len(prompt)} tokens, the plan counts {planned}"
                 )
+        _refuse_unlike(problem, prompts)
         # The buffers grow for an answer that outgrows the plan; without max_tokens it might fill the model.
         expected = np.minimum(most_tokens, problem.workload.output_tokens)
         capacity = int((np.array([len(prompt) for prompt in prompts]) + expected).max())
@@ -147,7 +144,7 @@ class HuggingFaceEngine:
             )
         self._prompts, self._most, self._eos = prompts, most_tokens, decoding.eos_ids
         self._on_token = on_token
-        self._to_begin = Counter(map(tuple, prompts)) if decoding.share_prompts else None
+        self._cache = PrefixCache(problem) if len(problem.prefix_tokens) else None
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [[] for _ in prompts]
@@ -168,7 +165,7 @@ class HuggingFaceEngine:
         before = self._residence.prefilled
         with evaluating(self._model):
             first = self._residence.prefill(
-                fresh, prompts, [len(tokens) for tokens in kept], self._later(fresh, prompts)
+                fresh, prompts, [len(tokens) for tokens in kept], self._later(fresh)
             )
         for request, tokens, token in zip(fresh, kept, first, strict=True):
             new = not self.answers[request]
@@ -242,16 +239,13 @@ class HuggingFaceEngine:
             **troubles,
         }
 
-    def _later(self, requests: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[int] | None:
-        """Return how many requests still to begin share each one's prompt."""
-        if self._to_begin is None:
+    def _later(self, requests: Sequence[int]) -> list[int] | None:
+        """Return whether each one's prompt is kept for requests still to begin."""
+        if self._cache is None:
             return None
-        later = []
-        for request, prompt in zip(requests, prompts, strict=True):
-            if not self.answers[request]:
-                self._to_begin[tuple(prompt)] -= 1
-            later.append(self._to_begin[tuple(prompt)])
-        return later
+        begun = [request for request in requests if not self.answers[request]]
+        self._cache.begin(np.array(begun, dtype=np.int64))
+        return [int(self._cache.keeps(request)) for request in requests]
 
     def _take(self, request: int, tokens: Sequence[int]) -> int:
         """Add tokens to a completion up to its end; return how many lie beyond it."""
@@ -279,6 +273,18 @@ class HuggingFaceEngine:
         tokens = self.answers[request]
         ended = self._rule.ended(self._names[request], tokens)
         return tokens[-1] in self._eos if ended is None else ended
+
+
+def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if requests that share a prompt have not the same, whole one."""
+    first: dict[int, int] = {}
+    for index, prefix in enumerate(problem.prefix_of.tolist()):
+        if prefix < 0:
+            continue
+        other = first.setdefault(prefix, index)
+        if tuple(prompts[index]) != tuple(prompts[other]) or problem.own_tokens[index] != 1:
+            name, of = (str(problem.workload.ids[i]) for i in (index, other))
+            raise ValueError(f"the prompt of {name!r} is not that of {of!r}, and the plan shares it")
 
 
 def _within(

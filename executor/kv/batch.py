@@ -66,7 +66,7 @@ class RunningBatch(ABC):
         self._state = torch.zeros(4, slots, dtype=torch.int64, device=self._decoder.device)
         self._scores: tuple[torch.Tensor, list[int]] = torch.empty(0, 0), []
         # A quarter of what the slots hold: what is beyond is computed again.
-        self._kept = KeptPrompts(slots * capacity // 4)
+        self._kept = KeptPrompts()
         self.prefilled = 0
         """Prompt tokens that the latest prefill computed, and one for each request that shared them."""
         self._layers_of = Counter(self._decoder.sliding_windows)
@@ -155,8 +155,9 @@ class RunningBatch(ABC):
         emitted
             Tokens each request has emitted before; none if left out.
         later
-            How many requests with the same prompt come after each, in this call or a later one: a prompt is
-            then computed once, and kept until the last of them. Without it every prompt is computed.
+            For each, whether its prompt is kept for requests of later calls (any number but 0): a prompt
+            that comes several times is then computed once, or not at all where an earlier call kept it.
+            Without it every prompt is computed.
 
         Returns
         -------

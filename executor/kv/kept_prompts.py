@@ -32,17 +32,9 @@ class KeptPrompt:
 
 
 class KeptPrompts:
-    """
-    The prompts that requests still to come begin with.
+    """The prompts that requests still to come begin with; which of them, the caller says."""
 
-    Parameters
-    ----------
-    most_tokens
-        Tokens kept at once; a prompt beyond is computed again.
-    """
-
-    def __init__(self, most_tokens: int) -> None:
-        self._most_tokens = most_tokens
+    def __init__(self) -> None:
         self._kept: dict[Prompt, KeptPrompt] = {}
 
     @property
@@ -57,10 +49,9 @@ class KeptPrompts:
     def keep(
         self, prompt: Prompt, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor
     ) -> None:
-        """Copy a prompt's keys and values, if there is room."""
-        if self.tokens + len(prompt) <= self._most_tokens:
-            copies = [(keys.clone(), values.clone()) for keys, values in layers]
-            self._kept[prompt] = KeptPrompt(copies, logits.clone())
+        """Copy a prompt's keys and values."""
+        copies = [(keys.clone(), values.clone()) for keys, values in layers]
+        self._kept[prompt] = KeptPrompt(copies, logits.clone())
 
     def drop(self, prompt: Prompt) -> None:
         """Let go of a prompt: no request to come begins with it."""

@@ -211,10 +211,16 @@ class _Part:
             busy,
             served,
             planned=workload.output_tokens[rows][served],
-            prompt_tokens=int(workload.input_tokens[rows][served].sum()),
+            prompt_tokens=_computed(workload.select(rows[served])) if served.any() else 0,
             model_seconds=model_seconds(cost, trace, overheads=measured),
             schedule_seconds=model_seconds(cost, trace, overheads=False),
         )
+
+
+def _computed(workload: Workload) -> int:
+    """Return the prompt tokens of requests, those that a group shares counted once."""
+    _, first = np.unique(workload.group, return_index=True)
+    return int((workload.input_tokens - workload.shared_tokens).sum() + workload.shared_tokens[first].sum())
 
 
 def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_bound: Bound | None) -> Report:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.plan import Plan
-from ...data.readers.completions import answer_line, error_line, write_completions
+from ...data.readers.completions import answer_line, error_line, joined_line, write_completions
 from ...data.readers.length_source import LengthSource, longest_planned
 from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
@@ -111,7 +112,7 @@ class Job:
                 where="field 'fleet.prefill_emits_first_token'",
                 hint="Plan again with --first-token prefill.",
             )
-        names = [record.custom_id for record in self.prompts.records]
+        names = [record.name for record in self.prompts.records]
         if names != workload.ids.tolist():
             raise InputError("the prompts are not those of the plan", hint="Plan again.")
         counted = self.prompts.lengths
@@ -227,9 +228,15 @@ class Job:
         return np.array([i for i, name in enumerate(names) if name not in journal.finished], dtype=np.int64)
 
     def write_answers(self, journal: Journal, path: str | os.PathLike[str]) -> None:
-        """Write every answer in the plan's order, whole or not at all, and let go of the journal."""
-        write_completions(path, (journal.finished[name] for name in self.plan.workload.ids.tolist()))
+        """Write every completion in the plan's order, whole or not at all, and let go of the journal."""
+        write_completions(path, self.lines(journal))
         journal.remove()
+
+    def lines(self, journal: Journal) -> Iterator[dict[str, object]]:
+        """Yield each request's output line, all its answers in one, in the plan's order."""
+        for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
+            lines = [journal.finished[record.name] for record in answers]
+            yield lines[0] if len(lines) == 1 else joined_line(lines)
 
     def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
         """
@@ -245,7 +252,7 @@ class Job:
         record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
         rule, told = self.sampler, None
         if isinstance(rule, MixedSampler) and rule.recorder is not None and "logprobs" in record.asked:
-            told = rule.recorder.read(rule.stream(record.custom_id), len(tokens))
+            told = rule.recorder.read(rule.stream(record.name), len(tokens))
         return answer_of(
             record, prompt_tokens, tokens, self.model, self.tokenizer, pinned=self.pinned, told=told
         )

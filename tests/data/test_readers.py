@@ -77,7 +77,7 @@ def test_a_full_chat_line_is_read_field_by_field(write: Write) -> None:
             max_tokens=12,
             max_tokens_field="max_completion_tokens",
             model="m",
-            asked={"temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 7, "stop": ("END",)},
+            asked={"temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 7, "stop": ("END",), "n": 1},
         ),
     )
 
@@ -161,7 +161,11 @@ BAD_LINES: dict[str, tuple[object, str]] = {
     "absurd cap": (chat(max_tokens=10**30), r"'body.max_tokens': 10+ is beyond any model"),
     "two caps": (chat(max_tokens=3, max_completion_tokens=4), r"4 contradicts max_tokens 3"),
     "pinned to zero": ({**chat(), "output_tokens": 0}, r"field 'output_tokens': 0 is less than one"),
-    "two answers": (chat(n=2), r"field 'body.n': 2 cannot be served.*Repeat the line"),
+    "no answer": (chat(n=0), r"field 'body.n': 0 is not a number of completions.*Give 1 to 16,384"),
+    "lengths of fewer answers": (
+        {**chat(n=3), "output_tokens": [1, 2]},
+        r"field 'output_tokens': 2 lengths for the 3 answers that n asks for",
+    ),
     "streamed": (chat(stream=True), r"field 'body.stream': True cannot be served"),
     "tools": (chat(tools=[{"type": "function"}]), r"field 'body.tools': .* cannot be served"),
     "a JSON answer": (chat(response_format={"type": "json_object"}), r"'body.response_format': .* cannot be"),
@@ -607,7 +611,7 @@ def test_completions_are_read_as_they_were_written(suffix: str, tmp_path: Path) 
         BatchCompletion("c", error="Not finite."),
         BatchCompletion("d", error="Too long."),
     ]
-    assert read_answer_lengths(path) == {"a": 2, "b": 9}
+    assert read_answer_lengths(path) == {"a": 2, "b": 5}, "the mean of those of one request"
 
 
 def test_a_table_of_something_else_is_no_output_of_a_run(tmp_path: Path) -> None:

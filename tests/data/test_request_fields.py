@@ -18,6 +18,7 @@ from batchbound.data.readers.sampling import Sampling
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=5)
 numbers = st.floats(0.0, 2.0)
 SERVED: dict[str, st.SearchStrategy[Any]] = {
+    "n": st.integers(1, 9),
     "temperature": numbers,
     "top_p": st.floats(0.01, 1.0),
     "top_k": st.integers(-1, 100),
@@ -35,7 +36,7 @@ SERVED: dict[str, st.SearchStrategy[Any]] = {
     "ignore_eos": st.just(True),
 }
 REFUSED: dict[str, st.SearchStrategy[Any]] = {
-    "n": st.integers(2, 9),
+    "n": st.sampled_from([0, -1, 2.0, True, 16_385]),
     "tools": st.just([{"type": "function"}]),
     "response_format": st.just({"type": "json_object"}),
     "guided_json": st.just({}),

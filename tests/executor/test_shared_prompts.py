@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -12,6 +14,10 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from tier_cases import RAGGED, generate_alone
 
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.executor.engines.huggingface import HuggingFaceEngine
 from batchbound.executor.kv.kept_prompts import KeptPrompts
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
@@ -19,6 +25,8 @@ from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
 from batchbound.executor.models.tiny import FAMILIES
 from batchbound.executor.models.tokenizers import ByteTokenizer
+from batchbound.heuristics.loop import execute, schedule_of
+from batchbound.heuristics.registry import policy_named
 
 # GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
 pytestmark = [
@@ -121,6 +129,30 @@ def test_weights_that_change_between_calls_leave_nothing_stale() -> None:
     assert after != before
 
 
+@pytest.mark.parametrize("room", [0, 40, 80, 10**6])
+def test_the_engine_computes_what_the_schedule_says(room: int, llama: Any) -> None:
+    prompts, lengths = groups(5, 4, seed=7)
+    number = np.repeat(np.arange(5), 4)
+    workload = Workload.from_lengths([len(prompt) for prompt in prompts], lengths)
+    workload = replace(workload, group=number).with_shared_prompts()
+    cost = CostModel.paper()
+    problem = Problem(workload, cost, 3, prefill_emits_first_token=True, prefix_cache=room)
+    most = np.array(lengths)
+    engine = HuggingFaceEngine(problem, llama, prompts, most)
+    trace = execute(problem, policy_named("lpt-ski", problem), engine)
+    computed = [stage.tokens for stage in trace.stages if stage.kind == "prefill"]
+    assert computed == schedule_of(trace).stage_tokens(problem).tolist()
+    assert engine.answers == [generate_alone(llama, *each) for each in zip(prompts, lengths, strict=True)]
+
+
+def test_prompts_that_the_plan_shares_and_that_differ_are_refused(llama: Any) -> None:
+    workload = Workload.from_lengths([3, 3], [2, 2])
+    workload = replace(workload, group=np.zeros(2, dtype=np.int64)).with_shared_prompts()
+    problem = Problem(workload, CostModel.paper(), 2, prefill_emits_first_token=True)
+    with pytest.raises(ValueError, match="the prompt of 'request-1' is not that of 'request-0'"):
+        HuggingFaceEngine(problem, llama, [[1, 2, 3], [1, 2, 4]], np.array([2, 2]))
+
+
 @pytest.mark.parametrize("kind", [RaggedBatch, WindowBatch])
 def test_what_is_kept_goes_with_the_last_of_its_group(kind: type[RaggedBatch] | type[WindowBatch]) -> None:
     model = load_model("tiny:llama", dtype="float64", device="cpu")
@@ -138,10 +170,9 @@ def test_what_is_kept_goes_with_the_last_of_its_group(kind: type[RaggedBatch] | 
     assert batch.decode(2).shape == (2, 4)
 
 
-def test_there_is_room_for_a_number_of_tokens_and_no_more() -> None:
-    kept, states = KeptPrompts(5), [(torch.ones(1, 3, 2), torch.ones(1, 3, 2))]
+def test_what_is_kept_is_a_copy() -> None:
+    kept, states = KeptPrompts(), [(torch.ones(1, 3, 2), torch.ones(1, 3, 2))]
     kept.keep((1, 2, 3), states, torch.ones(1, 4))
-    kept.keep((4, 5, 6), states, torch.ones(1, 4))
     assert kept.tokens == 3
     assert kept.get((4, 5, 6)) is None
     found = kept.get((1, 2, 3))
