@@ -15,6 +15,7 @@ from .backward import BackwardSearch
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .order_search import OrderSearch
+from .stage_merge import merge_stages
 from .stages.annealing import FEW, StageAnnealing
 from .stages.rounding import settled
 from .stages.slot_flow import Spans, stages_of_requests, whole_slots
@@ -261,6 +262,8 @@ class ScheduleSearch:
             begun = self._clock
             schedule = searches[of].step()
             better = schedule.makespan(self._problem) < best.makespan
+            if better:
+                schedule = merge_stages(self._problem, schedule.without_idle_rounds(self._problem))
             spent[of] += self._clock - begun + STEP_SECONDS * np.isfinite(best.most)
             found[of] += better
             return schedule

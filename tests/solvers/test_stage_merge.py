@@ -1,0 +1,66 @@
+"""Prefill stages given up where their requests fit in at others."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.solvers.search.backward import BackwardSearch
+from batchbound.solvers.search.stage_merge import merge_stages
+
+COST = CostModel(1.0, 0.0, 1.0, 0.0)
+
+
+def test_a_request_moves_to_a_stage_that_has_a_slot_for_it() -> None:
+    # The short one begins alone in round 2, but may as well begin with the long one.
+    problem = Problem(Workload.from_lengths([1, 1], [6, 2]), COST, slots=2)
+    merged = merge_stages(problem, Schedule.from_bins(problem, [0, 1], [2, 4]))
+    assert merged.bin_of.tolist() == [0, 0]
+    assert merged.rounds.tolist() == [6]
+
+
+def test_memory_and_the_token_cap_keep_a_stage() -> None:
+    workload = Workload.from_lengths([5, 5], [6, 2])
+    # Together they would prefill 10 tokens, and hold 12 in their second round.
+    scarce = Problem(workload, COST, slots=2, kv_capacity=11)
+    capped = Problem(workload, COST, slots=2, prefill_token_cap=9)
+    for problem in (scarce, capped):
+        schedule = Schedule.from_bins(problem, [0, 1], [6, 2])
+        assert merge_stages(problem, schedule).prefill_stages() == 2
+
+
+def test_a_stage_of_which_one_request_finds_no_other_is_left_as_it_was() -> None:
+    problem = Problem(Workload.from_lengths([1] * 4, [6, 2, 2, 2]), COST, slots=2)
+    schedule = Schedule.from_bins(problem, [0, 0, 1, 2], [2, 2, 2])
+    merged = merge_stages(problem, schedule)
+    assert merged.check(problem) is None
+    assert merged.rounds.tolist() == [2, 2, 2]
+
+
+@given(st.integers(2, 40), st.integers(1, 8), st.integers(0, 10**6), st.booleans(), st.booleans())
+def test_nothing_gets_worse_and_every_rule_is_kept(
+    count: int, slots: int, seed: int, capped: bool, emits: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    prompts, outputs = rng.integers(1, 30, count), rng.integers(1, 40, count)
+    peaks = np.sort(prompts + outputs)[::-1]
+    problem = Problem(
+        Workload.from_lengths(prompts, outputs),
+        CostModel(0.5, 0.01, 1.0, 0.1),
+        slots,
+        kv_capacity=max(int(0.5 * peaks[:slots].sum()), int(peaks[0])),
+        prefill_token_cap=int(prompts.max() * 2) if capped else None,
+        prefill_emits_first_token=emits,
+    )
+    if not problem.rounds.any():
+        return
+    made = BackwardSearch(problem, np.random.default_rng(seed)).step().without_idle_rounds(problem)
+    merged = merge_stages(problem, made)
+    assert merged.check(problem) is None
+    assert merged.prefill_stages() <= made.prefill_stages()
+    assert merged.makespan(problem) <= made.makespan(problem) + 1e-9
