@@ -52,3 +52,9 @@ def help_of(name: str) -> str:
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main([name, "--help"])
     return printed.getvalue()
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return a page on which references in docstrings, which Sphinx would link, are plain names."""
+    html = html.replace(":math:<code", "<code")
+    return re.sub(r":(?:[a-z]+:)?[a-z]+:(<code[^>]*>)~?(?:[\w.]*\.)?(\w+</code>)", r"\1\2", html)
