@@ -21,6 +21,20 @@ def longest_first(problem: Problem) -> IntArray:
     return np.argsort(-problem.rounds, kind="stable")
 
 
+def group_by_group(problem: Problem) -> IntArray:
+    """
+    Return the requests group by group, that of the longest request first, shape (requests,).
+
+    Those of a group, which share a prompt, go by decreasing decode rounds; a request that shares nothing is a
+    group of its own.
+    """
+    group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))
+    _, label = np.unique(group, return_inverse=True)
+    longest = np.zeros(label.max() + 1, dtype=np.int64)
+    np.maximum.at(longest, label, problem.rounds)
+    return np.lexsort((-problem.rounds, label, -longest[label]))
+
+
 class Ordered:
     """
     Free slots take the first waiting requests of one order.

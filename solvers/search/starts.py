@@ -10,7 +10,7 @@ from ...data.schedule import Schedule
 from ...data.trace import Stage
 from ...heuristics.loop import PolicyError, execute, schedule_of
 from ...heuristics.queues.known_lengths import dispatch_key, dispatch_of, known_schedule
-from ...heuristics.queues.ordered import arrival_order, longest_first
+from ...heuristics.queues.ordered import arrival_order, group_by_group, longest_first
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulator import Simulator
 from .backward import backward_schedule
@@ -47,9 +47,11 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     """
     Return what makes each rule's schedule, given the makespan to beat; None where it does not.
 
-    They are longest first and first come, first served with several patiences of the ski-rental rule, made in
-    one pass, and every policy of :data:`~batchbound.heuristics.registry.POLICIES` in the simulator, the
-    cheapest and most promising first. A policy that evicts has no schedule.
+    Where shared prompts cannot all be kept, the first take one group after another, the one with the longest
+    request first. Then they are longest first and first come, first served with several patiences of the
+    ski-rental rule, made in one pass, and every policy of
+    :data:`~batchbound.heuristics.registry.POLICIES` in the simulator, the cheapest and most promising first.
+    A policy that evicts has no schedule.
 
     Parameters
     ----------
@@ -69,16 +71,19 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
 
     passes = [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in (longest, given)]
     passes += [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
+    in_turn: list[Callable[[float], Schedule | None]] = []
+    if not problem.keeps_every_prefix:
+        in_turn += [in_one_pass(group_by_group(problem), patience) for patience in PATIENCES]
     if len(problem) > SIMULATED:
-        return passes
+        return [*in_turn, *passes]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
         # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
-        return [lambda _: backward_schedule(problem), *map(simulated, names), *passes]
+        return [*in_turn, lambda _: backward_schedule(problem), *map(simulated, names), *passes]
     if problem.prefill_token_cap is None:
         rules = [simulated(name) for name in names if name not in IN_ONE_PASS]
-        return [*passes[:4], *rules, *passes[4:]]
-    return [*passes[:4], *map(simulated, names), *passes[4:]]
+        return [*in_turn, *passes[:4], *rules, *passes[4:]]
+    return [*in_turn, *passes[:4], *map(simulated, names), *passes[4:]]
 
 
 def simulated_schedule(

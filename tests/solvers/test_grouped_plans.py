@@ -18,6 +18,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.loop import schedule_of
 from batchbound.heuristics.queues.known_lengths import dispatch_of, known_schedule
+from batchbound.heuristics.queues.ordered import group_by_group
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.difference_set import difference_set_bound
@@ -29,6 +30,8 @@ from batchbound.models.formulations.full_model import UnsupportedProblemError
 from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits
+from batchbound.solvers.search.constructive import ski_rental_schedule
+from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.solve import SOLVERS, solve
 
 Optimum = Callable[[Problem], float]
@@ -246,3 +249,21 @@ def test_a_rule_without_the_loop_counts_shared_prompts_as_the_simulator_does(nam
             again = dispatch_of(policy_named(name, problem))
             assert again is not None
             assert (known_schedule(problem, again, least) is not None) is better
+
+
+def test_groups_go_one_after_another_the_one_of_the_longest_request_first() -> None:
+    workload = workload_of([5, 5, 5, 5, 9], [1, 4, 7, 2, 6], group=[0, 0, 1, 1, 2]).with_shared_prompts()
+    assert group_by_group(Problem(workload, BY_TOKEN, 2)).tolist() == [2, 3, 4, 1, 0]
+
+
+def test_a_plan_keeps_groups_together_where_long_prompts_cannot_all_be_kept() -> None:
+    rng = np.random.default_rng(0)
+    prompts, outputs = np.full(160, 1000), rng.integers(10, 200, 160)
+    group = np.arange(160) % 20
+    workload = workload_of(prompts.tolist(), outputs.tolist(), group=group).with_shared_prompts()
+    problem = Problem(workload, CostModel.paper(), 16, prefix_cache=5000)
+    found = search_schedule(problem, iterations=2)
+    assert found.schedule.stage_tokens(problem).sum() <= 1.2 * (20 * 999 + 160)
+    apart = ski_rental_schedule(problem)
+    assert apart.stage_tokens(problem).sum() > 2 * (20 * 999 + 160)
+    assert found.makespan < 0.9 * apart.makespan(problem)
