@@ -171,7 +171,7 @@ def gantt(*panels: Panel) -> Figure:
         fraction=0.02,
         aspect=(height - 1.5) / 0.2,
     )
-    bar.set_label("answer tokens")
+    bar.set_label("completion tokens")
     bar.outline.set_linewidth(0)
     _add_legend(figure, panels)
     return figure
