@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from batchbound.cli import COMMANDS, whole_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
@@ -42,3 +47,45 @@ def test_every_benchmark_is_listed() -> None:
         if "__main__" in file.read_text(encoding="utf-8")
     ]
     assert [name for name in scripts if f"`{name}`" not in listed] == []
+
+
+def shown(pattern: str) -> dict[str, str]:
+    """Return the commands of a kind that pages show, and the page of each."""
+    found: dict[str, str] = {}
+    pages = [*PAGES, ROOT / "README.md"]
+    for page in pages:
+        text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+        for line in re.findall(rf"(?:^ {{4}}|`|\$ )({pattern}[^`\n]*)", text, re.MULTILINE):
+            command = line.split("  #")[0].split(" > ")[0].strip()
+            if "..." not in command and "|" not in command and "[" not in command:
+                found.setdefault(command, page.name)
+    return found
+
+
+@pytest.mark.parametrize(("command", "page"), shown("batchbound ").items())
+def test_every_command_shown_is_understood(command: str, page: str) -> None:
+    _, name, *words = shlex.split(command, comments=True)
+    if name.startswith("-") or name == "COMMAND":
+        return
+    assert name in COMMANDS, page
+    if words and "--help" not in words:
+        assert whole_parser().parse_args([name, *words]).command == name
+
+
+BENCHMARKS = {
+    words.split("python ")[1]: page
+    for words, page in shown("(?:BATCHBOUND_DATA=\\S+ )?python benchmarks/").items()
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted({words.split()[0] for words in BENCHMARKS}))
+def test_every_benchmark_shown_knows_its_options(script: str) -> None:
+    told = subprocess.run(
+        [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert told.returncode == 0, told.stderr
+    for command, page in BENCHMARKS.items():
+        if command.split()[0] == script:
+            unknown = [word for word in re.findall(r"(--[a-z-]+)", command) if word not in told.stdout]
+            assert not unknown, (command, page)
