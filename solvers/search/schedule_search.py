@@ -30,7 +30,7 @@ STARTS_SHARE = 0.25
 STARTS_SECONDS = 0.1
 """Seconds that the rules may take in any case: many of a limit of a tenth of a second, still kept by then."""
 
-OVERTIME, OVERTIME_SECONDS = 0.05, 0.1
+OVERTIME, OVERTIME_SECONDS = 0.05, 0.17
 """How long after the limit the rules that it left no time for may be tried: a share of it, and seconds."""
 
 START_SHARE = 0.3
@@ -268,7 +268,8 @@ class ScheduleSearch:
             found[of] += better
             return schedule
 
-        self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
+        if len(self._problem) > FEW:
+            self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
         self._tabulate()
         self._until(1.0, step)
 

@@ -32,6 +32,9 @@ PROMISING = (
 )
 """Policies simulated before the others, as they were best most often."""
 
+WAITING = ("threshold", "lagrangian-token", "lagrangian")
+"""Those of them that wait longest before a prefill stage."""
+
 IN_ONE_PASS = ("lpt-ski", "lpt", "fcfs", "fcfs-ski")
 """Policies whose schedules one pass makes as well where neither memory nor tokens are limited."""
 
@@ -81,6 +84,8 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
         # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
         return [*in_turn, lambda _: backward_schedule(problem), *map(simulated, names), *passes]
     if problem.prefill_token_cap is None:
+        # Where nothing else is limited, rules that wait for free slots are best beside these passes.
+        names = dict.fromkeys((*WAITING, *names))
         rules = [simulated(name) for name in names if name not in IN_ONE_PASS]
         return [*in_turn, *passes[:4], *rules, *passes[4:]]
     return [*in_turn, *passes[:4], *map(simulated, names), *passes[4:]]
