@@ -104,7 +104,7 @@ def test_the_self_check_catches_what_no_rule_knows(family: str, monkeypatch: pyt
     tier = choose_tier(model, self_check=True)
     assert tier.name == "window"
     assert "ragged was refused" in tier.reason
-    assert tier.check == "answers compared with the model's own at load"
+    assert tier.check == "completions compared with the model's own at load"
 
 
 def test_the_choice_says_why(llama: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_family_without_tests_is_checked_at_load() -> None:
     )
     tier = choose_tier(build_random(config, seed=0).eval())
     assert tier.name == "ragged"
-    assert tier.check == "answers compared with the model's own at load"
+    assert tier.check == "completions compared with the model's own at load"
 
 
 @pytest.mark.parametrize("tier", TIERS)

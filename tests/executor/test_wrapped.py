@@ -100,7 +100,7 @@ def test_a_forward_call_in_place_of_the_familys_own_is_compared_before_it_is_tru
     assert choose_tier(model).check == "a tested family"
     forward = model.forward
     model.forward = lambda **arguments: forward(**arguments)
-    assert choose_tier(model, "window").check == "answers compared with the model's own at load"
+    assert choose_tier(model, "window").check == "completions compared with the model's own at load"
 
     def without_positions(**arguments: Any) -> Any:
         return forward(**{**arguments, "position_ids": None})
@@ -179,7 +179,7 @@ def test_a_peft_wrapper_gives_the_tokens_of_its_adapter(family: str) -> None:
     assert unwrapped(wrapped) is model
     assert answers(wrapped) == expected, "wrapped"
     assert answers(model) == expected, "injected"
-    assert choose_tier(wrapped).check == "answers compared with the model's own at load"
+    assert choose_tier(wrapped).check == "completions compared with the model's own at load"
     with wrapped.disable_adapter():
         assert answers(wrapped) == plain
 
