@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,15 @@ from ..data.files.disk import InputError
 from ..data.plan import Plan
 from ..data.prompts.table import prompts_digest
 from ..data.readers.openai_batch import PromptRecord, each_sample, read_batch
+from ..data.readers.request_fields import FieldError
 from ..data.readers.sampling import Sampling
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..executor.runs.job import Job
+
+_SEVERAL = "cannot be served by workers of several processes"
+_ONE = "Remove it, or plan for one replica and one process."
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
 """What the caller says of the choice of tokens for all requests, and a batch file for each."""
@@ -58,7 +63,10 @@ def load_job(
         raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
     prompts_at = prompts_path(plan, path, options)
     records = None if prompts_at is None else _planned_records(plan, prompts_at)
-    asked = _asked(records or (), plan, source, options, prompts_at)
+    # A configuration's workers stop at an error.
+    record = options.on_error != "stop" and (plan.configuration is None or options.policy is not None)
+    asked = _asked(records or (), plan, source, options)
+    not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = len(plan.fleet.replicas) == 1
     model = source.load() if alone else source.shape()
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
@@ -78,7 +86,8 @@ def load_job(
         tier=source.tier_of(model) if alone else None,
         kv_tokens=options.kv_tokens,
         policy=options.policy,
-        record_failures=options.on_error != "stop",
+        record_failures=record,
+        refused=not_carried,
     )
     if alone:
         _name_unused_settings(model, asked, source.model, remark)
@@ -131,7 +140,6 @@ def _asked(
     plan: Plan,
     source: ModelOptions,
     options: RunOptions,
-    path: Path | None,
 ) -> list[Sampling]:
     """Return what each request asks: as the caller says, else as its line of the batch file does."""
     given = {name: value for name, value in sampling_asked(source, options).items() if value is not None}
@@ -139,17 +147,26 @@ def _asked(
         plain = Sampling(**given)
     except ValueError as error:
         raise InputError(str(error), hint="Correct the option.") from None
-    asked = [record.sampling(**given) for record in records]
-    for record, one in zip(records, asked, strict=True):
-        field = _not_carried(one, plan)
-        if field is not None:
-            raise InputError(
-                "cannot be served by workers of several processes",
-                file=path,
-                where=f"line {record.line}, field 'body.{field}'",
-                hint="Remove it, or plan for one replica and one process.",
-            )
-    return asked or [plain] * len(plan.workload)
+    return [record.sampling(**given) for record in records] or [plain] * len(plan.workload)
+
+
+def _refused_fields(
+    records: Sequence[PromptRecord],
+    asked: Sequence[Sampling],
+    check: Callable[[Sampling], FieldError | None],
+    path: Path | None,
+    record_failures: bool,
+) -> dict[int, str]:
+    """Return the requests that a check refuses, and why; raise InputError where the run is not to go on."""
+    refused = {}
+    for i, (record, one) in enumerate(zip(records, asked, strict=bool(records))):
+        found = check(one)
+        if found is not None:
+            where = f"line {record.line}, field 'body.{found.field}'"
+            refused[i] = InputError(found.reason, file=path, where=where, hint=found.hint)
+    if refused and not (record_failures and len(refused) < len(records)):
+        raise next(iter(refused.values()))
+    return {i: str(error) for i, error in refused.items()}
 
 
 def _name_unused_settings(
@@ -169,32 +186,41 @@ def _name_unused_settings(
         remark(f"{name}: its generation_config.json asks for {said}; not used, as no request asks for it")
 
 
-def _not_carried(asked: Sampling, plan: Plan) -> str | None:
-    """Return a field that depends on what one process saw of a completion, where several make it."""
+def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:
+    """Return what is wrong with a field that needs all of a completion, where several processes make it."""
     several = len(plan.fleet.replicas) > 1
     parted = plan.configuration is not None and plan.configuration.handed_over
     if (several or parted) and asked.logprobs is not None:
-        return "logprobs"
+        return FieldError("logprobs", _SEVERAL, _ONE)
     names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
-    return next(
-        (name for name in names if parted and getattr(asked, name) != getattr(Sampling(), name)), None
-    )
+    for name in names:
+        if parted and getattr(asked, name) != getattr(Sampling(), name):
+            return FieldError(name, _SEVERAL, _ONE)
+    return None
+
+
+def _unknown_tokens(asked: Sampling, *, vocabulary: int) -> FieldError | None:
+    """Return what is wrong with a field that names a token that the model does not know."""
+    from ..executor.models.request_rules import check_tokens
+
+    try:
+        check_tokens(asked, vocabulary)
+    except ValueError as error:
+        return FieldError(str(error).split(" ", 1)[0], str(error), "Use the model's tokens.")
+    return None
 
 
 def _with_rules(job: Job, asked: Sequence[Sampling], path: Path | None) -> Job:
     """Return the job with what its requests ask."""
     from ..executor.engines.huggingface import vocabulary_of
-    from ..executor.models.request_rules import check_tokens, rules_of
+    from ..executor.models.request_rules import rules_of
 
-    vocabulary = vocabulary_of(job.model)
-    for record, one in zip(job.prompts.records, asked, strict=True):
-        try:
-            check_tokens(one, vocabulary)
-        except ValueError as error:
-            where = f"line {record.line}, field 'body.{str(error).split(' ', 1)[0]}'"
-            raise InputError(str(error), file=path, where=where, hint="Use the model's tokens.") from None
-    by_name = {record.name: one for record, one in zip(job.prompts.records, asked, strict=True)}
+    records = job.prompts.records
+    check = partial(_unknown_tokens, vocabulary=vocabulary_of(job.model))
+    refused = {**_refused_fields(records, asked, check, path, job.record_failures), **job.refused}
+    served = [Sampling() if i in refused else one for i, one in enumerate(asked)]
+    by_name = {record.name: one for record, one in zip(records, served, strict=True)}
     most = job.most_tokens.tolist()
     eos = job.decoding.eos_ids
     rule = rules_of(by_name, job.prompts.tokens, most, job.tokenizer, eos, pinned=job.pinned)
-    return dataclasses.replace(job, sampler=rule)
+    return dataclasses.replace(job, sampler=rule, refused=refused)

@@ -119,8 +119,8 @@ class RunOptions:
     policy
         Serve requests by this policy as they arrive, instead of by the plan's schedule.
     on_error
-        When the model fails on one request: ``"stop"`` the run, or ``"record"`` (the default) an error in the
-        place of its completion.
+        When the model fails on one request or cannot serve it: ``"stop"`` the run, or ``"record"`` (the
+        default) an error in the place of its completion.
     replicas
         Engines, each a Ray actor; as many as the plan is for if 1.
     ray_address

@@ -168,7 +168,6 @@ def _refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
         "--encode-device": options.encode_device,
         "--replan": options.replan,
         "--tensor-parallel": None if options.tensor_parallel == 1 else options.tensor_parallel,
-        "--on-error": options.on_error,
     }
     for option in (name for name, given in single.items() if given is not None):
         raise InputError(f"{option} is for one replica", hint="Leave it out, or plan for one replica.")

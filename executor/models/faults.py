@@ -12,6 +12,9 @@ from ...data.files.disk import InputError
 
 _LOG = logging.getLogger(__name__)
 
+MOST_FAILURES = 16
+"""Requests that may fail one after another, without a completion between."""
+
 
 class OutOfMemoryError(RuntimeError):
     """

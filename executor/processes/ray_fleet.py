@@ -18,7 +18,7 @@ from ...data.fleet import Fleet, FleetSchedule
 from ...data.schedule import Schedule
 from ...data.trace import Stage, Trace
 from ...heuristics.fleet.policy import FleetPolicy
-from ..models.faults import RequestFailedError, RunStoppedError
+from ..models.faults import MOST_FAILURES, RequestFailedError, RunStoppedError
 from .engine_spec import EngineSpec
 from .ray_replica import ReplicaActor
 
@@ -51,6 +51,24 @@ class FleetOutcome:
     traces: tuple[Trace, ...]
     lost: Mapping[int, str]
     moved: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listener:
+    """
+    Who is told of what a fleet does, beside its answers.
+
+    Parameters
+    ----------
+    on_stage
+        Called with the replica and the record of each stage.
+    on_failure
+        Called once with each request on which the model fails, and why; the others are served. None to stop
+        at the first.
+    """
+
+    on_stage: Callable[[int, Stage], None] | None = None
+    on_failure: Callable[[int, str], None] | None = None
 
 
 @dataclass(slots=True)
@@ -164,7 +182,7 @@ class RayFleet:
         *,
         backoff: bool = True,
         policy: FleetPolicy | None = None,
-        on_stage: Callable[[int, Stage], None] | None = None,
+        listener: Listener | None = None,
     ) -> FleetOutcome:
         """
         Serve every request of a fleet as its schedule says, and return what each replica did.
@@ -188,22 +206,24 @@ class RayFleet:
             Whether a replica that runs dry takes from others that live, too.
         policy
             What each replica follows, of all the requests; None to replay the schedules.
-        on_stage
-            Called with the replica and the record of each stage.
+        listener
+            Told of stages, and of requests on which the model fails.
 
         Raises
         ------
         ValueError
             If the schedule is not of as many replicas as there are.
         RunStoppedError
-            If the model fails on a request.
+            If the model fails on a request and nobody listens to failures, or on sixteen requests without a
+            completion between them.
         FleetLostError
             If every replica is lost.
         """
         if len(schedule.schedules) != len(self.actors):
             raise ValueError(f"{len(schedule.schedules)} schedules for {len(self.actors)} replicas")
         way = _Way(schedule, policy, backoff, self._patience)
-        return _Serving(self.actors, fleet, way, prompts, most_tokens, on_answer, on_stage).run()
+        told = listener or Listener()
+        return _Serving(self.actors, fleet, way, prompts, most_tokens, on_answer, told).run()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,11 +250,11 @@ class _Serving:
         prompts: Sequence[Sequence[int]],
         most_tokens: IntArray,
         on_answer: Callable[[int, list[int]], None],
-        on_stage: Callable[[int, Stage], None] | None,
+        told: Listener,
     ) -> None:
         schedule = way.schedule
         self._actors, self._fleet, self._prompts = actors, fleet, prompts
-        self._most, self._on_answer, self._on_stage = most_tokens, on_answer, on_stage
+        self._most, self._on_answer, self._told, self._failures = most_tokens, on_answer, told, 0
         self._rounds, self._way = fleet.rounds, way
         self._dispatched = schedule.replica_of
         self._planned: list[Schedule | None] = list(schedule.schedules)
@@ -328,9 +348,31 @@ class _Serving:
         except ray.exceptions.RayTaskError as error:
             del self._streams[stream]
             if isinstance(error.cause, RequestFailedError):
-                # It would fail on every other replica, too.
-                raise RunStoppedError(str(error.cause)) from None
-            self._lose(k, _why(error.cause))
+                self._fail(k, error.cause)
+            else:
+                self._lose(k, _why(error.cause))
+
+    def _fail(self, k: int, error: RequestFailedError) -> None:
+        """Leave out a request on which the model fails: it would fail on every other replica, too."""
+        self._failures += 1
+        if self._told.on_failure is None or self._failures == MOST_FAILURES:
+            raise RunStoppedError(str(error)) from None
+        request = self._fleet.workload.ids.tolist().index(error.name)
+        log = self._logs[k]
+        for held in self._held[k]:
+            # Those under way are begun again, which is no eviction.
+            log.stage_of.pop(held, None)
+            log.first_stage.pop(held, None)
+        self._held[k].discard(request)
+        if request not in self._done:
+            self._done.add(request)
+            self._told.on_failure(request, str(error))
+        if k in self._unsure:
+            # It may have given up some after nobody waited for which.
+            self._orphans |= self._held[k]
+            self._held[k] = set()
+            self._unsure.discard(k)
+        self._start(k)
 
     def _take(self, k: int, event: tuple[Any, ...]) -> None:
         log = self._logs[k]
@@ -341,8 +383,8 @@ class _Serving:
                 log.first_stage.setdefault(request, len(log.stages))
                 log.stage_of[request], log.slot_of[request] = len(log.stages), slot
             log.stages.append(stage)
-            if self._on_stage is not None:
-                self._on_stage(k, stage)
+            if self._told.on_stage is not None:
+                self._told.on_stage(k, stage)
         elif event[0] == "answer":
             _, request, tokens, end = event
             self._held[k].discard(request)
@@ -350,6 +392,7 @@ class _Serving:
                 self._done.add(request)
                 log.finished[request] = (end, len(tokens))
                 self._moved += int(self._dispatched[request] != k)
+                self._failures = 0
                 self._on_answer(request, tokens)
         else:
             log.engine = event[1]

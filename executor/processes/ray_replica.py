@@ -107,16 +107,19 @@ class ReplicaActor:
         while not ended:
             batch = [events.get()]
             until = time.monotonic() + _QUIET
-            while batch[-1] is not None and (left := until - time.monotonic()) > 0:
+            while not _is_last(batch[-1]) and (left := until - time.monotonic()) > 0:
                 try:
                     batch.append(events.get(timeout=left))
                 except queue.Empty:
                     break
-            ended = batch[-1] is None
-            for event in batch:
-                if event is not None and event[0] == "error":
-                    raise event[1]
-            yield [event for event in batch if event is not None]
+            *before, last = batch
+            ended = last is None
+            failed = last is not None and last[0] == "error"
+            # What went before an error counts: its completions are finished.
+            yield [event for event in (before if ended or failed else batch) if event is not None]
+            if failed and last is not None:
+                self._policy = None
+                raise last[1]
         self._policy = None
 
     def _serve(
@@ -161,6 +164,11 @@ class ReplicaActor:
             events.put(None)
         except BaseException as error:
             events.put(("error", error))
+
+
+def _is_last(event: tuple[Any, ...] | None) -> bool:
+    """Tell whether no event comes after this one: the end, or an error."""
+    return event is None or event[0] == "error"
 
 
 class AllReleasedError(Exception):

@@ -7,8 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +25,9 @@ from .engine_spec import EngineSpec
 
 _PATIENCE = 5.0
 """Seconds that a process is given to end by itself."""
+
+_LONGEST_LOAD = timedelta(hours=2)
+"""That a process waits for another, whose model may be large."""
 
 
 class TensorPeers:
@@ -55,10 +61,10 @@ class TensorPeers:
         prompts: Sequence[Sequence[int]],
         options: Mapping[str, Any],
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._places = [_place(rank, degree, port) for rank in range(degree)]
+        # Only this user can read what they tell each other there; a port would be open to everybody.
+        self._folder = TemporaryDirectory(prefix="batchbound-peers-")
+        self._device, self._degree = _device(spec, 0), degree
+        self._places = [_place(rank, degree) for rank in range(degree)]
         context = get_context("spawn")
         self._processes = []
         waiting = []
@@ -66,7 +72,7 @@ class TensorPeers:
             undo.callback(self._end)
             for rank in range(1, degree):
                 ours, theirs = context.Pipe()
-                work = (problem, configuration, list(prompts), dict(options))
+                work = (self._folder.name, problem, configuration, list(prompts), dict(options))
                 process = context.Process(
                     target=_follow,
                     args=(
@@ -90,6 +96,11 @@ class TensorPeers:
 
     def __enter__(self) -> Self:
         os.environ.update(self._places[0])
+        try:
+            _meet(self._folder.name, 0, self._degree, self._device)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(
@@ -127,15 +138,34 @@ class TensorPeers:
         for process in self._processes:
             process.kill()
             process.join()
+        self._folder.cleanup()
 
 
-def _place(rank: int, degree: int, port: int) -> dict[str, str]:
-    """Return what `torchrun` would put into a process's environment."""
+def _place(rank: int, degree: int) -> dict[str, str]:
+    """Return what `torchrun` would put into a process's environment, and that it talks over loopback."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": degree, "LOCAL_WORLD_SIZE": degree}
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     return {name: str(value) for name, value in numbers.items()} | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
     }
+
+
+def _meet(folder: str, rank: int, degree: int, device: str) -> None:
+    """Make the group of processes, which find each other through a file of a folder."""
+    import torch
+
+    on_cuda = device.startswith("cuda")
+    if on_cuda:
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(
+        backend="nccl" if on_cuda else "gloo",
+        store=torch.distributed.FileStore(str(Path(folder) / "store"), degree),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=degree,
+        device_id=torch.device("cuda", rank) if on_cuda else None,
+        timeout=_LONGEST_LOAD,
+    )
 
 
 def _device(spec: EngineSpec, rank: int) -> str:
@@ -158,7 +188,8 @@ def _follow(
         return
     connection.send("")
     connection.close()
-    problem, configuration, prompts, options = work
+    folder, problem, configuration, prompts, options = work
+    _meet(folder, int(place["RANK"]), degree, spec.device)
     shared, decoding = share_layers(model, degree), replace(options.pop("decoding"), sampler=spec.sampler)
     engine = HuggingFaceEngine(problem, shared, prompts, decoding=decoding, **options)
     execute(problem, rra_policy(configuration), engine)

@@ -326,7 +326,7 @@ def _headline(panel: Panel) -> str:
         text = f"{panel.title}, measured {_seconds(panel.measured)}: {_seconds(report.makespan)} by the model"
     if report.run_bound is None or report.run_gap is None:
         return f"{text}, no proven bound"
-    return f"{text}, {100 * report.run_gap:.2f} % above the proven bound of {_seconds(report.run_bound)}"
+    return f"{text}, {100 * report.run_gap:z.2f} % above the proven bound of {_seconds(report.run_bound)}"
 
 
 def _summary(report: Report) -> str:

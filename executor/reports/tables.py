@@ -313,8 +313,8 @@ def _number(value: float) -> str:
 
 def percent(value: float, digits: int = 1) -> str:
     """Return a fraction as a percentage with so many decimals."""
-    return f"{100 * value:.{digits}f} %"
+    return f"{100 * value:z.{digits}f} %"
 
 
 def _signed(value: float) -> str:
-    return f"{100 * value:+.1f} %"
+    return f"{100 * value:+z.1f} %"

@@ -57,21 +57,26 @@ def run_on_replicas(
     Raises
     ------
     RunStoppedError
-        If every replica died, or the model fails on a request; the journal holds what is finished.
+        If every replica died, or the model fails on a request and the job records no failures; the journal
+        holds what is finished.
     ImportError
         If Ray is not installed.
     """
-    from ..processes.ray_fleet import RayFleet
+    from ..processes.ray_fleet import Listener, RayFleet
 
-    plan, left = job.plan, job.left(journal)
-    resumed = len(plan.workload) - len(left)
+    plan, resumed = job.plan, len(journal.finished)
+    job.answer_refused(journal)
+    left = job.left(journal)
     if not left.size:
-        return Outcome((), resumed)
+        return Outcome((), len(plan.workload))
     names = plan.workload.ids.tolist()
 
     def keep(request: int, tokens: list[int]) -> None:
         index = int(left[request])
         journal.append(names[index], job.answer(index, tokens))
+
+    def fail(request: int, why: str) -> None:
+        job.fail(journal, int(left[request]), "model_failed", why)
 
     def staged(_: int, stage: Stage) -> None:
         if on_stage is not None:
@@ -88,11 +93,12 @@ def run_on_replicas(
             keep,
             backoff=plan.groups == "any",
             policy=None if plan.expected is None else FleetPolicy.of(plan.expected).select(left),
-            on_stage=staged,
+            listener=Listener(staged, fail if job.record_failures else None),
         )
     finally:
         replicas.close()
-    return Outcome(outcome.traces, resumed)
+    served = sum(len(trace.ids) for trace in outcome.traces)
+    return Outcome(outcome.traces, len(plan.workload) - served)
 
 
 def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from ...heuristics.simulate import remaining_schedule
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
 from ..models.endings import Ending
-from ..models.faults import RequestFailedError, device_failures
+from ..models.faults import MOST_FAILURES, RequestFailedError, device_failures
 from ..models.mixed_sampling import MixedSampler
 from ..models.prompts import Prompts
 from ..models.recording import TokenLogprob
@@ -36,9 +36,6 @@ from .journal import Journal
 
 if TYPE_CHECKING:
     from ..models.sampling import TokenRule
-
-MOST_FAILURES = 16
-"""Requests that may fail one after another, without a completion between."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +49,7 @@ class Outcome:
         Of the requests served by this run, one for each replica; empty if none was left to serve.
     resumed
         Requests that are in no trace: an earlier, interrupted run had finished them, or this one before a
-        request failed.
+        request failed, or the model cannot serve them.
     """
 
     traces: tuple[Trace, ...]
@@ -85,12 +82,16 @@ class Job:
         A key of :data:`~batchbound.heuristics.registry.POLICIES` that serves the requests as they arrive,
         instead of the plan's schedule.
     record_failures
-        Answer a request on which the model fails with an error, and serve the others; else the run stops.
+        Answer a request that fails, or that the model cannot serve, with an error, and serve the others;
+        else the run stops.
+    refused
+        Why requests, as positions in the plan, are answered with an error whatever the model says.
 
     Raises
     ------
     InputError
-        If the plan and the prompts do not belong together, or an answer may outgrow the model.
+        If the plan and the prompts do not belong together, or an answer may outgrow the model: any, or with
+        ``record_failures`` each of them.
     """
 
     plan: Plan
@@ -103,6 +104,7 @@ class Job:
     kv_tokens: int | None = None
     policy: str | None = None
     record_failures: bool = False
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         workload = self.plan.workload
@@ -165,8 +167,10 @@ class Job:
         RunStoppedError
             If the run cannot go on; the journal holds what is finished.
         """
-        left, in_a_row, served = self.left(journal), 0, 0
-        resumed = len(self.plan.workload) - len(left)
+        resumed = len(journal.finished)
+        self.answer_refused(journal)
+        left, in_a_row = self.left(journal), 0
+        served = len(self.plan.workload) - resumed - len(left)
         while left.size:
             before = len(journal.finished)
             try:
@@ -176,7 +180,8 @@ class Job:
                 if not self.record_failures or in_a_row == MOST_FAILURES:
                     # So many without one completion between: the model is at fault, not a request.
                     raise
-                self._fail(journal, error)
+                index = self.plan.workload.ids.tolist().index(error.name)
+                self.fail(journal, index, "model_failed", str(error))
             left = self.left(journal)
             served = len(self.plan.workload) - resumed - len(left)
         return Outcome((), resumed + served)
@@ -216,11 +221,17 @@ class Job:
         with device_failures():
             return execute(problem, policy, engine, on_finish=keep, on_stage=staged)
 
-    def _fail(self, journal: Journal, error: RequestFailedError) -> None:
-        """Put what the run says of a request that failed in the place of its answer."""
-        index = self.plan.workload.ids.tolist().index(error.name)
-        line = error_line(self.prompts.records[index], "model_failed", str(error))
-        journal.append(error.name, line)
+    def fail(self, journal: Journal, index: int, code: str, why: str) -> None:
+        """Put an error in the place of a request's answer, given the request's position in the plan."""
+        record = self.prompts.records[index]
+        journal.append(record.name, error_line(record, code, why))
+
+    def answer_refused(self, journal: Journal) -> None:
+        """Put an error in the place of each answer that the model cannot give."""
+        refused = {**self._too_long(), **self.refused}
+        for index in self.left(journal).tolist():
+            if index in refused:
+                self.fail(journal, index, "invalid_request", refused[index])
 
     def left(self, journal: Journal) -> IntArray:
         """Return the requests, as positions in the plan, that the journal holds no completion of."""
@@ -272,18 +283,26 @@ class Job:
                 f" the model knows {vocabulary}",
                 hint="Give the model its own tokenizer with --tokenizer, and plan again.",
             )
-        needed = self.prompts.lengths + self.most_tokens
-        over = np.flatnonzero(needed > self._positions())
-        if over.size:
-            i = int(over[0])
+        too_long = self._too_long()
+        if too_long and not (self.record_failures and len(too_long) < len(workload)):
+            i, why = next(iter(too_long.items()))
             record = self.prompts.records[i]
             raise InputError(
-                f"request {str(workload.ids[i])!r} may take {needed[i]} tokens, the model has"
-                f" {self._positions()} positions",
+                why,
                 where=f"line {record.line}, field 'body.{record.max_tokens_field}'" if record.line else "",
                 hint=f"Lower its {record.max_tokens_field}, shorten its prompt,"
                 " or plan again with --longest-answer.",
             )
+
+    def _too_long(self) -> dict[int, str]:
+        """Return the requests that may take more tokens than the model has positions, and what to say."""
+        # A prompt that fills all positions leaves no room for a first token.
+        needed = self.prompts.lengths + np.maximum(self.most_tokens, 1)
+        return {
+            i: f"request {str(self.plan.workload.ids[i])!r} may take {needed[i]} tokens, the model has"
+            f" {self._positions()} positions"
+            for i in np.flatnonzero(needed > self._positions()).tolist()
+        }
 
 
 def answer_of(

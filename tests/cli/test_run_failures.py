@@ -91,6 +91,52 @@ def test_a_model_that_fails_on_every_request_stops_the_run(
     assert len(journal) == 16
 
 
+def test_requests_that_the_model_cannot_serve_end_in_an_error_and_the_rest_is_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bodies: dict[str, dict[str, Any]] = {
+        "sound": {"prompt": "abc"},
+        "long": {"prompt": "x" * 600},
+        "full": {"prompt": "x" * 512},
+        "greedy": {"prompt": "abc", "max_tokens": 999},
+        "token": {"prompt": "abc", "logit_bias": {"99999": 1}},
+        "other": {"prompt": "abcd"},
+    }
+    lines = [{"custom_id": name, "body": body} for name, body in bodies.items()]
+    Path("in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # Planned by the tokenizer alone, which does not know how many positions the model has.
+    plan = ["plan", "in.jsonl", "--tokenizer", "bytes", "--lengths", "constant:4", "--slots", "2"]
+    assert main([*plan, "--time-limit", "0.1"]) == 0
+    run = ["run", "--model", "tiny:llama", "--tokenizer", "bytes"]
+    assert main([*run, "--on-error", "stop"]) == 2
+    assert "request 'long' may take 602 tokens, the model has 512 positions" in capsys.readouterr().err
+    assert not Path("answers.jsonl").exists()
+    assert main(run) == 1
+    assert "answers.jsonl: 4 of 6 requests failed; their lines say why" in capsys.readouterr().err
+    found = answers(tmp_path)
+    assert list(found) == list(bodies)
+    errors = {name: line["error"] for name, line in found.items() if line["error"]}
+    assert {name: error["code"] for name, error in errors.items()} == dict.fromkeys(
+        ("long", "full", "greedy", "token"), "invalid_request"
+    )
+    assert "may take 514 tokens" in errors["full"]["message"]
+    assert "may take 1003 tokens" in errors["greedy"]["message"]
+    assert "line 5, field 'body.logit_bias': logit_bias names token 99999" in errors["token"]["message"]
+    assert main(run) == 1, "typed again, a finished job with failures says so, too"
+
+
+def test_a_job_of_which_the_model_can_serve_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text(json.dumps({"custom_id": "r", "body": {"prompt": "x" * 600}}) + "\n")
+    assert main(["plan", "in.jsonl", "--tokenizer", "bytes", "--lengths", "constant:4"]) == 0
+    assert main(["run", "--model", "tiny:llama", "--tokenizer", "bytes"]) == 2
+    assert "may take 602 tokens, the model has 512 positions" in capsys.readouterr().err
+    assert not Path("answers.jsonl").exists()
+
+
 def test_a_checkpoint_that_lacks_weights_is_refused_unless_they_are_to_be_drawn(
     model: Path, tmp_path: Path
 ) -> None:

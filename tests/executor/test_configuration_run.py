@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -326,6 +328,44 @@ def test_what_cannot_be_shared_is_refused_before_anything_runs(
     replace(job.plan, configuration=WAA).save(plan)
     assert main([*words, "2"]) == 2
     assert "for an RRA plan" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="sockets are listed on Linux alone")
+def test_processes_that_share_layers_listen_on_loopback_alone(job: Job, tmp_path: Path) -> None:
+    heard: set[str] = set()
+
+    def look(_: Stage, done: int) -> None:
+        peers = [one.pid for one in active_children() if one.name.startswith("batchbound-peer")]
+        assert len(peers) == 1
+        heard.update(listening({os.getpid(), *[pid for pid in peers if pid is not None]}))
+
+    from batchbound.executor.models.source import load_model
+
+    with socket.socket() as open_to_all:
+        open_to_all.bind(("0.0.0.0", 0))
+        open_to_all.listen()
+        assert "00000000" in listening({os.getpid()}), "such a port would be seen"
+    own = replace(job, model=load_model("tiny:llama", dtype="float64", device="cpu"))
+    with Journal(tmp_path / "journal", {}) as journal:
+        run_configuration(own, RRA, journal, worker=WORKER, tensor_parallel=2, on_stage=look)
+    # Written as in /proc/net: 127.0.0.1, and the same in IPv6.
+    assert heard <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
+
+
+def listening(processes: set[int]) -> set[str]:
+    """Return the addresses on which processes listen, in hexadecimal."""
+    sockets = set()
+    for pid in processes:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(entry))
+    rows = [
+        row.split()
+        for table in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
 @pytest.mark.slow

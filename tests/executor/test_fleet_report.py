@@ -172,7 +172,7 @@ class ReplicasHere:
         on_answer: Callable[[int, list[int]], None],
         backoff: bool,
         policy: object,
-        on_stage: object,
+        listener: object,
     ) -> FleetOutcome:
         for request, length in enumerate(fleet.workload.output_tokens.tolist()):
             on_answer(request, [65] * length)

@@ -234,6 +234,45 @@ def test_a_request_that_the_model_fails_on_stops_a_fleet_by_name(tmp_path: Path)
         fleet.close()
 
 
+def test_a_request_that_the_model_fails_on_is_an_error_where_a_fleet_is_to_record_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    import torch
+
+    from batchbound.cli import main
+    from batchbound.executor.models.source import load_model
+
+    monkeypatch.chdir(tmp_path)
+    model = load_model("tiny:llama", device="cpu")
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        model.config.tie_word_embeddings = False
+        # No completion holds it: what it spoils is the prompts alone.
+        model.lm_head.weight[ord("~")] = 0
+        model.get_input_embeddings().weight[ord("~")] = float("nan")
+    model.save_pretrained("model")
+    prompts = {f"r{i}": "ab~" if i in (2, 3, 9) else "ab" * (1 + i % 5) for i in range(16)}
+    prompts["long"] = "x" * 600
+    bodies = {name: {"prompt": text, "max_tokens": 5} for name, text in prompts.items()}
+    rows = [{"custom_id": name, "body": body} for name, body in bodies.items()]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = ["plan", "in.jsonl", "--tokenizer", "bytes", "--slots", "2", "--time-limit", "0.2"]
+    run = ["run", "--model", "model", "--tokenizer", "bytes", "--dtype", "float64"]
+    found = []
+    for replicas in ("1", "2"):
+        out = ["-o", f"{replicas}.jsonl", "--trace", f"{replicas}.trace"]
+        shared = [] if replicas == "1" else ["--replicas", replicas]
+        assert main([*plan, *shared, "--overwrite"]) == 0
+        assert main([*run, *out]) == 1
+        assert f"{replicas}.jsonl: 4 of 17 requests failed" in capsys.readouterr().err
+        lines = [json.loads(line) for line in Path(f"{replicas}.jsonl").read_text().splitlines()]
+        failed = {line["custom_id"]: line["error"]["code"] for line in lines if line["error"]}
+        assert failed == dict.fromkeys(("r2", "r3", "r9"), "model_failed") | {"long": "invalid_request"}
+        found.append([line["response"] and line["response"]["body"]["choices"] for line in lines])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(("sent", "stall"), [("SIGTERM to the run", 600), ("SIGSTOP to the replicas", 60)])
 def test_a_run_on_replicas_stops_cleanly_with_every_finished_completion_kept(
     tmp_path: Path, sent: str, stall: int

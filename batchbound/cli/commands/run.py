@@ -82,8 +82,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-error",
         choices=("stop", "record"),
-        help="when the model fails on one request (its logits are not finite): stop the run, or write an"
-        " error in the place of its completion, serve the others and exit with 1 (default: record)",
+        help="when the model fails on one request (its logits are not finite) or cannot serve it (it is too"
+        " long, or names a token that there is not): stop the run, or write an error in the place of its"
+        " completion, serve the others and exit with 1 (default: record)",
     )
     parser.add_argument(
         "-o",

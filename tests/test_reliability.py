@@ -1,0 +1,136 @@
+"""Mistakes and damage that a review once found to end badly; docs/reliability.md names the test of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchbound.cli import main
+from batchbound.executor.reports.tables import percent
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reliability.md"
+HUGE = 10**400
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 40
+    missing = [
+        f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text("utf-8")
+    ]
+    assert missing == []
+
+
+def test_every_finding_has_a_row_with_a_test() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    for name in ("H1", *(f"M{i}" for i in range(1, 8)), *(f"L{i}" for i in range(1, 9))):
+        row = next((row for row in rows if row.startswith(f"| {name} ")), "")
+        assert "::test_" in row, name
+
+
+def test_a_gap_that_rounds_to_nothing_has_no_sign() -> None:
+    assert [percent(value, 2) for value in (-1e-9, -0.1, 0.1)] == ["0.00 %", "-10.00 %", "10.00 %"]
+
+
+def planned(folder: Path) -> Path:
+    plan = folder / "plan.json"
+    assert main(["plan", "table3:0:5", "--slots", "2", "--time-limit", "0.1", "-o", str(plan)]) == 0
+    return plan
+
+
+def edited(file: Path, place: str, value: Any) -> None:
+    whole = json.loads(file.read_text())
+    *steps, last = place.split(".")
+    inside = whole
+    for step in steps:
+        inside = inside[int(step) if isinstance(inside, list) else step]
+    inside[last] = value
+    file.write_text(json.dumps(whole))
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+    return said
+
+
+def test_a_trace_nested_without_end_is_refused_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, trace = planned(tmp_path), tmp_path / "trace.jsonl"
+    trace.write_text("[" * 100_000 + "\n")
+    assert "trace.jsonl, line 1: not JSON that can be parsed" in refused(
+        ["report", str(plan), str(trace)], capsys
+    )
+
+
+@pytest.mark.parametrize("slots", [2_000_000])
+def test_a_replica_of_more_slots_than_memory_is_refused(
+    slots: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = tmp_path / "fleet.json"
+    fleet.write_text(json.dumps({"replicas": [{"slots": slots}]}))
+    words = ["plan", "table3:0:5", "--replicas", str(fleet), "-o", str(tmp_path / "plan.json")]
+    assert "fleet.json, field 'replicas.0" in refused(words, capsys)
+
+
+@pytest.mark.parametrize("place", ["makespan_s", "fleet.replicas.0.cost.decode_base", "bound.seconds"])
+def test_a_number_beyond_all_numbers_in_a_plan_is_refused(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(tmp_path)
+    edited(plan, place, HUGE)
+    assert "plan.json: the number 1000" in refused(["verify", str(plan)], capsys)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"prefill_base": Infinity}', '{"prefill_base": NaN}', f'{{"prefill_base": {HUGE}}}']
+)
+def test_a_cost_that_is_no_number_is_refused_before_the_work(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = tmp_path / "cost.json"
+    cost.write_text(text)
+    words = ["plan", "table3:0:5", "--cost", str(cost), "-o", str(tmp_path / "plan.json")]
+    assert "cost.json" in refused(words, capsys)
+    assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGKILL])
+def test_a_plan_that_is_killed_leaves_no_temporary_folder(asked: signal.Signals, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = ["plan", "table3:0:200", "--slots", "20", "--time-limit", "600", "-o", "plan.json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchbound", *words],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(8)
+    process.send_signal(asked)
+    process.communicate(timeout=120)
+    assert list(temporary.iterdir()) == []
+
+
+def test_least_versions_go_together() -> None:
+    """From numpy 2 on, these are the first that take it; scipy's HiGHS takes 64-bit indices from 1.14."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    least = dict(text.split(">=") for text in project["dependencies"])
+    first = {"numpy": (2, 0), "pandas": (2, 2, 2), "pyarrow": (16, 1), "scipy": (1, 14)}
+    for name, version in first.items():
+        assert tuple(int(part) for part in least[name].split(".")) >= version, name
