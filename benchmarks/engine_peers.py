@@ -83,7 +83,8 @@ def by_transformers(way: str) -> Runner:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        model.eval()
         work = [Job(job["prompt"], job["tokens"]) for job in jobs]
         call = WAYS[way]
         call(model, [Job(job.prompt[:8], 4) for job in work[:2]], 2)

@@ -354,10 +354,11 @@ def main() -> None:
         report["rounds"] = [{**asdict(point), "share": point.share} for point in points]
         if not arguments.json:
             show_points(points)
-    for part, run in (
-        ("peer", lambda: against_peer(model, max(8, requests // 4), min(job_slots, 64), longest // 2)),
-        ("job", lambda: whole_job(model, requests, job_slots, longest, arguments.plan_seconds)),
-    ):
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "peer": lambda: against_peer(model, max(8, requests // 4), min(job_slots, 64), longest // 2),
+        "job": lambda: whole_job(model, requests, job_slots, longest, arguments.plan_seconds),
+    }
+    for part, run in parts.items():
         if part in arguments.parts:
             report[part] = run()
             if not arguments.json:

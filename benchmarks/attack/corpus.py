@@ -7,6 +7,7 @@ import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,13 @@ def workloads(folder: Path) -> list[Kind]:
         response = {"status_code": 200, "body": {"choices": [choice], "usage": usage}}
         answers.append({"id": f"x{i}", "custom_id": f"r{i}", "response": response, "error": None})
         served.append({"timestamp": 100 * i, "input_length": 5 + i, "output_length": 2 + i, "hash_ids": [i]})
-    for name, rows in {"prompts": chats, "plain": prompts, "answers": answers, "mooncake": served}.items():
+    tables: dict[str, list[Any]] = {
+        "prompts": chats,
+        "plain": prompts,
+        "answers": answers,
+        "mooncake": served,
+    }
+    for name, rows in tables.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "lengths.csv").write_text(_TABLE)
     (folder / "azure.csv").write_text(
