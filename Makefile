@@ -57,9 +57,7 @@ $(VENV)/docs: $(VENV)/engine
 
 # Changes the judges line by line and says which changes no test notices: docs/mutation.md.
 mutants: $(VENV)/mutation
-	mkdir -p build/mutants
-	cp -RL batchbound tests pyproject.toml README.md build/mutants/
-	cd build/mutants && $(CURDIR)/$(BIN)/mutmut run $(MUTANTS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation_score.py $(MUTANTS)
 
 $(VENV)/mutation: $(VENV)/dev
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,dev,mutation]'
