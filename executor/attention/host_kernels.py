@@ -47,6 +47,10 @@ NORM_KINDS = (0, 1)
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 
 
+class UnfitError(Exception):
+    """The functions do not build on this machine, or compute something else than torch."""
+
+
 class Rows(NamedTuple):
     """
     Where rows lie in a buffer of keys or values, and where their coming tokens go.
@@ -211,21 +215,27 @@ def _steps(buffer: torch.Tensor, rows: Rows) -> tuple[int, int, int]:
 @cache
 def built() -> HostKernels | None:
     """Return the functions, built for this machine and found right; None where that cannot be."""
+    found = compiler()
+    if found is None:
+        _LOG.info("decode steps on this CPU use torch's own operations: there is no C++ compiler")
+        return None
     try:
-        kernels = HostKernels(ctypes.CDLL(str(_library())))
+        kernels = HostKernels(ctypes.CDLL(str(_library(found))))
         for dtype in _NAMES:
             _check(kernels, dtype)
-    except Exception as error:  # no compiler, no place to write, an instruction that is missing
-        _LOG.info("decode steps on this CPU use torch's own operations: %s: %s", type(error).__name__, error)
+    except (OSError, subprocess.SubprocessError, UnfitError) as error:
+        _LOG.warning("decode steps on this CPU use torch's own operations, which are slower: %s", error)
         return None
     return kernels
 
 
-def _library() -> Path:
+def compiler() -> str | None:
+    """Return the machine's C++ compiler, ``$CXX`` first, or None."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+
+
+def _library(compiler: str) -> Path:
     """Return the library for this machine, built where it is missing."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise FileNotFoundError("there is no C++ compiler")
     # Torch's own threads, where it brings them along: a second pool would fight with them.
     openmp = next(Path(torch.__file__).with_name("lib").glob("libgomp*.so*"), None)
     threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
@@ -246,7 +256,7 @@ def _library() -> Path:
                 [compiler, *arguments], capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
             )
             if built_.returncode:
-                raise RuntimeError(f"{compiler} failed: {built_.stderr.strip()[-500:]}")
+                raise UnfitError(f"{compiler} failed: {built_.stderr.strip()[-500:]}")
         os.replace(linked, library)
     return library
 
@@ -274,4 +284,4 @@ def _check(kernels: HostKernels, dtype: torch.dtype) -> None:
         held = Held(keys, values, positions + 1, window, 0.3)
         got = kernels.attend(query, keys, values, Rows(positions), window=window, scale=0.3)
         if not agree(got, masked(query, held)):
-            raise ValueError(f"attention in {dtype} is wrong")
+            raise UnfitError(f"attention in {dtype} is wrong")

@@ -15,7 +15,7 @@ from tier_cases import RAGGED, cut_short, draw_requests, generate_alone, run_at_
 
 from batchbound.executor.attention import decoder as decoder_module
 from batchbound.executor.attention import host_kernels
-from batchbound.executor.attention.host_kernels import HostKernels, Rows, built
+from batchbound.executor.attention.host_kernels import HostKernels, Rows, built, compiler
 from batchbound.executor.attention.host_layers import HostLayers
 from batchbound.executor.attention.kernels import agree
 from batchbound.executor.kv.paged_store import BLOCK
@@ -31,12 +31,18 @@ pytestmark = [
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
+def functions_here() -> HostKernels:
+    """Return the built functions: where there is a compiler, that they do not build is a failure."""
+    if compiler() is None:
+        pytest.skip("this machine has no C++ compiler")
+    found = built()
+    assert found is not None
+    return found
+
+
 @pytest.fixture
 def kernels() -> HostKernels:
-    found = built()
-    if found is None:
-        pytest.skip("this machine has no C++ compiler")
-    return found
+    return functions_here()
 
 
 def by_hand(query: Any, keys: Any, values: Any, window: int | None, scale: float) -> Any:
@@ -70,9 +76,7 @@ def test_each_row_attends_to_the_columns_that_it_holds(
     window: int | None,
     paged: bool,
 ) -> None:
-    functions = built()
-    if functions is None:
-        pytest.skip("this machine has no C++ compiler")
+    functions = functions_here()
     draw = torch.Generator().manual_seed(seed)
     rows, blocks = len(lengths), -(-max(lengths) // BLOCK)
     query = torch.randn(rows, heads[0], sizes[0], generator=draw).to(dtype)
@@ -174,10 +178,22 @@ def test_a_norm_that_computes_something_else_is_left_alone(kernels: HostKernels)
 def test_without_a_compiler_the_log_says_what_is_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/no/such/folder")
     with caplog.at_level(logging.INFO):
         assert host_kernels.built.__wrapped__() is None
-    assert "decode steps on this CPU use torch's own operations: FileNotFoundError" in caplog.text
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "decode steps on this CPU use torch's own operations: there is no C++ compiler")
+    ]
+
+
+def test_a_compiler_that_is_named_and_not_there_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert host_kernels.built.__wrapped__() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "/no/such/compiler" in caplog.text
 
 
 def test_functions_that_are_wrong_are_not_used(
@@ -187,4 +203,5 @@ def test_functions_that_are_wrong_are_not_used(
     monkeypatch.setattr(HostKernels, "attend", lambda *given, **named: right(*given, **named) * 1.1)
     with caplog.at_level(logging.INFO):
         assert host_kernels.built.__wrapped__() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "attention in torch.float32 is wrong" in caplog.text
