@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -123,3 +124,16 @@ def public_data() -> Path:
             pytest.fail(f"BATCHBOUND_DATA names {named}, which is no folder")
         pytest.skip("the public data is not here; set BATCHBOUND_DATA to its folder")
     return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a file of the given lines (objects become JSON) and give its path."""
+
+    def write_lines(*lines: object, name: str = "batch.jsonl") -> Path:
+        path = tmp_path / name
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        return path
+
+    return write_lines
