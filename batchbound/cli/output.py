@@ -139,7 +139,11 @@ def _overheads(plan: Plan) -> dict[str, float | None]:
     """Return the makespan on an engine, with changes of the batch and, on one that pads its rows, padding."""
     cost, problem, schedule = plan.problem.cost, plan.problem, plan.schedule
     seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
-    padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if cost.decode_per_kv_token else 0.0
+    measured = plan.provenance.cost_source.get("engine")
+    # On the ragged tier a row is read to its own length, or to that of rows near it.
+    pads = not (isinstance(measured, Mapping) and measured.get("tier") == "ragged")
+    counted = pads and cost.decode_per_kv_token > 0
+    padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if counted else 0.0
     return {
         "run_s": seconds if cost.decode_per_change else None,
         "padded_s": seconds + padded if padded else None,

@@ -67,13 +67,16 @@ def test_a_padded_engine_reads_what_the_plan_foretells(tmp_path: Path) -> None:
     assert read == padding_tokens(plan.problem, plan.schedule)
 
 
-def test_a_plan_says_what_padding_costs_where_the_cost_model_does(tmp_path: Path) -> None:
+def test_a_plan_says_what_padding_costs_where_the_engine_pads_and_the_model_prices_it(tmp_path: Path) -> None:
     assert main(["plan", "table3:0:20", "--slots", "4", "-o", str(tmp_path / "plan.json")]) == 0
     plan = Plan.load(tmp_path / "plan.json")
     assert plan_summary(plan, 1.0)["padded_s"] is None
     priced = replace(plan.problem, cost=replace(plan.problem.cost, decode_per_kv_token=1e-6))
     padding = 1e-6 * padding_tokens(priced, plan.schedule)
     assert padding > 0
-    assert plan_summary(replace(plan, fleet=Fleet.of(priced, 1)), 1.0)["padded_s"] == pytest.approx(
-        plan.makespan + padding
-    )
+    costly = replace(plan, fleet=Fleet.of(priced, 1))
+    assert plan_summary(costly, 1.0)["padded_s"] == pytest.approx(plan.makespan + padding)
+    for tier, padded in (("window", plan.makespan + padding), ("ragged", None)):
+        source = replace(plan.provenance, cost_source={"engine": {"tier": tier}})
+        said = plan_summary(replace(costly, provenance=source), 1.0)["padded_s"]
+        assert said == (None if padded is None else pytest.approx(padded))
