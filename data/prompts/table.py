@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files.arrow import reading_arrow
 from ..files.disk import InputError, read_json_object, read_text
 from ..files.jsonl import file_digest, json_lines
 from ..workload import LONGEST
@@ -206,14 +207,11 @@ def _arrow_table(file: Path) -> pa.Table:
     import pyarrow as pa
     from pyarrow import ipc, parquet
 
-    try:
+    with reading_arrow(file):
         if file.suffix != ".arrow":
             return parquet.read_table(file)
         with pa.memory_map(os.fspath(file)) as source:
             return ipc.open_stream(source).read_all()
-    except Exception as error:  # pyarrow's errors share no base of their own
-        why = str(error).splitlines()[0]
-        raise InputError(f"not a readable table ({why})", file=file, hint="Write it again.") from None
 
 
 def _dataset_files(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..files.arrow import reading_arrow
 from ..files.disk import InputError, atomic_write, discard_partial
 from ..files.jsonl import json_lines
 from ..workload import LONGEST
@@ -261,15 +262,14 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
     from pyarrow import parquet
 
     hint = "Give the output of a run."
-    try:
+    with reading_arrow(path, hint):
         table = parquet.read_table(path)
-    except Exception as error:  # pyarrow's errors share no base of their own
-        why = str(error).splitlines()[0]
-        raise InputError(f"not a readable Parquet file ({why})", file=path, hint=hint) from None
     missing = next((name for name in _COLUMNS if name not in table.schema.names), None)
     if missing is not None:
         raise InputError(f"there is no column {missing!r}", file=path, hint=hint)
-    return tuple(BatchCompletion(**row) for row in table.select(_COLUMNS).to_pylist())
+    with reading_arrow(path, hint):
+        rows = table.select(_COLUMNS).to_pylist()
+    return tuple(BatchCompletion(**row) for row in rows)
 
 
 def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:

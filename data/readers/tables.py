@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..files.arrow import reading_arrow
 from ..files.disk import InputError, read_text
 from ..files.jsonl import json_lines
 from ..prompts.columns import listed
@@ -281,11 +282,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
     import pandas as pd
 
     if _is_parquet(path):
-        try:
+        with reading_arrow(path):
             frame = pd.read_parquet(path)
-        except Exception as error:  # pyarrow's errors share no base of their own
-            message = f"not a readable Parquet file ({str(error).splitlines()[0]})"
-            raise InputError(message, file=path, hint="Write it again.") from None
         return _nonempty(path, frame.set_axis(range(1, len(frame) + 1))), "row"
     text = read_text(path)
     if text.lstrip().startswith("{"):

@@ -161,10 +161,10 @@ def _rotary_of(model: Any, kernels: HostKernels) -> tuple[Any, Any, Any] | None:
         for shape in ((3, 4, 1, 16), (3, 2, 1, 16), (3, 1, 16), (3, 1, 16))
     )
     try:
-        same = all(
-            agree(mine, theirs)
-            for mine, theirs in zip(turned(q, k, cos, sin), own(q, k, cos, sin), strict=True)
-        )
-    except Exception:  # another family's function takes other arguments: it stays
+        expected = own(q, k, cos, sin)
+    except Exception:  # whatever another family's function raises that takes other arguments: it stays
         return None
+    if not isinstance(expected, tuple) or len(expected) != 2:
+        return None
+    same = all(agree(mine, theirs) for mine, theirs in zip(turned(q, k, cos, sin), expected, strict=True))
     return (place, own, turned) if same else None

@@ -1,0 +1,35 @@
+"""What pyarrow says of a damaged file, as the one error of all input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .disk import InputError
+
+
+@contextmanager
+def reading_arrow(path: str | os.PathLike[str], hint: str = "Write it again.") -> Iterator[None]:
+    """
+    Turn whatever is raised while a Parquet or Arrow file is read into an error that names the file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    hint
+        How to mend it.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    """
+    try:
+        yield
+    except Exception as error:  # pyarrow's errors share no base of their own
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        kind = "Arrow" if Path(path).suffix == ".arrow" else "Parquet"
+        raise InputError(f"not a readable {kind} file ({why})", file=path, hint=hint) from None
