@@ -165,9 +165,7 @@ def run_in_worker(
         call = _Call(here, seconds, stops_when_asked)
         try:
             with here:
-                call.send([path for path in sys.path if path])
-                call.send((module, function, task, seconds))
-                call.listen()
+                call.hold([path for path in sys.path if path], (module, function, task, seconds))
         finally:
             _kill(process.pid)
             process.wait()
@@ -191,6 +189,17 @@ class _Call:
         self.stopped_by: StoppedBy | None = None
         self.message = ""
         self.asked = False
+
+    def hold(self, *messages: object) -> None:
+        """Send what the worker waits for, and listen until it has ended or was stopped."""
+        try:
+            for message in messages:
+                self.send(message)
+        except KeyboardInterrupt:
+            # Half a message may be out, so the worker cannot be asked; it has not begun either.
+            self.stopped_by = StoppedBy.INTERRUPT
+        else:
+            self.listen()
 
     def send(self, value: object) -> None:
         # A worker that died at birth is found out by listen(), which has its last words.
