@@ -45,6 +45,9 @@ class FakeServer:
         Completions after which the server loses all it holds and starts anew, again and again.
     on_completion
         Called with the number of completions so far.
+    sent
+        The requests' names as they are sent: they are begun in that order, though the connections of some may
+        overtake others. None: as they are heard.
     """
 
     slots: int
@@ -53,6 +56,7 @@ class FakeServer:
     faults: dict[str, list[int | str]] = field(default_factory=dict)
     die_after: Sequence[int] = ()
     on_completion: Callable[[int], None] | None = None
+    sent: Sequence[str] | None = None
     retry_after: str | None = None
     model: str = "fake"
     port: int = 0
@@ -220,6 +224,9 @@ class FakeServer:
                     await self._die()
 
     async def _iterate(self) -> None:
+        if self.sent is not None:
+            place = {name: at for at, name in enumerate(self.sent)}
+            self._waiting.sort(key=lambda request: place[request.name])
         while self._waiting and len(self._running) < self.slots:
             self._running.append(self._waiting.pop(0))
         self.iterations += 1
