@@ -97,7 +97,8 @@ def _computed_in(model: Any) -> Any:
         _logits(model, [0])
     finally:
         handle.remove()
-    return seen[0]
+    # Some forward calls compute the logits without calling the module.
+    return seen[0] if seen else model.dtype
 
 
 def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed: int = 0) -> None:

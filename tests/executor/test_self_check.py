@@ -211,6 +211,21 @@ def test_a_model_without_a_head_ties_as_finely_as_its_weights() -> None:
     assert near_tie(Headless()) == pytest.approx(4 * 2**-3.5)
 
 
+def test_a_model_that_does_not_call_its_head_ties_as_finely_as_its_weights(single: Any) -> None:
+    class Fused:
+        dtype = torch.bfloat16
+        device = single.device
+        head = torch.nn.Linear(2, 2)
+
+        def get_output_embeddings(self) -> Any:
+            return self.head
+
+        def __call__(self, *, input_ids: Any, use_cache: bool) -> Any:
+            return single(input_ids=input_ids, use_cache=use_cache)
+
+    assert near_tie(Fused()) == pytest.approx(4 * 2**-3.5)
+
+
 def test_rounding_of_the_number_format_is_that_of_float32(single: Any) -> None:
     assert near_tie(single) == pytest.approx(4 * 2**-11.5)
 
