@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .planning.plan import make_plan as plan
     from .running.options import ModelOptions, RunOptions
     from .running.run import RunResult, run
+    from .running.server import ServerOptions
+    from .running.server_result import ServerResult
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -47,6 +49,8 @@ __all__ = [
     "RunOptions",
     "RunResult",
     "Schedule",
+    "ServerOptions",
+    "ServerResult",
     "Trace",
     "Workload",
     "__version__",
@@ -80,6 +84,8 @@ _HOMES = {
     "RunOptions": ".running.options",
     "RunResult": ".running.run",
     "Schedule": ".data.schedule",
+    "ServerOptions": ".running.server",
+    "ServerResult": ".running.server_result",
     "Trace": ".data.trace",
     "Workload": ".data.workload",
     "audit": ".auditing",

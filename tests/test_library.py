@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_server import FakeServer
 
 import batchbound
 from batchbound import CostModel, Limits, Problem, Workload
@@ -160,3 +162,42 @@ def test_a_run_that_cannot_be_is_refused_before_the_model_loads(planned: Path) -
     with pytest.raises(InputError, match="--tensor-parallel is for an RRA plan"):
         batchbound.run(planned, "no such model", batchbound.RunOptions(tensor_parallel=2), output=beside)
     assert not beside.exists()
+
+
+def test_servers_complete_a_batch_and_what_is_done_is_not_sent_again(tmp_path: Path) -> None:
+    batch, remarks = tmp_path / "batch.jsonl", list[str]()
+    bodies = [{"prompt": f"r{number}", "max_tokens": 2 + number} for number in range(6)]
+    lines = [json.dumps({"custom_id": body["prompt"], "body": body}) for body in bodies]
+    batch.write_text("\n".join(lines) + "\n")
+    completions, trace = tmp_path / "out.jsonl", tmp_path / "trace.jsonl"
+    with FakeServer(slots=2) as server:
+        found = batchbound.run(
+            batch,
+            batchbound.ServerOptions((server.url,), slots=2, order="longest"),
+            output=completions,
+            trace=trace,
+            remark=remarks.append,
+        )
+    assert (found.requests, found.failed, found.resumed) == (6, 0, 0)
+    assert found.run.ids[0] == "r5"
+    figures = found.figures()
+    assert figures["output_tokens"] == sum(range(2, 8))
+    # Slots of two: 7 + 4 + 3, and 6 + 5 + 2 tokens.
+    assert figures["bound_iterations"] == figures["predicted_iterations"] == 14
+    assert any("longest first, 14 iterations predicted" in remark for remark in remarks)
+    with pytest.raises(InputError, match="--overwrite"):
+        batchbound.run(
+            batch, batchbound.ServerOptions((server.url,), slots=2), output=completions, trace=trace
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"urls": ()}, "urls are \\(\\)"),
+        ({"urls": ("http://x",), "order": "best"}, "the order 'best' is none of"),
+    ],
+)
+def test_servers_that_cannot_be_meant_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        batchbound.ServerOptions(**given)

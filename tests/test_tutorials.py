@@ -79,7 +79,7 @@ def test_a_stranger_gets_through(page: Path, tmp_path: Path, monkeypatch: pytest
         server = running.enter_context(FakeServer(slots=256)).url if page.stem == "server" else ""
         for kind, text in blocks(page):
             if kind == "python":
-                exec(compile(text, str(page), "exec"), names)
+                exec(compile(text.replace(SERVER, server or SERVER), str(page), "exec"), names)
             else:
                 for command in commands(text):
                     carry_out(command, server)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
+from typing import get_args
 
 from ..data.files.disk import InputError
-from .inputs import add_columns, positive, seconds, slot_count
-
-_ORDERS = ("auto", "plan", "longest", "file")
+from ..running.server import Order, ServerOptions
+from .inputs import add_columns, columns_of, positive, seconds, slot_count
 
 _SHARED = frozenset({"plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed"})
 """Options of ``run`` that a run on servers heeds as well; its others say how our own engine works."""
@@ -52,7 +53,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--order",
-        choices=_ORDERS,
+        choices=get_args(Order),
         help="of the requests: auto takes the one of fewest simulated iterations (default: auto)",
     )
     group.add_argument(
@@ -95,10 +96,28 @@ def refuse_without_server(args: argparse.Namespace) -> None:
         raise InputError("nothing is named to run the requests on", hint=hint)
 
 
-def refuse_with_server(args: argparse.Namespace, defaults: argparse.Namespace) -> None:
-    """Raise InputError if an option of our own engine is given, which no server would heed."""
+def server_options(args: argparse.Namespace) -> ServerOptions:
+    """
+    Return what the options of :func:`add_server` say, with those of ``run`` that servers heed.
+
+    Raises
+    ------
+    InputError
+        If an option of our own engine is given, which no server would heed.
+    """
     heeded = {*_SHARED, *_SERVER_ONLY.values(), "server"}
-    for name, default in vars(defaults).items():
+    for name, default in vars(_defaults()).items():
         if name not in heeded and getattr(args, name, default) != default:
             hint = "Leave it out: the server decides, or the request's body."
             raise InputError(f"--{name.replace('_', '-')} has no effect on a server", hint=hint)
+    named = {field.name: getattr(args, field.name) for field in fields(ServerOptions) if field.name in args}
+    given = {name: value for name, value in named.items() if value is not None}
+    return ServerOptions(tuple(args.server), columns=columns_of(args), **given)
+
+
+def _defaults() -> argparse.Namespace:
+    from .commands.run import configure
+
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return parser.parse_args([])

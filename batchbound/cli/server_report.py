@@ -1,85 +1,29 @@
-"""What a run on servers came to, as figures and as a table."""
+"""What a run on servers came to, as a table."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 
-import numpy as np
-
-from ..data.iterations import EngineLimits
-from ..data.readers.server_run import ServerRun
-from ..executor.reports.iteration_audit import audit_iterations
+from ..running.server_result import ServerResult
 from .output import note
 
 
-def server_summary(run: ServerRun, limits: EngineLimits, *, batched_stated: bool) -> dict[str, object]:
-    """
-    Return the figures of a run on servers, by the names that programs know.
-
-    Parameters
-    ----------
-    run
-        The run.
-    limits
-        Of its servers together.
-    batched_stated
-        Whether the tokens of an iteration are known, or assumed.
-    """
-    done = run.failed == 0
-    tokens, seconds = int(run.completion_tokens.sum()), run.makespan
-    latency = (run.finished - run.sent)[done]
-    summary: dict[str, object] = {
-        "requests": len(run),
-        "retries": run.retries,
-        "order": run.order,
-        "in_flight": run.in_flight,
-        "makespan_s": seconds,
-        "output_tokens": tokens,
-        "output_tokens_per_s": tokens / seconds if seconds else None,
-        "latency_s": np.quantile(latency, (0.5, 0.9, 0.99)).tolist() if len(latency) else None,
-        "preemptions": _sum(run, "preemptions"),
-        "cached_tokens": _sum(run, "cached_tokens"),
-    }
-    try:
-        audit = audit_iterations(run, limits, budget_known=batched_stated)
-    except ValueError as error:
-        note(f"no bound: {error}")
-        return summary
-    for server in run.servers:
-        if server.most_running is not None and server.most_running > run.slots:
-            note(
-                f"{server.url}: {server.most_running} requests were under way at a time, more than --slots"
-                f" {run.slots}: the bound is taken for as many"
-            )
-        elif server.plateau is not None and server.plateau < run.slots:
-            note(
-                f"{server.url}: at most {server.plateau} requests were seen under way while others waited:"
-                f" slots or room for KV cache are fewer than --slots {run.slots}"
-            )
-    return summary | {
-        "iterations": audit.counted,
-        "bound_iterations": audit.bound.iterations,
-        "bound_source": audit.bound.source,
-        "bound_certificate": dict(audit.bound.certificate),
-        "bound_slots": audit.limits.sequences,
-        "gap": None if audit.counted is None else audit.bound.gap(audit.counted),
-        "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
-        "losses": audit.losses,
-    }
-
-
-def show_server(summary: Mapping[str, object], *, as_json: bool) -> None:
+def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
     """Print the figures of a run on servers: as one JSON object, or as lines for people."""
+    if not len(result.run):
+        note(f"{output}: every request had its completion already")
+        return
+    summary = result.figures(note) | {"output": output}
     if as_json:
         print(json.dumps(summary))
         return
-    before = f" after {summary['resumed']:,} from before" if summary.get("resumed") else ""
+    before = f" after {summary['resumed']:,} from before" if summary["resumed"] else ""
     retried = f", {summary['retries']:,} attempts made again" if summary["retries"] else ""
     rate = summary["output_tokens_per_s"]
     speed = f", {rate:,.0f} output tokens/s" if isinstance(rate, float) else ""
     made = f"{summary['requests']:,} requests{before} in {summary['makespan_s']:,.2f} s{speed}{retried}"
-    print(f"{summary['output']}: {made}" if summary.get("output") else made)
+    print(f"{output}: {made}")
     _show_iterations(summary)
 
 
@@ -102,9 +46,3 @@ def _show_iterations(summary: Mapping[str, object]) -> None:
     losses = summary.get("losses")
     for name, value in (losses if isinstance(losses, dict) else {}).items():
         print(f"  {'lost: ' + name:38s} {value:+9,d}")
-
-
-def _sum(run: ServerRun, name: str) -> int | None:
-    values = [getattr(server, name) for server in run.servers]
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, overload
 
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
@@ -23,6 +23,8 @@ from .configuration import refuse_unused, serving
 from .job import load_job, prompts_path
 from .options import ModelOptions, RunOptions
 from .outputs import RunFiles, finished_before, run_digest, run_identity
+from .server import ServerOptions, ServerWatching, run_on_servers
+from .server_result import ServerResult
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
@@ -67,30 +69,58 @@ class RunResult:
         return sum(one.error is not None for one in self.completions)
 
 
+@overload
 def run(
     plan: str | os.PathLike[str],
     model: ModelOptions | str,
     options: RunOptions | None = None,
     *,
+    output: str | os.PathLike[str] = ...,
+    trace: str | os.PathLike[str] = ...,
+    overwrite: bool = ...,
+    watching: Watching | None = ...,
+    remark: Callable[[str], None] | None = ...,
+) -> RunResult: ...
+
+
+@overload
+def run(
+    plan: str | os.PathLike[str],
+    model: ServerOptions,
+    options: None = None,
+    *,
+    output: str | os.PathLike[str] = ...,
+    trace: str | os.PathLike[str] = ...,
+    overwrite: bool = ...,
+    watching: ServerWatching | None = ...,
+    remark: Callable[[str], None] | None = ...,
+) -> ServerResult: ...
+
+
+def run(
+    plan: str | os.PathLike[str],
+    model: ModelOptions | ServerOptions | str,
+    options: RunOptions | None = None,
+    *,
     output: str | os.PathLike[str] = "answers.jsonl",
     trace: str | os.PathLike[str] = "trace.jsonl",
     overwrite: bool = False,
-    watching: Watching | None = None,
+    watching: Watching | ServerWatching | None = None,
     remark: Callable[[str], None] | None = None,
-) -> RunResult:
+) -> RunResult | ServerResult:
     """
-    Serve what of a plan has no completion yet, write completions and traces, and return them with a report.
+    Complete what of a plan has no completion yet, and write completions and traces.
 
     Each completion is on disk when it is finished: after a stop, the same call goes on.
 
     Parameters
     ----------
     plan
-        A plan's file: its prompts are found as seen from there.
+        A plan's file: its prompts are found as seen from there. For servers, a batch of prompts does as well.
     model
-        The model, and how it is loaded.
+        The model, and how it is loaded; or the servers that serve it.
     options
-        How the plan is carried out.
+        How the plan is carried out on a model.
     output, trace
         The files to write: OpenAI's JSON lines, or a table if the name ends in ``.parquet``; several replicas
         write a trace each.
@@ -108,16 +138,44 @@ def run(
     RunStoppedError
         If the run cannot go on; what is finished is kept.
     """
+    remark = remark or _unheard
+    if isinstance(model, ServerOptions):
+        if options is not None:
+            raise InputError("options of a run on a model have no effect on servers", hint="Leave them out.")
+        files, counting = (Path(output), Path(trace)), cast("ServerWatching | None", watching)
+        return run_on_servers(Path(plan), model, files, overwrite=overwrite, watching=counting, remark=remark)
+    source = ModelOptions(model) if isinstance(model, str) else model
+    staged = cast("Watching | None", watching)
+    return _run_on_model(
+        Path(plan),
+        source,
+        options or RunOptions(),
+        (Path(output), Path(trace)),
+        overwrite=overwrite,
+        watching=staged,
+        remark=remark,
+    )
+
+
+def _run_on_model(
+    path: Path,
+    source: ModelOptions,
+    options: RunOptions,
+    outputs: tuple[Path, Path],
+    *,
+    overwrite: bool,
+    watching: Watching | None,
+    remark: Callable[[str], None],
+) -> RunResult:
     from ..executor.runs.job import journal_path
     from ..executor.runs.journal import Journal
 
+    output, trace = outputs
     is_parquet_name(output)
-    begun, path, options = time.perf_counter(), Path(plan), options or RunOptions()
-    source = ModelOptions(model) if isinstance(model, str) else model
-    remark = remark or _unheard
+    begun = time.perf_counter()
     loaded = Plan.load(path)
     chosen = _for_replicas(loaded, path, options, remark)
-    files = RunFiles.of(Path(output), Path(trace), chosen, shared=chosen is not loaded)
+    files = RunFiles.of(output, trace, chosen, shared=chosen is not loaded)
     prompts = prompts_path(chosen, path, options)
     read = [path, *options.files(), *([] if prompts is None else [prompts])]
     # Outputs that exist may be an earlier part's of this run, which is looked into below.

@@ -23,7 +23,8 @@ from ..output import note, warn
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
-from ..server_options import add_server, refuse_without_server
+from ..server_options import add_server, refuse_without_server, server_options
+from ..server_report import show_server
 
 if TYPE_CHECKING:
     from ...data.trace import Stage
@@ -102,49 +103,73 @@ def run(args: argparse.Namespace) -> int:
     """Serve what has no completion yet, write completions and traces, and print the report."""
     from ...executor.models.faults import RunStoppedError, TerminatedError
 
-    if args.server:
-        from ..run_server import run_server
-
-        return run_server(args)
-    refuse_without_server(args)
-    silence()
     under_way: list[Journal] = []
-
-    @contextmanager
-    def watching(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
-        under_way.append(journal)
-        say_kept(journal, args.output, "completions")
-        with _watched(plan, journal, args.stall_seconds) as on_stage:
-            yield on_stage
-
     try:
         # To its end: outputs that are being written are no better a moment to die without a word.
         with terminating():
-            result = run_plan(
-                args.plan,
-                model_options(args),
-                _options(args),
-                output=args.output,
-                trace=args.trace,
-                overwrite=args.overwrite,
-                watching=watching,
-                remark=note,
-            )
+            failed, count = (_on_servers if args.server else _on_model)(args, under_way)
     except (RunStoppedError, TerminatedError, WriteError) as error:
         if not under_way:
             raise
-        say_stopped(str(error), under_way[0])
+        _say_stopped(str(error), under_way[0])
         return 1
     except KeyboardInterrupt:
         if not under_way:
             raise
-        say_stopped("interrupted", under_way[0])
+        _say_stopped("interrupted", under_way[0])
         return INTERRUPTED
+    if failed:
+        warn(f"{args.output}: {failed} of {count} requests failed; their lines say why")
+    return 1 if failed else 0
+
+
+def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
+    """Carry the plan out on a model, and return the requests failed, and all."""
+    refuse_without_server(args)
+    silence()
+
+    @contextmanager
+    def watching(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
+        under_way.append(journal)
+        _say_kept(journal, args.output, "completions")
+        with _watched(plan, journal, args.stall_seconds) as on_stage:
+            yield on_stage
+
+    result = run_plan(
+        args.plan,
+        model_options(args),
+        _options(args),
+        output=args.output,
+        trace=args.trace,
+        overwrite=args.overwrite,
+        watching=watching,
+        remark=note,
+    )
     _show(result, args)
-    if result.failed:
-        count = len(result.completions)
-        warn(f"{args.output}: {result.failed} of {count} requests failed; their lines say why")
-    return 1 if result.failed else 0
+    return result.failed, len(result.completions)
+
+
+def _on_servers(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
+    """Send the requests to servers, and return those that failed, and all."""
+
+    @contextmanager
+    def watching(left: int, journal: Journal) -> Iterator[Callable[[int], None]]:
+        under_way.append(journal)
+        _say_kept(journal, args.output, "requests")
+        with progress(left, "requests") as advance:
+            yield advance
+
+    result = run_plan(
+        args.plan,
+        server_options(args),
+        output=args.output,
+        trace=args.trace,
+        overwrite=args.overwrite,
+        watching=watching,
+        remark=note,
+    )
+    show_server(result, args.output, as_json=args.json)
+    return result.failed, result.requests
 
 
 def _options(args: argparse.Namespace) -> RunOptions:
@@ -215,7 +240,7 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], N
         yield lambda stage, done: advance(clock.after(stage, done))
 
 
-def say_stopped(reason: str, journal: Journal) -> None:
+def _say_stopped(reason: str, journal: Journal) -> None:
     """Say on stderr why a run ended early, and what is left of it."""
     warn(f"stopped: {reason}")
     if journal.finished:
@@ -226,11 +251,11 @@ def say_stopped(reason: str, journal: Journal) -> None:
 
 def _abandon(journal: Journal, seconds: int) -> None:
     """End the process from outside the call that hangs: each finished completion is on disk."""
-    say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", journal)
+    _say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", journal)
     os._exit(1)
 
 
-def say_kept(journal: Journal, output: str, what: str) -> None:
+def _say_kept(journal: Journal, output: str, what: str) -> None:
     """Say on stderr what an earlier part of a run left, and what of it is damaged."""
     if journal.finished:
         note(f"{output}: going on after {len(journal.finished)} finished {what}")

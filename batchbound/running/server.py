@@ -1,0 +1,371 @@
+"""A batch completed by servers that speak OpenAI's protocol, in the order of fewest iterations."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError, read_text
+from ..data.files.outputs import refuse_outputs
+from ..data.iterations import EngineLimits
+from ..data.plan import Plan
+from ..data.prompts.columns import PromptColumns
+from ..data.prompts.table import is_prompt_table, prompts_digest
+from ..data.readers.completions import is_parquet_name, write_completions
+from ..data.readers.length_source import LengthSource
+from ..data.readers.server_batch import ServerRequest, read_server_batch
+from ..planning.release import (
+    FILE_ORDER,
+    LONGEST_FIRST,
+    PLAN,
+    Releasable,
+    best_release,
+    named_release,
+    plan_order,
+)
+from .server_result import ServerResult
+
+if TYPE_CHECKING:
+    from ..executor.engines.server_probe import ServerFacts
+    from ..executor.runs.journal import Journal
+    from ..executor.runs.server_job import ServerJob
+    from ..executor.serving.release import Release
+
+ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
+"""Around the sending of so many requests into a journal: yields what is told how many are done."""
+
+Order = Literal["auto", "plan", "longest", "file"]
+
+_NAMES = {"plan": PLAN, "longest": LONGEST_FIRST, "file": FILE_ORDER}
+
+_UNSTATED_BUDGET = 2048
+"""Tokens of an iteration taken where nobody says: vLLM's default on most devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """
+    The servers that complete a batch, and how it is sent to them.
+
+    Parameters
+    ----------
+    urls
+        ``http://HOST:PORT`` of each: replicas of one another.
+    model
+        Goes in the place of every request's model; None to leave them.
+    prompts
+        Where the planned prompts are now, if they moved.
+    columns
+        Of a table of prompts that is sent without a plan.
+    lengths
+        Completion lengths of a batch file, as ``plan --lengths`` names them: known where given, else the cap,
+        if left out.
+    slots
+        Requests that each server works on at a time; what the plan or the server says if left out.
+    in_flight
+        Completions kept in flight on each; the slots and an eighth more, and as many as keep its queue from
+        running empty, if left out.
+    order
+        Of the requests: ``"auto"`` takes the one of fewest simulated iterations.
+    batched_tokens
+        Most tokens of an iteration; if left out, 2048 in the simulation and no limit in the bound.
+    timeout
+        Seconds a request may take; 3600 if left out.
+    attempts
+        At a request that the server calls busy or fails with a 5xx; 8 if left out.
+    outage
+        Seconds no server may be reachable before the run stops; 600 if left out.
+    seed
+        Of shuffled orders and of the waits between attempts.
+
+    Raises
+    ------
+    ValueError
+        If no server is named, or there is no such order.
+    """
+
+    urls: tuple[str, ...]
+    model: str | None = None
+    prompts: str | None = None
+    columns: PromptColumns | None = None
+    lengths: str | None = None
+    slots: int | None = None
+    in_flight: int | None = None
+    order: Order = "auto"
+    batched_tokens: int | None = None
+    timeout: float | None = None
+    attempts: int | None = None
+    outage: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.urls or isinstance(self.urls, str):
+            raise ValueError(f"urls are {self.urls!r}, not a tuple of one URL or more")
+        if self.order not in get_args(Order):
+            raise ValueError(f"the order {self.order!r} is none of {', '.join(get_args(Order))}")
+
+    def files(self) -> Iterator[Path]:
+        """Yield the files that a run with these options reads beside the batch."""
+        for text in filter(None, (self.prompts, self.lengths)):
+            for name in {text, text.rpartition(":")[2]}:
+                if Path(name).is_file():
+                    yield Path(name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """
+    What is to be sent.
+
+    Parameters
+    ----------
+    path
+        The file of the requests.
+    requests
+        In its order.
+    output
+        Planned tokens of each completion, shape (requests,).
+    planned
+        Positions in the plan's order; None without a plan.
+    slots
+        Of the plan; None without one.
+    """
+
+    path: Path
+    requests: tuple[ServerRequest, ...]
+    output: IntArray
+    planned: IntArray | None
+    slots: int | None
+
+    def work(self) -> Releasable:
+        """Return the requests as the server will compute them, by the planned lengths."""
+        return Releasable(
+            np.array([request.prompt_tokens for request in self.requests]),
+            self.output,
+            np.array([request.choices for request in self.requests]),
+            exact=all(request.output_tokens is not None for request in self.requests),
+        )
+
+
+def run_on_servers(
+    plan: Path,
+    options: ServerOptions,
+    outputs: tuple[Path, Path],
+    *,
+    overwrite: bool,
+    watching: ServerWatching | None,
+    remark: Callable[[str], None],
+) -> ServerResult:
+    """
+    Send what of a plan or a batch file has no completion yet, and write completions and trace.
+
+    Parameters
+    ----------
+    plan
+        The plan, or the requests themselves.
+    options
+        The servers.
+    outputs
+        The files of the completions and of the trace.
+    overwrite
+        Whether outputs that exist are replaced.
+    watching
+        Entered around the sending.
+    remark
+        Told what the servers say of themselves, and what the order promises.
+
+    Raises
+    ------
+    InputError
+        If plan, prompts, servers and options do not go together, or an output would be lost.
+    RunStoppedError
+        If the run cannot go on; what is finished is kept.
+    """
+    from ..executor.models.faults import RunStoppedError
+    from ..executor.runs.job import journal_path
+    from ..executor.runs.journal import Journal
+    from ..executor.runs.server_job import ServerJob
+
+    output, trace = outputs
+    is_parquet_name(output)
+    batch = _read(plan, options)
+    refuse_outputs(outputs, overwrite, [batch.path, plan, *options.files()])
+    job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
+    facts = job.probe()
+    slots = _slots(options, batch, facts)
+    _check_facts(facts, options.model, batch, remark)
+    limits = _limits(options, slots, facts)
+    release = _release(options, batch, limits, remark)
+    job = _ordered(job, release, slots, options)
+    identity = {"batch": prompts_digest(batch.path), "server": "OpenAI", "model": options.model}
+    journal = Journal(journal_path(output), identity)
+    resumed = len(journal.finished)
+    left = sum(request.custom_id not in journal.finished for request in batch.requests)
+    with journal, (watching or _unwatched)(left, journal) as advance:
+        outcome = job.run(journal, facts, on_served=advance)
+    if outcome.stopped is not None:
+        raise RunStoppedError(outcome.stopped)
+    if len(outcome.run):
+        outcome.run.save(trace)
+    write_completions(output, (journal.finished[request.custom_id] for request in batch.requests))
+    journal.remove()
+    stated = options.batched_tokens is not None
+    return ServerResult(len(batch.requests), outcome.run, limits, stated, release, resumed, outcome.failed)
+
+
+def _ordered(job: ServerJob, release: Release, slots: int, options: ServerOptions) -> ServerJob:
+    """Return the job in the order chosen, with what the caller says of time and failures."""
+    patience = replace(
+        job.patience,
+        attempts=options.attempts or job.patience.attempts,
+        outage=options.outage or job.patience.outage,
+    )
+    return replace(
+        job,
+        order=release.order.tolist(),
+        slots=slots,
+        in_flight=options.in_flight,
+        order_name=release.name,
+        timeout=options.timeout or job.timeout,
+        patience=patience,
+        seed=options.seed,
+    )
+
+
+def _read(path: Path, options: ServerOptions) -> _Batch:
+    """Return the batch that a plan names, or a batch file itself."""
+    if options.columns is not None or not _is_plan(path):
+        if options.prompts is not None:
+            raise InputError("--prompts is for a plan", hint="Leave it out.")
+        if options.order == "plan":
+            hint = "Plan first with `batchbound plan`, or choose another order."
+            raise InputError("there is no plan whose order could be kept", file=path, hint=hint)
+        requests = read_server_batch(path, options.columns)
+        known = [request.output_tokens for request in requests]
+        source = LengthSource.parse(options.lengths or ("cap" if None in known else "known"))
+        ids = [request.custom_id for request in requests]
+        output = source.resolve(ids, caps=[request.max_tokens for request in requests], known=known)
+        return _Batch(path, requests, output, None, None)
+    if options.lengths is not None:
+        raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")
+    plan = Plan.load(path)
+    slots = {replica.slots for replica in plan.fleet.replicas}
+    if len(slots) > 1 and options.slots is None:
+        raise InputError("its replicas differ in slots", file=path, hint="Say --slots.")
+    return _planned(plan, path, options, max(slots))
+
+
+def _planned(plan: Plan, path: Path, options: ServerOptions, slots: int) -> _Batch:
+    source = plan.provenance.prompts
+    if source is None:
+        hint = "Plan a batch file of prompts: a server needs something to complete."
+        raise InputError("the plan is of lengths only", file=path, hint=hint)
+    prompts = Path(options.prompts) if options.prompts else path.resolve().parent / source.path
+    hint = "Give the planned file with --prompts, or plan again."
+    if not prompts.exists():
+        raise InputError("the plan's prompts are not there", file=prompts, hint=hint)
+    if prompts_digest(prompts) != source.sha256:
+        raise InputError("the file is not what was planned: it has changed since", file=prompts, hint=hint)
+    requests = read_server_batch(prompts, source.columns)
+    if [request.custom_id for request in requests] != plan.workload.ids.tolist():
+        raise InputError("its requests are not those of the plan", file=prompts, hint="Plan again.")
+    return _Batch(prompts, requests, plan.workload.output_tokens, plan_order(plan), slots)
+
+
+def _is_plan(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a plan: one object, where a batch file has one a line with ``body``."""
+    if is_prompt_table(path):
+        return False
+    first = read_text(path).lstrip().partition("\n")[0]
+    try:
+        value = json.loads(first)
+    except ValueError:
+        return True
+    return not (isinstance(value, dict) and ("body" in value or "custom_id" in value))
+
+
+def _slots(options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts]) -> int:
+    unreachable = next((fact for fact in facts if not fact.reachable), None)
+    if unreachable is not None:
+        hint = "Start it, or correct --server."
+        raise InputError("the server cannot be reached", where=f"--server {unreachable.url}", hint=hint)
+    told = next((fact.slots for fact in facts if fact.slots is not None), None)
+    slots = options.slots or batch.slots or told
+    if slots is None:
+        hint = "Say --slots, the server's own limit (vLLM's --max-num-seqs, 256 by default on most devices)."
+        raise InputError("nobody says how many requests the server works on at a time", hint=hint)
+    return int(slots)
+
+
+def _check_facts(
+    facts: Sequence[ServerFacts], model: str | None, batch: _Batch, remark: Callable[[str], None]
+) -> None:
+    """Pass on what the servers say of themselves; refuse a model that they do not serve."""
+    for fact in facts:
+        name = fact.engine if fact.version is None else f"{fact.engine} {fact.version}"
+        serves = f", serves {', '.join(fact.models)}" if fact.models else ""
+        remark(f"{fact.url}: {name}{serves}; it does not say {', '.join(fact.unknown)}")
+        if fact.metrics is not None and fact.metrics.running:
+            remark(
+                f"{fact.url}: {fact.metrics.running} requests of others are under way: counts include them"
+            )
+        named = {model} if model is not None else {request.body.get("model") for request in batch.requests}
+        missing = sorted(str(one) for one in named - {None} if one not in fact.models)
+        if fact.models and missing:
+            message = f"the server does not serve {missing[0]!r}, only {', '.join(fact.models)}"
+            hint = f"Say --model {fact.models[0]}, which goes into every request."
+            raise InputError(message, where=f"--server {fact.url}", hint=hint)
+
+
+def _limits(options: ServerOptions, slots: int, facts: Sequence[ServerFacts]) -> EngineLimits:
+    """Return the limits of all servers as if they were one: what they do side by side, it could do."""
+    metrics = [fact.metrics for fact in facts if fact.metrics is not None]
+    room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
+    blocks = {one.block_tokens for one in metrics} - {None}
+    return EngineLimits(
+        sequences=slots * len(facts),
+        batched_tokens=(options.batched_tokens or _UNSTATED_BUDGET) * len(facts),
+        kv_tokens=sum(room) if len(room) == len(facts) else None,
+        block_tokens=next(iter(blocks)) or 16 if len(blocks) == 1 else 1,
+    )
+
+
+def _release(
+    options: ServerOptions, batch: _Batch, limits: EngineLimits, remark: Callable[[str], None]
+) -> Release:
+    """Return the order asked for, or the one of fewest simulated iterations, and say what it promises."""
+    from ..executor.serving.release import predict
+
+    work = batch.work()
+    if options.order == "auto":
+        found = best_release(work, limits, batch.planned, options.seed)
+    else:
+        found = named_release(work, limits, _NAMES[options.order], batch.planned)
+    if found.predicted is None:
+        remark(
+            f"order: {found.name}; iterations cannot be predicted: the job is too large, or one of its"
+            " requests for the KV cache"
+        )
+        return found
+    put_back = f", {found.predicted.preemptions} preempted" if found.predicted.preemptions else ""
+    sequences = work.sequences()
+    given = predict(sequences, limits, np.arange(len(sequences)))
+    saved = ""
+    if given is not None and found.name != FILE_ORDER:
+        change = found.predicted.iterations / given.iterations - 1
+        saved = f" ({change:+.1%} of the file's order)"
+    remark(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}{saved}")
+    return found
+
+
+@contextmanager
+def _unwatched(left: int, journal: Journal) -> Iterator[Callable[[int], None]]:
+    yield lambda done: None

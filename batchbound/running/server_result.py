@@ -1,0 +1,115 @@
+"""What a run on servers came to, and its figures beside the bound on iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..data.iterations import EngineLimits
+from ..data.readers.server_run import ServerRun
+from ..executor.reports.iteration_audit import audit_iterations
+
+if TYPE_CHECKING:
+    from ..executor.serving.release import Release
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerResult:
+    """
+    What a run on servers came to.
+
+    Parameters
+    ----------
+    requests
+        Of the whole batch.
+    run
+        Of the requests that this run sent; of none if an earlier run had them all completed.
+    limits
+        Of the servers together, as the order was chosen for.
+    budget_known
+        Whether the tokens of an iteration are the servers' own; else the bound does without them.
+    release
+        The order, and the iterations predicted for it.
+    resumed
+        Requests that an earlier part of the run had completed.
+    failed
+        Requests that have no completion: their lines say why.
+    """
+
+    requests: int
+    run: ServerRun
+    limits: EngineLimits
+    budget_known: bool
+    release: Release
+    resumed: int
+    failed: int
+
+    def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
+        """
+        Return the run's figures, by the names that ``run --server --json`` prints.
+
+        Parameters
+        ----------
+        remark
+            Told what the servers were seen to do otherwise than planned.
+        """
+        found = _of_run(self.run) | self._beside_bound(remark)
+        if self.release.predicted is not None and not self.resumed:
+            found["predicted_iterations"] = self.release.predicted.iterations
+        return found | {"resumed": self.resumed, "failed": self.failed}
+
+    def _beside_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
+        """Return iterations, their bound and what the others were lost to; nothing without a bound."""
+        run = self.run
+        try:
+            audit = audit_iterations(run, self.limits, budget_known=self.budget_known)
+        except ValueError as error:
+            remark(f"no bound: {error}")
+            return {}
+        for server in run.servers:
+            if server.most_running is not None and server.most_running > run.slots:
+                remark(
+                    f"{server.url}: {server.most_running} requests were under way at a time, more than"
+                    f" --slots {run.slots}: the bound is taken for as many"
+                )
+            elif server.plateau is not None and server.plateau < run.slots:
+                remark(
+                    f"{server.url}: at most {server.plateau} requests were seen under way while others"
+                    f" waited: slots or room for KV cache are fewer than --slots {run.slots}"
+                )
+        return {
+            "iterations": audit.counted,
+            "bound_iterations": audit.bound.iterations,
+            "bound_source": audit.bound.source,
+            "bound_certificate": dict(audit.bound.certificate),
+            "bound_slots": audit.limits.sequences,
+            "gap": None if audit.counted is None else audit.bound.gap(audit.counted),
+            "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
+            "losses": audit.losses,
+        }
+
+
+def _of_run(run: ServerRun) -> dict[str, object]:
+    tokens, seconds = int(run.completion_tokens.sum()), run.makespan
+    latency = (run.finished - run.sent)[run.failed == 0]
+    return {
+        "requests": len(run),
+        "retries": run.retries,
+        "order": run.order,
+        "in_flight": run.in_flight,
+        "makespan_s": seconds,
+        "output_tokens": tokens,
+        "output_tokens_per_s": tokens / seconds if seconds else None,
+        "latency_s": np.quantile(latency, (0.5, 0.9, 0.99)).tolist() if len(latency) else None,
+        "preemptions": _sum(run, "preemptions"),
+        "cached_tokens": _sum(run, "cached_tokens"),
+    }
+
+
+def _sum(run: ServerRun, name: str) -> int | None:
+    values = [getattr(server, name) for server in run.servers]
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
