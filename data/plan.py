@@ -55,8 +55,15 @@ class PromptSource:
         return replace(self, path=path.removeprefix("./"), tokenizer=tokenizer)
 
 
-def _holds_requests(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a batch of prompts or a table, by how it begins."""
+def holds_requests(path: str | os.PathLike[str]) -> bool:
+    """
+    Tell whether a file is a batch of requests or a table, and no plan, by how it begins.
+
+    Parameters
+    ----------
+    path
+        The file; one that cannot be read is neither.
+    """
     try:
         with open(path, "rb") as stream:
             head = stream.read(4096)
@@ -237,7 +244,7 @@ class Plan:
         InputError
             If the file is not a plan, or its schedule breaks a rule of its problem.
         """
-        if _holds_requests(path):
+        if holds_requests(path):
             hint = f"Make a plan of it: batchbound plan {os.fspath(path)}."
             raise InputError("holds requests, it is no plan", file=path, hint=hint)
         value = _upgraded(read_json_object(path), path)

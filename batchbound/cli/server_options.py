@@ -8,24 +8,22 @@ from typing import get_args
 
 from ..data.files.disk import InputError
 from ..running.server import Order, ServerOptions
-from .inputs import add_columns, columns_of, positive, seconds, slot_count
+from .inputs import columns_of, positive, seconds
 
 _SHARED = frozenset({"plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed"})
 """Options of ``run`` that a run on servers heeds as well; its others say how our own engine works."""
 
 _SERVER_ONLY = {
-    "--slots": "slots",
     "--in-flight": "in_flight",
     "--order": "order",
-    "--lengths": "lengths",
     "--batched-tokens": "batched_tokens",
     "--timeout": "timeout",
     "--attempts": "attempts",
     "--outage": "outage",
-    "--prompt-column": "prompt_column",
-    "--id-column": "id_column",
-    "--max-tokens-column": "max_tokens_column",
 }
+
+_PLANNING = ("slots", "lengths", "prompt_column", "id_column", "max_tokens_column")
+"""Options that say how prompts without a plan are taken, by a server as by a model of our own."""
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -39,12 +37,6 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         "--server", action="append", metavar="URL", help="http://HOST:PORT; several are replicas"
     )
     group.add_argument(
-        "--slots",
-        type=slot_count,
-        metavar="N",
-        help="requests the server works on at a time, vLLM's --max-num-seqs (default: the plan's)",
-    )
-    group.add_argument(
         "--in-flight",
         type=positive,
         metavar="N",
@@ -56,12 +48,6 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Order),
         help="of the requests: auto takes the one of fewest simulated iterations (default: auto)",
     )
-    group.add_argument(
-        "--lengths",
-        metavar="SOURCE",
-        help="completion lengths of a batch file, as `plan --lengths` (default: known where given, else cap)",
-    )
-    add_columns(group)
     group.add_argument(
         "--batched-tokens",
         type=positive,
@@ -105,7 +91,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
     InputError
         If an option of our own engine is given, which no server would heed.
     """
-    heeded = {*_SHARED, *_SERVER_ONLY.values(), "server"}
+    heeded = {*_SHARED, *_SERVER_ONLY.values(), *_PLANNING, "server"}
     for name, default in vars(_defaults()).items():
         if name not in heeded and getattr(args, name, default) != default:
             hint = "Leave it out: the server decides, or the request's body."

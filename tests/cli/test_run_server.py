@@ -366,7 +366,7 @@ def test_a_line_that_cannot_be_sent_is_named(
 
 
 def test_options_of_servers_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "plan.json", "--model", "tiny:llama", "--slots", "4"]) == 2
-    assert "--slots is for a server" in capsys.readouterr().err
+    assert main(["run", "plan.json", "--model", "tiny:llama", "--in-flight", "4"]) == 2
+    assert "--in-flight is for a server" in capsys.readouterr().err
     assert main(["run", "plan.json"]) == 2
     assert "--server" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from ..output import note, warn
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
+from ..run_prompts import add_planning, has_prompts, planned_beside, refuse_planning
 from ..server_options import add_server, refuse_without_server, server_options
 from ..server_report import show_server
 
@@ -33,9 +34,16 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("plan", nargs="?", default="plan.json", metavar="PLAN", help="default %(default)s")
+    parser.add_argument(
+        "plan",
+        nargs="?",
+        default="plan.json",
+        metavar="PLAN",
+        help="or the prompts: the model is measured and they are planned first (default %(default)s)",
+    )
     parser.add_argument("--prompts", metavar="FILE", help="where the planned prompts are now, if they moved")
     add_model(parser, required=False)
+    add_planning(parser)
     add_server(parser)
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="default: the one that counted the plan's prompts"
@@ -126,6 +134,10 @@ def run(args: argparse.Namespace) -> int:
 def _on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[int, int]:
     """Carry the plan out on a model, and return the requests failed, and all."""
     refuse_without_server(args)
+    if has_prompts(args):
+        args.plan = str(planned_beside(args))
+    else:
+        refuse_planning(args)
     silence()
 
     @contextmanager
