@@ -36,6 +36,16 @@ def problem_of(
     return Problem(workload_of(prompts, outputs, arrival=arrival), cost, slots, **limits)
 
 
+def sharing(
+    own: Sequence[int], groups: Sequence[int], shared: int, slots: int, cost: CostModel = PAPER, **limits: Any
+) -> Problem:
+    """Return requests of a token each: those of a group begin with one prompt of so many shared tokens."""
+    begins = [shared if group >= 0 else 0 for group in groups]
+    prompts = [alone + tokens for alone, tokens in zip(own, begins, strict=True)]
+    columns = {"group": groups, "shared_tokens": begins}
+    return Problem(workload_of(prompts, [1] * len(own), **columns), cost, slots, **limits)
+
+
 def schedule_of(bins: Sequence[int], slots: Sequence[int], rounds: Sequence[int]) -> Schedule:
     """Return a schedule of plain lists."""
     return Schedule(bins, slots, rounds)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import UNIT, problem_of, schedule_of
+from builders import UNIT, problem_of, schedule_of, sharing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,6 +141,48 @@ RULES: dict[str, tuple[Problem, Schedule, Problem, Schedule, str]] = {
         three(prefill_token_cap=5),
         LEGAL,
         "token cap of a prefill stage: 5 prompt tokens in one prefill stage, 4 allowed (request 1, bin 0)",
+    ),
+    "a prompt that a stage's requests share counts once": (
+        sharing([1, 2, 3], [0, 0, -1], 5, 3, prefill_token_cap=10),
+        schedule_of([0, 0, 0], [0, 1, 2], [1]),
+        sharing([1, 2, 3], [0, 0, -1], 5, 3, prefill_token_cap=11),
+        schedule_of([0, 0, 0], [0, 1, 2], [1]),
+        "token cap of a prefill stage: 11 prompt tokens in one prefill stage, 10 allowed (request 2, bin 0)",
+    ),
+    "a shared prompt that does not fit the prefix cache is computed again": (
+        sharing([1, 1, 1], [0, 0, 0], 5, 3, prefill_token_cap=6, prefix_cache=4),
+        schedule_of([0, 1, 1], [0, 1, 2], [1, 1]),
+        sharing([1, 1, 1], [0, 0, 0], 5, 3, prefill_token_cap=6, prefix_cache=5),
+        schedule_of([0, 1, 1], [0, 1, 2], [1, 1]),
+        "token cap of a prefill stage: 7 prompt tokens in one prefill stage, 6 allowed (request 2, bin 1)",
+    ),
+    "a shared prompt is kept while requests with it wait": (
+        sharing([1] * 5, [0, 0, 1, 1, 1], 5, 5, prefill_token_cap=6, prefix_cache=9),
+        schedule_of([0, 3, 1, 2, 2], [0, 1, 2, 3, 4], [1, 1, 1, 1]),
+        sharing([1] * 5, [0, 0, 1, 1, 1], 5, 5, prefill_token_cap=6, prefix_cache=10),
+        schedule_of([0, 3, 1, 2, 2], [0, 1, 2, 3, 4], [1, 1, 1, 1]),
+        "token cap of a prefill stage: 7 prompt tokens in one prefill stage, 6 allowed (request 4, bin 2)",
+    ),
+    "a shared prompt gives way once its last request begins": (
+        sharing([1] * 6, [0, 0, 1, 1, 1, 1], 5, 6, prefill_token_cap=7, prefix_cache=4),
+        schedule_of([0, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5], [1, 1, 1]),
+        sharing([1] * 6, [0, 0, 1, 1, 1, 1], 5, 6, prefill_token_cap=7, prefix_cache=5),
+        schedule_of([0, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5], [1, 1, 1]),
+        "token cap of a prefill stage: 12 prompt tokens in one prefill stage, 7 allowed (request 2, bin 1)",
+    ),
+    "of two shared prompts that one stage computes the first is kept": (
+        sharing([1, 1, 1, 3, 4], [0, 1, 0, 1, 1], 5, 5, prefill_token_cap=12, prefix_cache=9),
+        schedule_of([0, 0, 1, 1, 1], [0, 1, 2, 3, 4], [1, 1]),
+        sharing([1, 1, 1, 3, 4], [0, 1, 0, 1, 1], 5, 5, prefill_token_cap=13, prefix_cache=9),
+        schedule_of([0, 0, 1, 1, 1], [0, 1, 2, 3, 4], [1, 1]),
+        "token cap of a prefill stage: 13 prompt tokens in one prefill stage, 12 allowed (request 4, bin 1)",
+    ),
+    "a prompt that nobody needs any more takes no room of the prefix cache": (
+        sharing([1, 1, 1, 2, 6], [0, 1, 1, 1, -1], 5, 5, prefill_token_cap=12, prefix_cache=4),
+        schedule_of([0, 0, 1, 1, 1], [0, 1, 2, 3, 4], [1, 1]),
+        sharing([1, 1, 1, 2, 6], [0, 1, 1, 1, -1], 5, 5, prefill_token_cap=12, prefix_cache=5),
+        schedule_of([0, 0, 1, 1, 1], [0, 1, 2, 3, 4], [1, 1]),
+        "token cap of a prefill stage: 14 prompt tokens in one prefill stage, 12 allowed (request 4, bin 1)",
     ),
     "the KV capacity in a prefill stage of all prompts": (
         problem_of([5, 5], [1, 1], 2, kv_capacity=9),

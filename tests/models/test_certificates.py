@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import UNIT, problem_of
+from builders import UNIT, problem_of, sharing
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
@@ -68,6 +68,13 @@ BY_READING = {"kind": "KV tokens over capacity", "at_least": 12}
 # With the first token at prefill, a request of one token has no round: it fits any slot for nothing.
 DONE_AT_ONCE = problem_of([1, 1, 1], [1, 4, 4], 1, UNIT, prefill_emits_first_token=True)
 
+# Three requests share five tokens: stages compute pieces of 5, 1, 1 and 1 tokens, and each request holds 6.
+SHARED = sharing([1, 1, 1], [0, 0, 0], 5, 3, UNIT, kv_capacity=13, prefill_token_cap=6)
+SHARED_PIECES = priced(2, 6, 5, {1: 1, 5: 4})
+SHARED_PROMPTS = {**priced(2, 13, 2, {6: 1}), "held": True}
+# Any three of four prompts fit the memory, and all of them do not.
+FOUR = problem_of([2] * 4, [1] * 4, 4, UNIT, kv_capacity=6)
+
 HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
     "few slots": (SMALL, trivial(2, by_slots(2), lifted(6, 3, 1)), 2, 6),
     "all slots": (SMALL, trivial(2, by_slots(2), lifted(5, 3, 2)), 2, 5),
@@ -85,6 +92,27 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
         trivial(2, {"kind": "tokens over cap", "at_least": 2}, lifted(3, 1, 1)),
         2,
         3,
+    ),
+    "slots of which one more does not fit the memory": (FOUR, trivial(3, by_slots(2), lifted(1, 1, 1)), 2, 1),
+    "prices of prompts that must fit the memory": (
+        replace(CAPPED, prefill_token_cap=12, kv_capacity=10),
+        trivial(4, CAPPED_STAGES, lifted(1, 4, 1)),
+        4,
+        1,
+    ),
+    "prices of pieces that stages compute": (SHARED, trivial(3, SHARED_PIECES, lifted(1, 3, 1)), 2, 1),
+    "prices of prompts that requests hold": (SHARED, trivial(3, SHARED_PROMPTS, lifted(1, 3, 1)), 2, 1),
+    "pieces over the cap": (
+        SHARED,
+        trivial(3, {"kind": "tokens over cap", "at_least": 2}, lifted(1, 3, 1)),
+        2,
+        1,
+    ),
+    "held prompts over the capacity": (
+        replace(SHARED, prefill_token_cap=None, kv_capacity=6),
+        trivial(3, {"kind": "tokens over cap", "at_least": 3}, lifted(1, 3, 1)),
+        3,
+        1,
     ),
     "keys and values read": (READING, trivial(3, by_slots(1), BY_READING), 1, 12),
     "requests of no rounds": (DONE_AT_ONCE, trivial(1, by_slots(3), priced(6, 5, 1, {0: 0, 3: 1})), 3, 6),
@@ -137,6 +165,11 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
     "fewer slots than memory holds": (
         problem_of([2, 2, 2], [1, 2, 3], 3, UNIT, kv_capacity=6),
         trivial(2, by_slots(2), lifted(3, 1, 1)),
+        "slots: more than 2 requests can be in progress together",
+    ),
+    "slots of which one more fits the memory": (
+        FOUR,
+        trivial(2, by_slots(2), lifted(1, 1, 1)),
         "slots: more than 2 requests can be in progress together",
     ),
     "slots in words": (
@@ -193,6 +226,41 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         problem_of([6, 6, 5, 5], [1] * 4, 4, UNIT, prefill_token_cap=10),
         trivial(4, CAPPED_STAGES, lifted(1, 4, 1)),
         "prices: items that fit in 10 are priced 2, above 1",
+    ),
+    "prices of a smaller memory": (
+        replace(CAPPED, prefill_token_cap=12, kv_capacity=10),
+        trivial(4, {**CAPPED_STAGES, "capacity": 9}, lifted(1, 4, 1)),
+        "prices: made for a capacity of 9, not 10",
+    ),
+    "prices of pieces of a smaller stage": (
+        SHARED,
+        trivial(3, {**SHARED_PIECES, "capacity": 5}, lifted(1, 3, 1)),
+        "prices: made for a capacity of 5, not 6",
+    ),
+    "prices of held prompts of a smaller memory": (
+        SHARED,
+        trivial(3, {**SHARED_PROMPTS, "capacity": 12}, lifted(1, 3, 1)),
+        "prices: made for a capacity of 12, not 13",
+    ),
+    "prices of pieces as if they were held": (
+        SHARED,
+        trivial(3, {**SHARED_PIECES, "capacity": 13, "limit": 7, "held": True}, lifted(1, 3, 1)),
+        "stages: 2 claimed, 0 proven",
+    ),
+    "prices of prompts as if stages computed each": (
+        SHARED,
+        trivial(3, {**SHARED_PROMPTS, "held": 1}, lifted(1, 3, 1)),
+        "stages: 2 claimed, 0 proven",
+    ),
+    "a stage too many for the pieces": (
+        SHARED,
+        trivial(3, {"kind": "tokens over cap", "at_least": 3}, lifted(1, 3, 1)),
+        "stages: 3 claimed, 2 proven",
+    ),
+    "shared prompts stage by stage": (
+        SHARED,
+        {"kind": "states"},
+        "states: prompts that requests share are not tried stage by stage",
     ),
     "rounds by another argument": (
         SMALL,
@@ -284,6 +352,11 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "capacity": 10**15}),
         f"a certificate is small: its check takes more than {MOST_STEPS:,} steps",
     ),
+    "a packing that there is": (
+        PACKED,
+        trivial(2, PACKED_STAGES, {"kind": "every packing", "at_least": 39, "capacity": 38}),
+        "rounds: all requests fit 2 slots of 38",
+    ),
     "a round more than reading takes": (
         READING,
         trivial(3, by_slots(1), {**BY_READING, "at_least": 13}),
@@ -365,6 +438,16 @@ SOUND = bound_of(SMALL, trivial(2, by_slots(2), lifted(6, 3, 1)), 2, 6)
 def test_a_bound_is_what_its_parts_say(changes: dict[str, Any], message: str) -> None:
     assert verify_bound(SMALL, SOUND) is None
     assert str(verify_bound(SMALL, replace(SOUND, **changes))).startswith(message)
+
+
+def test_a_shared_prompt_is_paid_once() -> None:
+    problem = replace(SHARED, cost=replace(UNIT, prefill_per_token=0.5))
+    certificate = trivial(3, by_slots(1), lifted(1, 3, 1))
+    terms = {"prefill stages": 1.0, "prompt tokens": 4.0, "decode rounds": 1.0}
+    bound = Bound(6.0, source_of(certificate), terms, certificate)
+    assert verify_bound(problem, bound) is None
+    each = replace(bound, seconds=11.0, terms={**terms, "prompt tokens": 9.0})
+    assert str(verify_bound(problem, each)) == "terms are those of the costs: 'prompt tokens' is 9.0, not 4.0"
 
 
 def test_rounding_is_let_pass_and_nothing_more() -> None:
