@@ -353,7 +353,7 @@ def timelines_of(
     profiles
         Of a model on one kind of device, one for each tensor-parallel degree, that of degree 1 first.
     lengths
-        Of prompts, and of answers in decode iterations.
+        Of prompts, and of completions in decode iterations.
     devices
         How many there are.
     slots

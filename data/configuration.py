@@ -30,11 +30,11 @@ class PlannedConfiguration:
     input_tokens, input_deviation
         Mean and standard deviation of prompts, tokens.
     iterations, iterations_deviation
-        Mean and standard deviation of the decode iterations of an answer.
+        Mean and standard deviation of the decode iterations of a completion.
     latency_bound
         Seconds from the start of a request's encoding to its last token; None for no bound.
     latency
-        Seconds expected, for an answer of the 99th-percentile length.
+        Seconds expected, for a completion of the 99th-percentile length.
     throughput
         Requests a second expected, in the steady state.
     reference
@@ -74,7 +74,8 @@ class PlannedConfiguration:
         """
         Slots that hold what runs at a time, twice over since that varies.
 
-        A batch left as it comes is at most what joins while an answer is decoded: an encoding each iteration.
+        A batch left as it comes is at most what joins while a completion is decoded: an encoding each
+        iteration.
         """
         batch = self.decode_batch or self.encode_batch * self.iterations
         return 2 * math.ceil(max(batch, 1.0) + self.encode_batch)

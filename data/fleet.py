@@ -15,7 +15,7 @@ from .schedule import Schedule, Violation
 from .workload import Workload
 
 Groups = Literal["any", "together", "spread"]
-"""Whether answers to one prompt go anywhere, to one replica, or to as many replicas as there are."""
+"""Whether completions to one prompt go anywhere, to one replica, or to as many replicas as there are."""
 
 _LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
 
@@ -111,7 +111,7 @@ class Fleet:
 
     @property
     def rounds(self) -> IntArray:
-        """Decode rounds of each request, shape (requests,)."""
+        """Decode steps of each request, shape (requests,)."""
         return self.workload.output_tokens - int(self.prefill_emits_first_token)
 
     @property
@@ -134,7 +134,7 @@ class Fleet:
         )
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Fleet:
-        """Return the same fleet with other answer lengths (tokens, shape (requests,))."""
+        """Return the same fleet with other completion lengths (tokens, shape (requests,))."""
         return Fleet(
             self.workload.with_output_tokens(output_tokens), self.replicas, self.prefill_emits_first_token
         )

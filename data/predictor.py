@@ -1,4 +1,4 @@
-"""Past answers to learn lengths from, predicted lengths with their intervals, and how good they were."""
+"""Past completions to learn lengths from, predicted lengths with their intervals, and how good they were."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .readers.openai_batch import PromptRecord
 from .workload import LONGEST
 
 COVERAGE = 0.9
-"""Share of answers whose length the intervals are meant to hold."""
+"""Share of completions whose length the intervals are meant to hold."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
     """
-    Prompts and the lengths of their answers.
+    Prompts and the lengths of their completions.
 
     Parameters
     ----------
     prompts
-        The texts; several answers to one prompt are several examples of one text.
+        The texts; several completions to one prompt are several examples of one text.
     lengths
-        Tokens of each answer, at least one, shape (examples,).
+        Tokens of each completion, at least one, shape (examples,).
 
     Raises
     ------
@@ -49,7 +49,7 @@ class Examples:
 
     @classmethod
     def of(cls, records: Sequence[PromptRecord], lengths: Mapping[str, int]) -> Examples:
-        """Return the requests of a batch file that an output file answers, with the answers' tokens."""
+        """Return the requests of a batch file that an output file completes, and the tokens of each."""
         answered = [record for record in records if record.custom_id in lengths]
         tokens = np.array([lengths[record.custom_id] for record in answered], dtype=np.int64)
         return cls(tuple(map(prompt_text, answered)), tokens)
@@ -86,7 +86,7 @@ class Examples:
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
     """
-    Predicted lengths with intervals meant to hold :data:`COVERAGE` of the answers.
+    Predicted lengths with intervals meant to hold :data:`COVERAGE` of the completions.
 
     Parameters
     ----------
@@ -108,12 +108,12 @@ class Predicted:
 @dataclass(frozen=True, slots=True)
 class PredictionQuality:
     r"""
-    How good predicted lengths were on answers that were not learnt from.
+    How good predicted lengths were on completions that were not learnt from.
 
     Parameters
     ----------
     requests
-        How many answers.
+        How many completions.
     buckets, longest
         MICO's N and :math:`l_{max}`: a length's label is :math:`\lfloor l / (l_{max} / N) \rfloor`.
     accuracy, neighbour_accuracy
@@ -123,7 +123,7 @@ class PredictionQuality:
     log_bias, log_sd
         Mean and standard deviation of ``log(predicted / true)``; the latter is what ``--length-error`` takes.
     coverage
-        Share of the answers that the intervals hold.
+        Share of the completions that the intervals hold.
     """
 
     requests: int
@@ -140,7 +140,7 @@ class PredictionQuality:
     def measured(
         cls, predicted: Predicted, lengths: IntArray, *, longest: int, buckets: int = 10
     ) -> PredictionQuality:
-        """Return the quality of predictions, given the answers' true lengths (tokens, shape (requests,))."""
+        """Return the quality of predictions, given the true lengths (tokens, shape (requests,))."""
         off = np.abs(bucket_of(predicted.tokens, longest, buckets) - bucket_of(lengths, longest, buckets))
         logs = np.log(predicted.tokens / lengths)
         held = (predicted.low <= lengths) & (lengths <= predicted.high)

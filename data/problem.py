@@ -13,7 +13,7 @@ MOST_SLOTS = 1_000_000
 """Most slots of a problem: beyond any device, and each costs memory."""
 
 MOST_ROUNDS = 100_000_000
-"""Most decode rounds of a schedule, each of which costs memory: months on any device."""
+"""Most decode steps of a schedule, each of which costs memory: months on any device."""
 
 
 class ProblemError(ValueError):
@@ -50,7 +50,7 @@ class Problem:
     workload
         The requests. The hybrid paper's :math:`\mathcal{I}`, :math:`N^p_i` and :math:`N^d_i`.
     cost
-        Seconds of a prefill stage and of a decode round.
+        Seconds of a prefill stage and of a decode step.
     slots
         Requests that can be in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
     kv_capacity
@@ -59,10 +59,10 @@ class Problem:
     prefill_token_cap
         Most prompt tokens of one prefill stage, or None for no limit.
     max_position
-        Most tokens of prompt and answer together, or None for no limit.
+        Most tokens of prompt and completion together, or None for no limit.
     prefill_emits_first_token
         Whether a prefill stage already yields the first token, as engines do, so that a request of ``n``
-        tokens takes ``n - 1`` decode rounds. The hybrid paper counts ``n`` rounds: False.
+        tokens takes ``n - 1`` decode steps. The hybrid paper counts ``n`` rounds: False.
     prefix_cache
         Most tokens of shared prompts that are kept between prefill stages, beside the KV capacity, as
         :class:`~batchbound.data.prefix_cache.PrefixCache` says. With 0, a shared prompt is computed once in
@@ -169,7 +169,7 @@ class Problem:
 
     @property
     def kv_at_start(self) -> IntArray:
-        """Tokens of keys and values each request holds in its first decode round, shape (requests,)."""
+        """Tokens of keys and values each request holds in its first decode step, shape (requests,)."""
         return self.prompt_tokens + int(self.prefill_emits_first_token)
 
     @property

@@ -45,14 +45,14 @@ class Percentiles:
 @dataclass(frozen=True, slots=True)
 class LengthError:
     """
-    Planned against actual answer lengths.
+    Planned against actual completion lengths.
 
     Parameters
     ----------
     mean_absolute
         Tokens a planned length is off by, on average.
     bias
-        Mean of planned minus actual tokens: positive if answers were planned too long.
+        Mean of planned minus actual tokens: positive if completions were planned too long.
     wrong
         Requests whose length turned out different.
     """
@@ -85,11 +85,11 @@ class Report:
     bound, bound_source
         Proven model seconds and by what argument, or None where nothing is proven.
     run_bound
-        The same for the requests this run served and the answer lengths that came out, or None.
+        The same for the requests this run served and the completion lengths that came out, or None.
     requests
         Requests served in this run.
     resumed
-        Requests of the problem that an earlier, interrupted run had answered.
+        Requests of the problem that an earlier, interrupted run had completed.
     slots
         Slots of the engine.
     prefill_stages, decode_rounds
@@ -99,16 +99,16 @@ class Report:
     prompt_tokens, output_tokens
         Of the requests served; what the prompts of a group share is counted once.
     utilization
-        Model seconds that full decode rounds would have needed for the same tokens, over the makespan's.
+        Model seconds that full decode steps would have needed for the same tokens, over the makespan's.
     slot_seconds
         What the slots' time went into, slot-seconds by cause; they add up to slots x makespan.
     finish, first_token, per_token
         Seconds from a request's arrival to its last token and to its first, and seconds per later token;
         None if no request has such a time.
     lengths
-        Planned against actual answer lengths.
+        Planned against actual completion lengths.
     padding
-        Share of the keys and values read in decode rounds that was padding.
+        Share of the keys and values read in decode steps that was padding.
     padding_seconds
         Model seconds of reading it, a part of ``model_makespan``.
     change_seconds
@@ -231,12 +231,12 @@ class Report:
 
     @property
     def output_tokens_per_second(self) -> float:
-        """Tokens of answers per second of makespan."""
+        """Tokens of completions per second of makespan."""
         return self.output_tokens / self.makespan if self.makespan else 0.0
 
     @property
     def total_tokens_per_second(self) -> float:
-        """Tokens of prompts and answers per second of makespan."""
+        """Tokens of prompts and completions per second of makespan."""
         return (self.prompt_tokens + self.output_tokens) / self.makespan if self.makespan else 0.0
 
     def share(self, cause: str) -> float:

@@ -47,7 +47,7 @@ class Schedule:
     """
     A complete schedule, as three arrays; everything else is derived from them.
 
-    A bin is one prefill stage and the decode rounds after it. A request is prefilled in its bin, then
+    A bin is one prefill stage and the decode steps after it. A request is prefilled in its bin, then
     decodes one token in every round until it is done, across later bins if need be: a later prefill stage
     delays it but never takes its slot away. A slot freed within a bin is filled in a later bin.
 
@@ -58,7 +58,7 @@ class Schedule:
     slot_of
         The slot each request occupies, shape (requests,).
     rounds
-        Decode rounds of each bin, shape (bins,).
+        Decode steps of each bin, shape (bins,).
 
     Raises
     ------
@@ -93,7 +93,7 @@ class Schedule:
         bin_of
             The bin in which each request is prefilled, shape (requests,).
         rounds
-            Decode rounds of each bin, shape (bins,).
+            Decode steps of each bin, shape (bins,).
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Schedule:
 
     @property
     def starts(self) -> IntArray:
-        """Decode rounds done before each bin, and in all: shape (bins + 1,)."""
+        """Decode steps done before each bin, and in all: shape (bins + 1,)."""
         return _starts(self.rounds)
 
     def stage_tokens(self, problem: Problem) -> IntArray:
@@ -154,7 +154,7 @@ class Schedule:
 
     def stage_seconds(self, problem: Problem) -> tuple[FloatArray, FloatArray]:
         """
-        Return the seconds of each bin's prefill stage and of each decode round.
+        Return the seconds of each bin's prefill stage and of each decode step.
 
         Returns
         -------
@@ -197,7 +197,7 @@ class Schedule:
 
     def utilization(self, problem: Problem) -> float:
         """
-        Return the share of the makespan that full decode rounds would have needed.
+        Return the share of the makespan that full decode steps would have needed.
 
         As the hybrid paper counts it (section V): the slot-rounds of work over the slots, times the
         seconds of a round with every slot active, over the makespan.

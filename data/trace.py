@@ -22,7 +22,7 @@ StageKind = Literal["prefill", "decode"]
 @dataclass(frozen=True, slots=True)
 class Stage:
     """
-    One prefill stage, or decode rounds in a row over the same slots.
+    One prefill stage, or decode steps in a row over the same slots.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Stage:
     start, end
         Seconds after the job's start.
     rounds
-        Decode rounds in a row; 0 for a prefill stage.
+        Decode steps in a row; 0 for a prefill stage.
     active
         Slots that were prefilled, or that decoded.
     tokens
@@ -155,7 +155,7 @@ class Trace:
         Seconds after the job's start at which each request arrived, began to be prefilled (first time), had
         its first token, and had its last, shape (requests,).
     tokens
-        Tokens each answer has, shape (requests,).
+        Tokens each completion has, shape (requests,).
     evictions
         Requests put back into the queue after they had been prefilled.
     engine
@@ -202,7 +202,7 @@ class Trace:
 
     @property
     def decode_rounds(self) -> int:
-        """Number of decode rounds."""
+        """Number of decode steps."""
         return sum(stage.rounds for stage in self.stages)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -18,7 +18,7 @@ LONGEST = 2**31 - 1
 """Most tokens a single length may have; anything above is a mistake in the input."""
 
 LATEST = 1e12
-"""Latest arrival, seconds: beyond, a decode round is lost in the rounding of the clock."""
+"""Latest arrival, seconds: beyond, a decode step is lost in the rounding of the clock."""
 
 
 class WorkloadError(ValueError):
@@ -45,25 +45,25 @@ class WorkloadError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    One prompt of the job and the answer it gets.
+    One prompt of the job and the completion it gets.
 
     Parameters
     ----------
     id
         The user's own name of the request (``custom_id`` in a batch file).
     input_tokens, output_tokens
-        Tokens of the prompt, and of the answer: known, or predicted (the plan records which).
+        Tokens of the prompt, and of the completion: known, or predicted (the plan records which).
     arrival
         Seconds after the job's start from which the request may be prefilled.
     group
-        Requests with the same number share a prompt (several answers to one question); -1 for none.
+        Requests with the same number share a prompt (several completions to one question); -1 for none.
     priority
         Larger is more urgent.
     deadline
         Seconds after the job's start; infinite for none.
     shared_tokens
         Tokens that the prompts of its group begin with alike and that are computed once for several of them,
-        fewer than the prompt's: the last token of a prompt gives the answer's first. 0 where nothing is
+        fewer than the prompt's: the last token of a prompt gives the completion's first. 0 where nothing is
         shared.
     """
 
@@ -224,7 +224,7 @@ class Workload:
         return replace(self, shared_tokens=shared)
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Workload:
-        """Return the same requests with other answer lengths (tokens, shape (requests,))."""
+        """Return the same requests with other completion lengths (tokens, shape (requests,))."""
         columns = {name: getattr(self, name) for name in self.__slots__}
         columns["output_tokens"] = np.array(output_tokens)
         return Workload(**columns)

@@ -5,6 +5,6 @@
 set -euo pipefail
 model=$1 table=$2 column=$3 replicas=${4:-4} slots=${5:-64}
 
-batchbound plan "$table" --prompt-column "$column" --lengths constant:64 --longest-answer 64 \
+batchbound plan "$table" --prompt-column "$column" --lengths constant:64 --longest-completion 64 \
     --model "$model" --replicas "$replicas" --slots "$slots" --overwrite
 batchbound run plan.json --model "$model" -o completions.parquet

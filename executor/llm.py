@@ -1,4 +1,4 @@
-"""The engine as a library: prompts in, finished answers out, as a sampling loop wants them."""
+"""The engine as a library: prompts in, finished completions out, as a sampling loop wants them."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or the messages of a chat."""
 
 DEFAULT_MAX_TOKENS = 256
-"""Tokens after which an answer ends if the caller does not say."""
+"""Tokens after which a completion ends if the caller does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """
-    A finished answer.
+    A finished completion.
 
     Parameters
     ----------
     index
         Position of its prompt.
     prompt_ids, completion_ids
-        Tokens read and written; an end-of-sequence token that ended the answer is its last.
+        Tokens read and written; an end-of-sequence token that ended the completion is its last.
     text
-        The answer's text, without special tokens.
+        The completion's text, without special tokens.
     finish_reason
         ``stop`` for an end-of-sequence token, ``length`` for the most tokens allowed.
     log_probabilities
@@ -71,11 +71,11 @@ class Completion:
 
 class LLM:
     """
-    A model with a running batch of slots, which answers many prompts a call.
+    A model with a running batch of slots, which completions many prompts a call.
 
     The weights are read where they are: a training loop that changes them in place changes the next call.
     While the model runs it is in evaluation mode, without dropout and gradient checkpointing; whenever the
-    caller has its turn, between two answers too, the model is as the caller left it.
+    caller has its turn, between two completions too, the model is as the caller left it.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class LLM:
     Raises
     ------
     UnsupportedModelError
-        If the model's answers would be wrong, or its weights are not here as a whole.
+        If the model's completions would be wrong, or its weights are not here as a whole.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class LLM:
         return report(problem, trace, None, None, run_bound=best_bound(served))
 
     def _look_again(self) -> None:
-        """Refuse a model that has been sharded since, and compare answers anew where its forward changed."""
+        """Refuse a model that has been sharded since, compare completions anew if its forward changed."""
         forward = vars(unwrapped(self.model)).get("forward")
         if forward is not self._forward:
             self._tier = choose_tier(self.model, self._wanted_tier)

@@ -15,7 +15,7 @@ from .models.wrapped import unwrapped
 
 
 class Rollout(TypedDict):
-    """Token ids and log-probabilities of the answers, a list entry for each prompt, in the prompts' order."""
+    """Token ids and log-probabilities of completions, a list entry for each prompt, in the prompts' order."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]

@@ -162,7 +162,7 @@ def longest_first(units: Units) -> IntArray:
 
 def differencing(units: Units) -> IntArray:
     """
-    Return Karmarkar and Karp's partition of prompt and answer tokens, as RLHF frameworks balance workers.
+    Return Karmarkar and Karp's partition of prompt and completion tokens, as RLHF frameworks balance workers.
 
     Raises
     ------

@@ -29,7 +29,7 @@ class Engine(Protocol):
         stage
             The record of the stage.
         finished
-            The requests that are done already: they had no decode round to run.
+            The requests that are done already: they had no decode step to run.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a policy reaches when answers turn out longer or shorter than planned."""
+"""What a policy reaches when completions turn out longer or shorter than planned."""
 
 from __future__ import annotations
 

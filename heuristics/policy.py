@@ -28,13 +28,13 @@ class State:
     time
         Seconds after the job's start.
     rounds_done
-        Decode rounds run so far.
+        Decode steps run so far.
     slot_request
         The request in each slot, :data:`FREE` for none, shape (slots,).
     waiting
         Whether each request has arrived and is neither running nor finished, shape (requests,).
     decoded
-        Decode rounds each request has had so far, shape (requests,).
+        Decode steps each request has had so far, shape (requests,).
     finished
         The requests that finished since the policy was last asked, in order.
     kv_held

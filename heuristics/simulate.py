@@ -28,7 +28,7 @@ def simulate(problem: Problem, policy: Policy | str, output_tokens: IntArray | N
     policy
         A fresh policy, or the name of a built-in one.
     output_tokens
-        The true length of each answer (tokens, shape (requests,)); the problem's own by default.
+        The true length of each completion (tokens, shape (requests,)); the problem's own by default.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class Progress:
 
     @classmethod
     def none(cls, problem: Problem, output_tokens: IntArray | None = None) -> Progress:
-        """Return that of a job not begun, with the true length of each answer (by default the problem's)."""
+        """Return that of a job not begun, with completions' true lengths (by default the problem's)."""
         emitted = int(problem.prefill_emits_first_token)
         left = (problem.rounds if output_tokens is None else output_tokens - emitted).astype(np.int64)
         return cls(np.zeros(len(problem), dtype=np.int64), problem.kv_at_start.copy(), left)
@@ -51,7 +51,7 @@ class Simulator:
     problem
         The problem, for its costs and slots.
     output_tokens
-        The true length of each answer (tokens, shape (requests,)); the problem's own by default.
+        The true length of each completion (tokens, shape (requests,)); the problem's own by default.
     progress
         How far the requests have come, changed as they go on; by default, nothing has begun.
     """

@@ -11,7 +11,7 @@ from ..data.schedule import Schedule
 
 def padding_tokens(problem: Problem, schedule: Schedule) -> int:
     """
-    Return the padding read over all decode rounds, tokens, if rows are as wide as the longest one running.
+    Return the padding read over all decode steps, tokens, if rows are as wide as the longest one running.
 
     BATON's batch is that wide once the padding common to all rows is released; an engine that releases it
     less often reads more, one whose rows have lengths of their own reads none.

@@ -88,7 +88,7 @@ def plan_fleet(
     limits
         When to stop; ``work`` counts steps of the search, over all replicas. By default after 10 seconds.
     groups
-        Requests that belong together (answers to one prompt), each request in one of them; None for none.
+        Requests that belong together (completions to one prompt), each request in one of them; None for none.
     keep
         Whether a group stays on one replica, or goes to as many as there are.
     shares

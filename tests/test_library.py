@@ -144,7 +144,7 @@ def test_completions_are_a_table_if_the_name_says_so_and_say_when_they_were_made
     assert again.finished_before
     assert again.completions == result.completions
     lengths = read_workload(
-        planned.parent / "prompts.jsonl", lengths=f"answers:{output}", count_tokens=counted
+        planned.parent / "prompts.jsonl", lengths=f"completions:{output}", count_tokens=counted
     )
     assert lengths.workload.output_tokens.tolist() == result.traces[0].tokens.tolist()
     with pytest.raises(InputError, match=r"completions are not written as .csv"):

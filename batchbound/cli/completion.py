@@ -10,7 +10,7 @@ from typing import Any
 
 SHELLS = ("bash", "zsh", "fish")
 
-_FILES = re.compile(r"\b(FILE|PATH|PLAN|RUN|TRACE|PROFILE|PROMPTS|ANSWERS|MODEL)\b")
+_FILES = re.compile(r"\b(FILE|PATH|PLAN|RUN|TRACE|PROFILE|PROMPTS|COMPLETIONS|MODEL)\b")
 """What options and words are called whose values are files or folders."""
 
 

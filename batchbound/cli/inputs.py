@@ -86,14 +86,12 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
     group.add_argument(
         "--lengths",
         metavar="SOURCE",
-        help="completion lengths: known, cap (max_tokens), constant:N, answers:FILE or quantile:Q:FILE"
+        help="completion lengths: known, cap (max_tokens), constant:N, completions:FILE or quantile:Q:FILE"
         " (default: known where given, else cap)",
     )
-    group.add_argument(
-        "--longest-answer",
-        type=positive,
-        metavar="TOKENS",
-        help="no completion is longer: caps known lengths and what a request states as well (max_tokens,"
+    add_longest(
+        group,
+        "no completion is longer: caps known lengths and what a request states as well (max_tokens,"
         " max_completion_tokens), and a run stops there (default: each request's own limit)",
     )
     group.add_argument(
@@ -113,6 +111,12 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
         metavar="NAME",
         help="another tokenizer: bytes, a directory or a hub name (default: the model's)",
     )
+
+
+def add_longest(group: argparse._ArgumentGroup, said: str) -> None:
+    """Add the option of the longest completion, and what versions before 0.2 called it."""
+    group.add_argument("--longest-completion", type=positive, metavar="TOKENS", help=said)
+    group.add_argument("--longest-answer", type=positive, dest="longest_completion", help=argparse.SUPPRESS)
 
 
 def add_columns(group: argparse._ArgumentGroup) -> None:
@@ -161,7 +165,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         lengths=args.lengths,
         count_tokens=_counter(tokenizer),
         drop_unanswered=args.drop_unanswered,
-        longest=args.longest_answer,
+        longest=args.longest_completion,
         columns=columns_of(args),
     )
     cost, source = read_cost(args.cost)
@@ -348,7 +352,7 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
         mends = ["shorten its prompt"]
     else:
         mends = [f"lower its {stated}"] if job.lengths.kind in ("cap", "known") else []
-        mends.append(f"cap every completion with --longest-answer ({room} fit this one)")
+        mends.append(f"cap every completion with --longest-completion ({room} fit this one)")
     if given:
         mends.append(f"raise --{error.limit.replace('_', '-')}")
     hint = f"{', '.join(mends)} or leave the request out."

@@ -42,7 +42,8 @@ class Parser(argparse.ArgumentParser):
             return parsed
         chosen = self._chosen(words)
         wrong = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
-        known = [name for name in chosen._option_string_actions if name.startswith("--")]
+        shown = [action for action in chosen._actions if action.help != argparse.SUPPRESS]
+        known = [name for action in shown for name in action.option_strings if name.startswith("--")]
         option = wrong if wrong.startswith("-") else f"--{wrong}"
         if words[0] == wrong and wrong in ("-v", "--verbose", "--quiet"):
             return chosen.error(f"{wrong} comes after the command's name")

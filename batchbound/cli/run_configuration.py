@@ -42,7 +42,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 def say_reached(configuration: PlannedConfiguration, reached: Reached | None, trace: Trace) -> None:
     """
-    Say what a run reached of what was planned, and whether answers were as long as planned.
+    Say what a run reached of what was planned, and whether completions were as long as planned.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
             if not configuration.handed_over
             else ""
         )
-        note(f"{drift}: search again with --lengths answers:FILE{rounds}")
+        note(f"{drift}: search again with --lengths completions:FILE{rounds}")
 
 
 def _say_speed(reached: Reached) -> None:

@@ -20,8 +20,8 @@ from .inputs import (
     DEFAULT_SLOTS,
     Inputs,
     add_columns,
+    add_longest,
     columns_of,
-    positive,
     provenance_of,
     read_inputs,
     slot_count,
@@ -31,7 +31,15 @@ from .output import note
 _POINTS, _REPEATS, _LONGEST_PROMPT = 3, 2, 512
 """A measurement of seconds, not minutes: ``batchbound profile`` measures a finer grid."""
 
-PLANNING = ("slots", "lengths", "longest_answer", "cost", "prompt_column", "id_column", "max_tokens_column")
+PLANNING = (
+    "slots",
+    "lengths",
+    "longest_completion",
+    "cost",
+    "prompt_column",
+    "id_column",
+    "max_tokens_column",
+)
 """Options of ``run`` that say how prompts are planned; a plan has settled them."""
 
 
@@ -50,9 +58,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="completion lengths, as `plan --lengths` (default: known where given, else cap)",
     )
-    group.add_argument(
-        "--longest-answer", type=positive, metavar="TOKENS", help="no completion is longer, as `plan` has it"
-    )
+    add_longest(group, "no completion is longer, as `plan` has it")
     group.add_argument(
         "--cost", metavar="FILE", help="of `batchbound profile` (default: the model is measured quickly)"
     )
@@ -134,7 +140,7 @@ def _refuse_other(path: Path, args: argparse.Namespace) -> None:
     lengths = None if args.lengths is None else LengthSource.parse(args.lengths)
     differing = {
         "--slots": args.slots is not None and args.slots != plan.problem.slots,
-        "--longest-answer": args.longest_answer is not None and args.longest_answer != longest,
+        "--longest-completion": args.longest_completion is not None and args.longest_completion != longest,
         "--lengths": lengths is not None
         and {**lengths.to_json(), "longest": longest} != {**plan.provenance.lengths, "longest": longest},
         "--cost": args.cost is not None and args.cost != plan.provenance.cost_source.get("name"),

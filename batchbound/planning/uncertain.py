@@ -143,7 +143,7 @@ def make_robust_plan(
     error
         What is known about their error.
     longest
-        Most tokens of each answer (its ``max_tokens``), shape (requests,); None for no limit.
+        Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     slots
         Other numbers of slots to compare, beside the problem's own.
     solver, limits, provenance
@@ -190,7 +190,7 @@ def _simulated(problem: Problem) -> bool:
 
 
 def _longest(problem: Problem, longest: IntArray | None) -> IntArray | None:
-    """Return the most tokens of each answer under the problem's limits too."""
+    """Return the most tokens of each completion under the problem's limits too."""
     limits = [problem.max_position, problem.kv_capacity]
     rooms = [limit - problem.prompt_tokens for limit in limits if limit is not None]
     if longest is not None:

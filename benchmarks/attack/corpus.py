@@ -156,7 +156,7 @@ def workloads(folder: Path) -> list[Kind]:
             "past answers (lengths)",
             "answers.jsonl",
             "jsonl",
-            ("plan", "plain.jsonl", "--lengths", "answers:answers.jsonl", *_PLAN),
+            ("plan", "plain.jsonl", "--lengths", "completions:answers.jsonl", *_PLAN),
             ("out.json",),
         ),
         Kind(

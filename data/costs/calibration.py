@@ -20,7 +20,7 @@ class FitError:
     Parameters
     ----------
     prefill_mape, decode_mape
-        Mean absolute error of a prefill stage and of a decode round, as a fraction of the measured seconds.
+        Mean absolute error of a prefill stage and of a decode step, as a fraction of the measured seconds.
     makespan
         Predicted over measured seconds of all stages together, minus one: positive if the model is slow.
     prefill_stages, decode_rounds
@@ -82,7 +82,7 @@ class CalibratedCost:
         longest
             Tokens of its longest prompt.
         held
-            Tokens of keys and values that a request holds in a decode round, on average.
+            Tokens of keys and values that a request holds in a decode step, on average.
         """
         found = []
         if self.slots_grid and slots > max(self.slots_grid):

@@ -1,4 +1,4 @@
-"""What a stage costs: the seconds of a prefill stage and of a decode round."""
+"""What a stage costs: the seconds of a prefill stage and of a decode step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """
-    Seconds of a prefill stage and of a decode round, affine in what they process.
+    Seconds of a prefill stage and of a decode step, affine in what they process.
 
     A prefill stage of ``t`` tokens takes ``prefill_base + prefill_per_token * t`` seconds and
     ``prefill_per_token_beyond * (t - prefill_bend)`` more beyond the bend, at least ``prefill_floor``; a
-    decode round over ``a`` active slots that hold ``v`` tokens of keys and values takes
+    decode step over ``a`` active slots that hold ``v`` tokens of keys and values takes
     ``decode_base + decode_per_slot * a + decode_per_kv_token * v``.
 
     What tokens beyond the bend cost more is never negative, so a stage's seconds are convex in its tokens.
@@ -39,7 +39,7 @@ class CostModel:
     prefill_base, prefill_per_token
         Seconds per prefill stage and per prompt token.
     decode_base, decode_per_slot
-        Seconds per decode round and per active slot in it.
+        Seconds per decode step and per active slot in it.
     prefill_floor
         Least seconds of a prefill stage.
     decode_per_kv_token
@@ -48,7 +48,7 @@ class CostModel:
         Tokens of a prefill stage beyond which each costs more, and by how many seconds: attention makes long
         prompts dearer than a line does.
     decode_per_change
-        Seconds that an engine adds to each burst of decode rounds over the same slots.
+        Seconds that an engine adds to each burst of decode steps over the same slots.
 
     Raises
     ------
@@ -77,12 +77,12 @@ class CostModel:
         Returns
         -------
         CostModel
-            25 ms + 0.13 ms per token a prefill stage, 29 ms + 0.21 ms per active slot a decode round.
+            25 ms + 0.13 ms per token a prefill stage, 29 ms + 0.21 ms per active slot a decode step.
         """
         return cls(prefill_base=0.025, prefill_per_token=0.00013, decode_base=0.029, decode_per_slot=0.00021)
 
     def with_free_prefill(self) -> CostModel:
-        """Return the same costs of decode rounds, with prefill stages that cost nothing."""
+        """Return the same costs of decode steps, with prefill stages that cost nothing."""
         return CostModel(
             0.0, 0.0, self.decode_base, self.decode_per_slot, decode_per_kv_token=self.decode_per_kv_token
         )
@@ -106,7 +106,7 @@ class CostModel:
     def decode_seconds(self, active: IntArray, kv_tokens: IntArray) -> FloatArray: ...
     def decode_seconds(self, active: int | IntArray, kv_tokens: int | IntArray = 0) -> float | FloatArray:
         """
-        Return the seconds of one decode round.
+        Return the seconds of one decode step.
 
         Parameters
         ----------

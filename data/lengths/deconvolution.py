@@ -140,7 +140,7 @@ class Deconvolution:
         Return draws of ``exp(x)`` for each of the numbers, shape (samples, count).
 
         The distribution is fitted anew to reweighted numbers for every sample (Bayesian bootstrap). Draws
-        lie on the grid, as the distribution does: where many x are equal, as answers cut at a limit are,
+        lie on the grid, as the distribution does: where many x are equal, as completions cut at a limit are,
         draws scattered around it would take a schedule longer than they do.
 
         Parameters

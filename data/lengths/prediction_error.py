@@ -1,4 +1,4 @@
-"""How far predicted answer lengths are from the truth, and what the truth may be given the predictions."""
+"""How far predicted completion lengths are from the truth, and what the truth may be, given them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class PredictionError(Protocol):
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
         """
-        Return the mean of each answer's true length given all predictions, tokens, shape (requests,).
+        Return the mean of each completion's true length given all predictions, tokens, shape (requests,).
 
         Parameters
         ----------
         predicted
             The predicted lengths, tokens, shape (requests,).
         longest
-            Most tokens of each answer (its ``max_tokens``), shape (requests,); None for no limit.
+            Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
         """
         ...
 
@@ -108,7 +108,7 @@ class LogNormalError:
         return replace(self, reading="noise" if fits else "spread")
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return the mean of each answer's true length, as :meth:`PredictionError.expected` says."""
+        """Return the mean of each completion's true length, as :meth:`PredictionError.expected` says."""
         if self.for_predictions(predicted, longest).reading == "noise":
             means = self._deconvolution(predicted, longest).means()[None, :]
             return _whole(self._scaled(means, predicted, longest, np.zeros(1))[0], longest)
@@ -226,7 +226,7 @@ class MeasuredError:
         return cls(columns[:, 0], columns[:, 1], os.fspath(path), file_digest(path))
 
     def expected(self, predicted: IntArray, longest: IntArray | None = None) -> IntArray:
-        """Return the mean of each answer's true length, as :meth:`PredictionError.expected` says."""
+        """Return the mean of each completion's true length, as :meth:`PredictionError.expected` says."""
         first, last = self._windows(predicted)
         ratios = np.concatenate(([0.0], np.cumsum(self.actual / self.predicted)))
         return _whole(predicted * (ratios[last] - ratios[first]) / (last - first), longest)

@@ -1,4 +1,4 @@
-"""How many more tokens an answer will have, given what was predicted and how many it has already."""
+"""How many more tokens a completion will have, given what was predicted and how many it has already."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LEAST_DRAWN = 4000
 @dataclass(frozen=True, slots=True, eq=False)
 class RemainingLengths:
     """
-    Mean tokens still to come of an answer that has outlived its first ones.
+    Mean tokens still to come of a completion that has outlived its first ones.
 
-    An answer predicted short that is not over yet is seldom about to end: what remains of it grows with
-    what it has, until the longest answers are near.
+    A completion predicted short that is not over yet is seldom about to end: what remains of it grows with
+    what it has, until the longest completions are near.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class RemainingLengths:
         cls, error: PredictionError, predicted: IntArray, *, longest: IntArray | None = None, seed: int = 0
     ) -> RemainingLengths:
         """
-        Return what remains of answers with these predictions and such an error.
+        Return what remains of completions with these predictions and such an error.
 
         Parameters
         ----------
@@ -69,7 +69,7 @@ class RemainingLengths:
 
     def tokens(self, requests: IntArray, decoded: IntArray) -> FloatArray:
         """
-        Return the mean number of tokens that answers still get, shape (requests,).
+        Return the mean number of tokens that completions still get, shape (requests,).
 
         Parameters
         ----------

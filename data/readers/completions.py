@@ -35,9 +35,9 @@ def answer_line(
     Parameters
     ----------
     record
-        The request answered, or one of the answers it asks for.
+        The request completed, or one of the completions it asks for.
     text
-        The answer.
+        The completion.
     prompt_tokens, completion_tokens
         Tokens read and written.
     finish_reason
@@ -69,7 +69,7 @@ def answer_line(
 
 
 def error_line(record: PromptRecord, code: str, message: str) -> dict[str, object]:
-    """Return the output line of a request that could not be answered, with a code and a sentence on why."""
+    """Return the output line of a request that could not be completed, with a code and a sentence on why."""
     name = _name(record.custom_id)
     error = {"code": code, "message": message}
     return {"id": f"batch_req_{name}", "custom_id": record.custom_id, "response": None, "error": error}
@@ -77,15 +77,15 @@ def error_line(record: PromptRecord, code: str, message: str) -> dict[str, objec
 
 def joined_line(lines: Sequence[dict[str, Any]]) -> dict[str, object]:
     """
-    Return the one output line of a request that asks for several answers (``n``).
+    Return the one output line of a request that asks for several completions (``n``).
 
-    The prompt's tokens are counted once, the answers' are added up. If an answer failed, the others stand
-    in the line all the same, beside the error.
+    The prompt's tokens are counted once, the completions' are added up. If a completion failed, the others
+    stand in the line all the same, beside the error.
 
     Parameters
     ----------
     lines
-        Of its answers, in their order, each as :func:`answer_line` or :func:`error_line` makes it.
+        Of its completions, in their order, each as :func:`answer_line` or :func:`error_line` makes it.
     """
     done = [line["response"] for line in lines if line["response"] is not None]
     failed = [(k, line["error"]) for k, line in enumerate(lines) if line["error"] is not None]

@@ -1,4 +1,4 @@
-"""Where the planned answer lengths come from: what the user chooses and the plan records."""
+"""Where the planned completion lengths come from: what the user chooses and the plan records."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from .tables import is_table, read_table
 @dataclass(frozen=True, slots=True)
 class LengthSource:
     """
-    Where the planned answer lengths come from: what the user chose, and the plan records.
+    Where the planned completion lengths come from: what the user chose, and the plan records.
 
     Parameters
     ----------
     kind
-        ``known`` (each request carries its own), ``answers`` (an earlier run's, by name), ``constant``,
-        ``quantile`` (of the lengths in a file) or ``cap`` (the request's own ``max_tokens``).
+        ``known`` (each request carries its own), ``completions`` (an earlier run's, by name; older plans call
+        it ``answers``), ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the request's own
+        ``max_tokens``).
     value
         Tokens of a constant, or the quantile.
     file, digest
@@ -34,7 +35,7 @@ class LengthSource:
     family
         The family a quantile's distribution is fitted from.
     longest
-        Most tokens of any answer, whatever its request allows, or None for no such limit.
+        Most tokens of any completion, whatever its request allows, or None for no such limit.
 
     Raises
     ------
@@ -50,6 +51,8 @@ class LengthSource:
     longest: Positive | None = None
 
     def __post_init__(self) -> None:
+        if self.kind == "answers":
+            object.__setattr__(self, "kind", "completions")
         if self.kind not in _MEND:
             raise ValueError(f"the kind {self.kind!r} is none of {', '.join(_MEND)}")
 
@@ -61,7 +64,7 @@ class LengthSource:
         Parameters
         ----------
         spec
-            ``known``, ``cap``, ``constant:N``, ``answers:FILE``, ``quantile:Q:FILE`` or
+            ``known``, ``cap``, ``constant:N``, ``completions:FILE``, ``quantile:Q:FILE`` or
             ``quantile:Q:FAMILY:FILE``.
 
         Raises
@@ -77,7 +80,7 @@ class LengthSource:
                 rest, spec, "a whole number of tokens", lambda n: n == int(n) and 1 <= n <= LONGEST
             )
             return cls(kind, value=int(tokens))
-        if kind == "answers" and rest:
+        if kind in ("completions", "answers") and rest:
             return cls(kind, file=rest, digest=file_digest(rest))
         share, _, file = rest.partition(":")
         if kind == "quantile" and file:
@@ -88,7 +91,7 @@ class LengthSource:
         raise InputError(
             f"{spec!r} names no source of completion lengths",
             where="lengths",
-            hint=f"Give known, cap, constant:N, answers:FILE, quantile:Q:FILE or quantile:Q:FAMILY:FILE "
+            hint=f"Give known, cap, constant:N, completions:FILE, quantile:Q:FILE or quantile:Q:FAMILY:FILE "
             f"(FAMILY one of {', '.join(FAMILIES)}).",
         )
 
@@ -100,7 +103,7 @@ class LengthSource:
         known: Sequence[int | None] | None = None,
     ) -> IntArray:
         """
-        Return the planned answer length of each request: tokens, at least one, never above its cap.
+        Return the planned completion length of each request: tokens, at least one, never above its cap.
 
         Parameters
         ----------
@@ -132,7 +135,7 @@ class LengthSource:
         return np.minimum(chosen, ceiling)
 
     def capped(self, caps: Sequence[int | None]) -> Sequence[int | None]:
-        """Return the most tokens of each answer: its request's cap, None for none, and :attr:`longest`."""
+        """Return the most tokens of each completion: its cap, None for none, and :attr:`longest`."""
         if self.longest is None:
             return caps
         return [self.longest if cap is None else min(cap, self.longest) for cap in caps]
@@ -147,7 +150,7 @@ class LengthSource:
         if self.kind == "constant":
             return [int(self.value or 0)] * len(ids)
         found = _lengths_in(self.file or "")
-        if self.kind == "answers":
+        if self.kind == "completions":
             return [found.get(name) for name in ids]
         try:
             fitted = LengthDistribution.fit(list(found.values()), self.family)
@@ -177,7 +180,7 @@ def length_source_of(lengths: Mapping[str, object], *, file: str | None = None) 
 
 def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -> int | None:
     """
-    Return the most tokens of any answer by what a plan records of its lengths, None for no such limit.
+    Return the most tokens of any completion by what a plan records of its lengths, None for no such limit.
 
     Raises
     ------
@@ -189,10 +192,12 @@ def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -
 
 
 _MEND = {
-    "known": "Give each request output_tokens, or choose constant:N, cap, answers:FILE or quantile:Q:FILE.",
-    "cap": "Give each request a max_tokens, give --longest-answer, or choose constant:N, answers:FILE or"
+    "known": "Give each request output_tokens, or choose constant:N, cap, completions:FILE or"
     " quantile:Q:FILE.",
-    "answers": "The file must hold a completion of every request; for an estimate choose quantile:Q:FILE.",
+    "cap": "Give each request a max_tokens, give --longest-completion, or choose constant:N,"
+    " completions:FILE or quantile:Q:FILE.",
+    "completions": "The file must hold a completion of every request; for an estimate choose"
+    " quantile:Q:FILE.",
     "constant": "",
     "quantile": "",
 }

@@ -1,4 +1,4 @@
-"""Runs of serving engines that others measured: what was asked, and when each answer came."""
+"""Runs of serving engines that others measured: what was asked, and when each completion came."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MeasuredRun:
     Parameters
     ----------
     workload
-        The requests with the lengths their answers had; arrivals in seconds after the first.
+        The requests with the lengths their completions had; arrivals in seconds after the first.
     first_token, finished
         Seconds after the first arrival at which each request had its first and its last token,
         shape (requests,).

@@ -55,13 +55,13 @@ class PromptRecord:
     prompt
         The text, or the token ids, of a completion; None for a chat.
     max_tokens
-        Most tokens of the answer (``max_completion_tokens`` or ``max_tokens``), or None.
+        Most tokens of the completion (``max_completion_tokens`` or ``max_tokens``), or None.
     max_tokens_field
         Which of the two states it.
     output_tokens
-        The answer's length where the line pins it by ``output_tokens`` beside ``body``, or None.
+        The completion's length where the line pins it by ``output_tokens`` beside ``body``, or None.
     each_output_tokens
-        The lengths of its answers where the line pins them by a list of ``n``; else empty.
+        The lengths of its completions where the line pins them by a list of ``n``; else empty.
     model
         As in the request's body, or None.
     asked
@@ -69,7 +69,7 @@ class PromptRecord:
     template
         What a chat's template is told besides (``chat_template_kwargs``).
     sample
-        Which of the request's ``n`` answers this is, from 0; see :func:`each_sample`.
+        Which of the request's ``n`` completions this is, from 0; see :func:`each_sample`.
     """
 
     custom_id: str
@@ -88,13 +88,13 @@ class PromptRecord:
 
     @property
     def samples(self) -> int:
-        """Answers that the request asks for (``n``)."""
+        """Completions that the request asks for (``n``)."""
         asked: int = self.asked.get("n", 1)
         return asked
 
     @property
     def name(self) -> str:
-        """The answer's own name: the request's, with the number of the answer where it asks for several."""
+        """The completion's own name: its request's, with its number where the request asks for several."""
         return self.custom_id if self.samples == 1 else f"{self.custom_id}#{self.sample}"
 
     @property
@@ -167,7 +167,7 @@ def each_sample(
     records: Sequence[PromptRecord], path: str | os.PathLike[str] | None = None
 ) -> tuple[PromptRecord, ...]:
     """
-    Return a record for each answer of each request, those of one request side by side.
+    Return a record for each completion of each request, those of one request side by side.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def each_sample(
     Raises
     ------
     InputError
-        If a request is called as an answer of another.
+        If a request is called as a completion of another.
     """
     if all(record.samples == 1 for record in records):
         return tuple(records)
@@ -218,7 +218,9 @@ class _Line:
         if "\0" in custom_id:
             raise self.error("custom_id", f"{_shown(custom_id)} holds a zero character", "Leave it out.")
         if "response" in entry and "body" not in entry:
-            hint = "Give the batch input file; completions are a source of lengths: --lengths answers:FILE."
+            hint = (
+                "Give the batch input file; completions are a source of lengths: --lengths completions:FILE."
+            )
             raise self.error("response", "is a completion, not a request", hint)
         body = entry.get("body")
         if not isinstance(body, dict):

@@ -37,7 +37,7 @@ class JobInput:
     source
         The file, or the generator with its seed, as it was named.
     lengths
-        Where the answers' lengths come from.
+        Where the completions' lengths come from.
     digest
         The file's SHA-256; None for a generator.
     records
@@ -72,12 +72,12 @@ def read_workload(
         A batch file of prompts, a table of prompts or of lengths (CSV, Parquet, JSON lines, a folder of a
         dataset), or ``NAME:SEED[:COUNT]`` of a generator.
     lengths
-        Where the answers' lengths come from, as :meth:`.LengthSource.parse` reads it. By default ``known``
-        where every request carries its own, else ``cap``.
+        Where the completions' lengths come from, as :meth:`.LengthSource.parse` reads it. By default
+        ``known`` where every request carries its own, else ``cap``.
     count_tokens
         Gives the prompts' lengths; needed for a batch file whose prompts are text.
     drop_unanswered
-        Leave out the rows of a table whose answer has no token.
+        Leave out the rows of a table whose completion has no token.
     longest
         Most tokens of any completion, whatever its request allows; None for no such limit.
     columns

@@ -83,7 +83,7 @@ _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_t
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a table of lengths, by its first line, rather than prompts or answers."""
+    """Return whether a file is a table of lengths, by its first line, rather than prompts or completions."""
     try:
         with open(path, "rb") as stream:
             head = next((line for line in stream if line.strip()), b"").lstrip(b"\xef\xbb\xbf \t")
@@ -95,7 +95,7 @@ def is_table(path: str | os.PathLike[str]) -> bool:
         first = json.loads(head)
     except (ValueError, RecursionError):
         return False
-    # Prompts may pin their answers' lengths and answers may state them, in a column of the same name.
+    # Prompts may pin their completions' lengths and completions may state them, in a column of the same name.
     known = any(layout.input_tokens in first or layout.output_tokens in first for layout in FORMATS)
     return known and not {"body", "response"} & set(first)
 
@@ -111,7 +111,8 @@ def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False)
         as in one of :data:`FORMATS`, and optionally an id, ``group`` (whole numbers, or a name each),
         ``priority``, ``deadline`` (seconds), ``shared_tokens`` (that a group's prompts begin with alike).
     drop_unanswered
-        Leave out the rows whose answer has no token (failed requests in a trace) instead of refusing them.
+        Leave out the rows whose completion has no token (failed requests in a trace) instead of refusing
+        them.
 
     Raises
     ------

@@ -63,7 +63,7 @@ class Decoder:
         return kernels
 
     def decoding(self) -> AbstractContextManager[None]:
-        """Return the context for decode rounds whose masks are built by the caller."""
+        """Return the context for decode steps whose masks are built by the caller."""
         return grouped(self.model) if self._repeats_keys else nullcontext()
 
     def forward(

@@ -129,7 +129,7 @@ def attend_from_latest(
 
 def repeats_keys(model: Any) -> bool:
     """
-    Tell whether transformers would repeat keys and values in every decode round of this model.
+    Tell whether transformers would repeat keys and values in every decode step of this model.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """
 Weights of linear layers in the order in which oneDNN reads them, a second copy beside the model's own.
 
-On a CPU a decode round is bound by reading weights, and oneDNN reads packed ones in 0.6 to 0.9 of the time.
+On a CPU a decode step is bound by reading weights, and oneDNN reads packed ones in 0.6 to 0.9 of the time.
 
 This module needs torch when it is imported.
 """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..models.sampling import TokenRule
 
 NO_EOS: frozenset[int] = frozenset()
-"""For :class:`HuggingFaceEngine`: no token ends an answer, so every answer has its full length."""
+"""For :class:`HuggingFaceEngine`: no token ends a completion, so every completion has its full length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class HuggingFaceEngine:
     prompts
         Token ids of each prompt; as many as the workload says.
     most_tokens
-        Tokens after which each answer ends, shape (requests,).
+        Tokens after which each completion ends, shape (requests,).
     decoding
-        How tokens are chosen, and what ends an answer before.
+        How tokens are chosen, and what ends a completion before.
     tier
         The layout of keys and values, as :func:`~.tiers.choose_tier` returns it; chosen here if left out.
     on_token
@@ -85,7 +85,7 @@ class HuggingFaceEngine:
         If ``kv_tokens`` does not hold the longest request, or the layout would allocate more than the
         problem's KV capacity.
     ValueError
-        If the problem counts the first token as a decode round, which no engine does, or prompts are not
+        If the problem counts the first token as a decode step, which no engine does, or prompts are not
         those of the workload: of its lengths, the same where it shares them.
     """
 
@@ -111,7 +111,8 @@ class HuggingFaceEngine:
                     f"the prompt of {name!r} has {len(prompt)} tokens, the plan counts {planned}"
                 )
         _refuse_unlike(problem, prompts)
-        # The buffers grow for an answer that outgrows the plan; without max_tokens it might fill the model.
+        # The buffers grow for a completion that outgrows the plan; without max_tokens it might fill the
+        # model.
         expected = np.minimum(most_tokens, problem.workload.output_tokens)
         capacity = int((np.array([len(prompt) for prompt in prompts]) + expected).max())
         self._model = inner = unwrapped(model)

@@ -1,4 +1,4 @@
-"""Whether a running batch gives a model's own greedy answers, up to near-ties of the number format."""
+"""Whether a running batch gives a model's own greedy completions, up to near-ties of the number format."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MEND = "use another tier or another model, and report this one"
 
 def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
     """
-    Measure how far each token of an answer is from being the likeliest one after the tokens before it.
+    Measure how far each token of a completion is from being the likeliest one after the tokens before it.
 
-    One plain forward call over prompt and answer, alone and without a cache, is the reference. A greedy
-    answer falls short by nothing, or by so little that rounding decides: then another way to compute it may
-    rightly differ.
+    One plain forward call over prompt and completion, alone and without a cache, is the reference. A greedy
+    completion falls short by nothing, or by so little that rounding decides: then another way to compute it
+    may rightly differ.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -
     prompt
         Token ids of the prompt.
     answer
-        Token ids of the answer.
+        Token ids of the completion.
 
     Returns
     -------
     numpy.ndarray
-        For each token of the answer the largest logit less its own, in standard deviations of the logits
+        For each token of the completion the largest logit less its own, in standard deviations of the logits
         there.
     """
     own, largest, deviation = _alone(model, prompt, answer)
@@ -49,7 +49,7 @@ def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -
 
 
 def _alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
-    """Return the logit of each token of an answer, the largest there, and their standard deviation."""
+    """Return the logit of each token of a completion, the largest there, and their standard deviation."""
     import torch
 
     with torch.inference_mode():
@@ -121,7 +121,7 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
     Raises
     ------
     UnsupportedModelError
-        If the model cannot be run so, or an answer differs by more than a near-tie.
+        If the model cannot be run so, or a completion differs by more than a near-tie.
     """
     rng = random.Random(seed)
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -154,7 +154,7 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
 
 
 def _serve(batch: RunningBatch, prompts: list[list[int]]) -> dict[int, tuple[list[int], list[float]]]:
-    """Return each request's answer and the logits of its tokens."""
+    """Return each request's completion and the logits of its tokens."""
     served: dict[int, tuple[list[int], list[float]]] = {request: ([], []) for request in range(len(prompts))}
 
     def note(tokens: NDArray[np.int64], requests: dict[int, int]) -> None:

@@ -31,7 +31,7 @@ class Tier:
     reason
         Why this one.
     check
-        What vouches for its answers.
+        What vouches for its completions.
     """
 
     name: str
@@ -68,7 +68,7 @@ def choose_tier(model: Any, wanted: str = "auto", *, self_check: bool | None = N
     Raises
     ------
     UnsupportedModelError
-        If the wanted tier, or with ``auto`` every one, would give wrong answers.
+        If the wanted tier, or with ``auto`` every one, would give wrong completions.
     ValueError
         If there is no tier of that name.
     """

@@ -37,7 +37,7 @@ class RunningBatch(ABC):
     slots
         The most requests that run at once.
     capacity
-        The most tokens (prompt and answer) a request is expected to hold; the buffers grow when a request
+        The most tokens (prompt and completion) a request is expected to hold; the buffers grow when a request
         turns out longer.
     sampler
         How tokens are chosen; greedily if left out.
@@ -45,7 +45,7 @@ class RunningBatch(ABC):
     Raises
     ------
     UnsupportedModelError
-        If the model's answers would be wrong.
+        If the model's completions would be wrong.
     ValueError
         If ``slots`` or ``capacity`` is not positive.
     """
@@ -75,7 +75,7 @@ class RunningBatch(ABC):
     @classmethod
     @abstractmethod
     def check(cls, config: Any) -> None:
-        """Raise :class:`~.families.UnsupportedModelError` where this layout would give wrong answers."""
+        """Raise :class:`~.families.UnsupportedModelError` where this layout would give wrong completions."""
 
     @abstractmethod
     def _make_store(self, capacity: int) -> KeyValueStore:
@@ -116,7 +116,7 @@ class RunningBatch(ABC):
     @property
     def padding_read(self) -> float:
         """
-        Columns that attention read in all decode rounds so far and did not need, averaged over the layers.
+        Columns that attention read in all decode steps so far and did not need, averaged over the layers.
 
         A row needs the tokens that it holds, its new one among them; in a layer with a sliding window, at
         most those of the window.

@@ -1,5 +1,5 @@
 """
-Whole decode rounds on the device, captured once for a number of rows and replayed without the host.
+Whole decode steps on the device, captured once for a number of rows and replayed without the host.
 
 A round is the model's forward call, the choice of a token, and the update in place of what the next round
 needs: tokens, positions, counts, and a ring of results that is read back once per burst. Python runs while a
@@ -21,7 +21,7 @@ from ..models.sampling import TokenRule
 from .slot_store import KeyValueSlots
 
 Round = Callable[[], Any]
-"""Runs a decode round."""
+"""Runs a decode step."""
 
 Capture = Callable[[Round], Round]
 """Runs a round as often as it needs to, and returns what runs it again on the same tensors."""
@@ -30,7 +30,7 @@ MOST_ROUNDS = 256
 """Rounds whose results are kept on the device until they are read back."""
 
 LAG = 2
-"""Rounds launched before the host looks whether an answer ended: enough to hide a launch and a copy."""
+"""Rounds launched before the host looks whether a completion ended: enough to hide a launch and a copy."""
 
 _ENDS = 64
 """Room for tokens that end a call."""
@@ -100,7 +100,7 @@ def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any]
 
 class CapturedRounds:
     """
-    Decode rounds over padded slots for the whole, a half and a quarter of the slots.
+    Decode steps over padded slots for the whole, a half and a quarter of the slots.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class CapturedRounds:
         ----------
         rounds
             At least one, at most :data:`MOST_ROUNDS`; fewer are run where the columns there are do not
-            suffice, as an answer may end before it needs more.
+            suffice, as a completion may end before it needs more.
         until
             Tokens after whose round to stop, or up to :data:`LAG` rounds later.
 

@@ -51,7 +51,7 @@ class RaggedBatch(RunningBatch):
     prefill_tokens
         The most prompt tokens of one forward call.
     capture
-        Captures whole decode rounds, so that the host only launches them; a CUDA graph on a GPU if left out,
+        Captures whole decode steps, so that the host only launches them; a CUDA graph on a GPU if left out,
         none on a CPU.
     kernel
         Of :data:`~.attention_kernels.KERNELS`, for captured rounds; the fastest on a GPU if left out.
@@ -268,7 +268,7 @@ class RaggedBatch(RunningBatch):
         return self._groups.attend(call, window)
 
     def _refuse(self, mask: torch.Tensor | None, window: int | None, arguments: dict[str, Any]) -> None:
-        """Refuse to compute another attention than the layer asks for: its answers would be wrong."""
+        """Refuse to compute another attention than the layer asks for: its completions would be wrong."""
         reason = next((name for name in _UNHEARD if arguments.get(name) is not None), None)
         if mask is not None:
             reason = "a mask of the model's own"

@@ -108,7 +108,7 @@ class KeyValueSlots(KeyValueStore):
         self.lengths: list[int] = []
         """Tokens that each row in use holds."""
         self.kernels: HostKernels | None = None
-        """What writes the keys and values of decode rounds; torch where there is none."""
+        """What writes the keys and values of decode steps; torch where there is none."""
         self.segments: Sequence[Segment] = ()
         """While prompts are prefilled, packed into one sequence: which of its tokens are whose."""
         self._rows = torch.empty(0, dtype=torch.int64)

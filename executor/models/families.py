@@ -23,7 +23,7 @@ _WINDOW_MEND = "use --tier window"
 
 class UnsupportedModelError(InputError):
     """
-    A model whose answers the window would get wrong.
+    A model whose completions the window would get wrong.
 
     Parameters
     ----------

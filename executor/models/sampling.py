@@ -50,9 +50,9 @@ class Sampler:
     """
     The rule that turns logits into tokens; the same for every request of a batch.
 
-    The draw of a token depends only on the seed, the request and the index of the token in its answer, never
-    on which other requests share the batch: a run that is resumed, re-planned or preempted gives the same
-    answers.
+    The draw of a token depends only on the seed, the request and the index of the token in its completion,
+    never on which other requests share the batch: a run that is resumed, re-planned or preempted gives the
+    same completions.
 
     Parameters
     ----------

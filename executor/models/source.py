@@ -76,7 +76,7 @@ def load_config(spec: str) -> Any:
     ModelLoadError
         If there is no such model, or it cannot be read or reached.
     UnsupportedModelError
-        If its answers would be wrong.
+        If its completions would be wrong.
     ImportError
         If torch or transformers is missing.
     """
@@ -160,7 +160,7 @@ def load_model(
         If there is no such model, it cannot be read or reached, its checkpoint lacks weights, or the device
         is missing.
     UnsupportedModelError
-        If its answers would be wrong.
+        If its completions would be wrong.
     ValueError
         If ``dtype`` is not known.
     ImportError

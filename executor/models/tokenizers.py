@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer."""
+        """Tokens that end a completion."""
 
     def encode(self, text: str) -> list[int]:
         """
@@ -74,7 +74,7 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """
-        Return the text of an answer.
+        Return the text of a completion.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class HubTokenizer:
     tokenizer
         The transformers tokenizer.
     eos_ids
-        Tokens that end an answer, beyond the tokenizer's own.
+        Tokens that end a completion, beyond the tokenizer's own.
     """
 
     def __init__(self, name: str, tokenizer: Any, eos_ids: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""MICO's length predictor: an encoder fine-tuned to tell ranges of answer lengths apart."""
+"""MICO's length predictor: an encoder fine-tuned to tell ranges of completion lengths apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_PROMPT = 512
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderPredictor:
     r"""
-    A classifier of prompts into N ranges of answer length (section 3.2).
+    A classifier of prompts into N ranges of completion length (section 3.2).
 
     Label :math:`\lfloor l / (l_{max} / N) \rfloor`; a length is predicted as the middle of the likeliest
     range, and its interval by the classifier's probabilities.
@@ -65,7 +65,7 @@ class EncoderPredictor:
         encoder
             Hub name or local folder of the encoder; a folder saved by an earlier training is refreshed.
         buckets, longest
-            N and :math:`l_{max}`, by default the longest answer's tokens plus one.
+            N and :math:`l_{max}`, by default the longest completion's tokens plus one.
         epochs, learning_rate, batch_size
             The paper's by default.
         seed

@@ -1,4 +1,4 @@
-"""Predictors of an answer's length from its prompt, by how they learn."""
+"""Predictors of a completion's length from its prompt, by how they learn."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LEVELS = ((1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2)
 
 
 class LengthPredictor(Protocol):
-    """Says how long answers will be."""
+    """Says how long completions will be."""
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the predicted length of the answer to each prompt, with its interval, tokens."""
+        """Return the predicted length of the completion to each prompt, with its interval, tokens."""
         ...
 
     def save(self, folder: Path) -> dict[str, object]:
@@ -72,16 +72,16 @@ class ConstantPredictor:
 @dataclass(frozen=True, slots=True)
 class GroupMeanPredictor:
     """
-    The mean of earlier answers to the same prompt; lengths of answers to one prompt correlate.
+    The mean of earlier completions to the same prompt; lengths of completions to one prompt correlate.
 
     Parameters
     ----------
     means
         Tokens by prompt.
     spread
-        Quantiles of a length over its group's mean of the other answers.
+        Quantiles of a length over its group's mean of the other completions.
     otherwise
-        For prompts that were never answered.
+        For prompts that were never completed.
     """
 
     means: dict[str, float]

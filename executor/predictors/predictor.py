@@ -56,13 +56,13 @@ class TrainedPredictor:
         """
         Return a predictor learnt from a part of the prompts and measured on the others.
 
-        ``group-mean``, whose point is to have seen the prompt, is measured on held-out answers instead.
+        ``group-mean``, whose point is to have seen the prompt, is measured on held-out completions instead.
 
         Parameters
         ----------
         method, examples, seed, encoder
             As of :func:`~batchbound.executor.predictors.kinds.learn`; there must be two prompts (two
-            answers).
+            completions).
 
         Raises
         ------
@@ -87,12 +87,12 @@ class TrainedPredictor:
 
     def refreshed(self, examples: Examples, folder: str | os.PathLike[str], *, seed: int = 0) -> Self:
         """
-        Return the predictor learnt from new answers beside the old ones, and measured anew.
+        Return the predictor learnt from new completions beside the old ones, and measured anew.
 
         Parameters
         ----------
         examples
-            The new answers.
+            The new completions.
         folder
             Where this predictor is saved: an encoder goes on from the one there.
         seed

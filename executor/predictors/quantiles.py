@@ -1,4 +1,4 @@
-"""Quantile regression of an answer's length on cheap features of its prompt."""
+"""Quantile regression of a completion's length on cheap features of its prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRUSTED = ["sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"]
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantilePredictor:
     """
-    Quantile regression on cheap features of the prompt, its interval widened until held-out answers fit.
+    Quantile regression on cheap features of the prompt, its interval widened until held-out completions fit.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class QuantilePredictor:
         return cls(words, mean, fitted.quantiles, widening)
 
     def predict(self, prompts: Sequence[str]) -> Predicted:
-        """Return the middle quantile of each answer's length and the widened interval, tokens."""
+        """Return the middle quantile of each completion's length and the widened interval, tokens."""
         low, middle, high = self._logs(prompts)
         return Predicted.of(np.exp(middle), np.exp(low - self.widening), np.exp(high + self.widening))
 

@@ -20,7 +20,7 @@ class EngineSpec:
     tier
         Layout of keys and values.
     eos_ids
-        Tokens that end an answer.
+        Tokens that end a completion.
     sampler
         How tokens are chosen.
     threads

@@ -30,7 +30,7 @@ LAST_WORD = 10.0
 
 
 class FleetLostError(RunStoppedError):
-    """Every replica is lost; what was answered before has been handed over."""
+    """Every replica is lost; what was completed before has been handed over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class FleetOutcome:
     traces
         One per replica, also of one that died: all stages it reported, and the requests it finished.
     lost
-        The replicas that died, failed or hung before all was answered or just then, and why.
+        The replicas that died, failed or hung before all was completed or just then, and why.
     moved
         Requests that were served by another replica than they were dispatched to.
     """
@@ -56,7 +56,7 @@ class FleetOutcome:
 @dataclass(frozen=True, slots=True, eq=False)
 class Listener:
     """
-    Who is told of what a fleet does, beside its answers.
+    Who is told of what a fleet does, beside its completions.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class _Log:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep this process's answer to SIGTERM: Ray puts one in its place that aborts."""
+    """Keep this process's completion to SIGTERM: Ray puts one in its place that aborts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -199,7 +199,7 @@ class RayFleet:
         prompts
             Token ids of each prompt.
         most_tokens
-            Tokens after which each answer ends, shape (requests,).
+            Tokens after which each completion ends, shape (requests,).
         on_answer
             Called once with each request and its tokens, as it finishes.
         backoff

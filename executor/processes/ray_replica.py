@@ -71,9 +71,9 @@ class ReplicaActor:
         following: FleetPolicy | None = None,
     ) -> Any:
         """
-        Yield lists of events: ``("engine", what it is)``, ``("stage", ...)`` and ``("answer", ...)``.
+        Yield lists of events: ``("engine", what it is)``, ``("stage", ...)`` and ``("completion", ...)``.
 
-        A stage comes with the requests it prefilled and their slots, an answer with its tokens and the
+        A stage comes with the requests it prefilled and their slots, a completion with its tokens and the
         seconds, since this replica first served, at which it was finished.
 
         Parameters
@@ -89,7 +89,7 @@ class ReplicaActor:
         prompts
             Token ids of each.
         most
-            Tokens after which each answer ends, shape (requests,).
+            Tokens after which each completion ends, shape (requests,).
 
         Raises
         ------

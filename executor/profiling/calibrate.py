@@ -43,7 +43,7 @@ def calibrate(
     Parameters
     ----------
     stages
-        Measured prefill stages and decode rounds.
+        Measured prefill stages and decode steps.
     engine
         What was measured, as the engine describes itself.
     date
@@ -84,7 +84,7 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     Raises
     ------
     ValueError
-        If the prefill stages have fewer than two sizes, or the decode rounds fewer than two counts of active
+        If the prefill stages have fewer than two sizes, or the decode steps fewer than two counts of active
         slots: a base and a slope cannot be told apart.
     """
     timed = [stage for stage in stages if stage.seconds > 0]

@@ -1,4 +1,4 @@
-"""Measuring prefill stages and decode rounds of an engine over a small grid."""
+"""Measuring prefill stages and decode steps of an engine over a small grid."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SPREAD = 0.5
 _BURSTS = (1, 2, 4)
 """Rounds of the bursts after the first of a point; a request leaves before each."""
 _JOB_ANSWER = 24
-"""Mean tokens of an answer in :func:`mixed_job`."""
+"""Mean tokens of a completion in :func:`mixed_job`."""
 LONGEST_PROMPT = 1 + _SPREAD
 """Tokens of the longest prompt of a point, for each of its mean."""
 MOST_ROUNDS = 160
-"""Tokens that a measured answer may take at most."""
+"""Tokens that a measured completion may take at most."""
 
 
 def profile(
@@ -54,7 +54,7 @@ def profile(
     prompt_tokens
         Mean prompt lengths to measure, tokens.
     rounds
-        Decode rounds timed at a point before the first request leaves.
+        Decode steps timed at a point before the first request leaves.
     repeats
         Measurements of a point, of which the median counts.
     warm_up
@@ -95,7 +95,7 @@ def profile(
 
 def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Problem:
     """
-    Return a job unlike any point of a grid: prompts and answers of all lengths, slots filled again and again.
+    Return a job unlike any point of a grid: prompts and completions of all lengths, slots filled anew.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
 
 
 def _between(measured: Measurements) -> list[Operation]:
-    """Return what a change of the batch takes, each request that leaves, the loop, and keeping an answer."""
+    """Return what a change of the batch, a request that leaves, the loop, and keeping a completion take."""
     found = measured.found
     large = [point for point in measured.points if "leave" in found[at(*point, "calls", 0)]]
     left = [each for point in large for each in measured.passes(point, "calls", "leave")]

@@ -42,7 +42,7 @@ _NO_COST = CostModel(0.0, 0.0, 0.0, 0.0)
 _REQUESTS_PER_SLOT = 6
 """Of the job that measures what passes between stages."""
 _NEVER = frozenset({-1})
-"""An end that no answer has: the engine looks for it, and decodes to the full length."""
+"""An end that no completion has: the engine looks for it, and decodes to the full length."""
 _EARLY = ((1, 0),) * (WARMING_ROUNDS + WARM_ROUNDS)
 _SINGLE = ((1, 1),) * BESIDE
 _AFTER = (*_SINGLE[1:], *((1, BESIDE),) * BESIDE, *_SINGLE)
@@ -115,7 +115,7 @@ def profile_layers(
     hooks, whose own time is taken out again in proportion. What a change of the decode batch costs (packing
     rows, new masks), and each request that leaves, is the difference between rounds in which one or several
     are done and others. Rounds that follow an encoding take longer, as it has driven keys and values out of
-    the caches: they are measured apart. What the loop around the stages costs, keeping an answer, and what
+    the caches: they are measured apart. What the loop around the stages costs, keeping a completion, and what
     decode calls take longer where both come between them, is measured on jobs of random lengths.
 
     With a worker, what two of them cost each other is measured, too: rounds while it encodes, beside rounds
@@ -132,7 +132,7 @@ def profile_layers(
     worker
         What a process that encodes loads, for WAA: the same model, where it would run. None for RRA alone.
     keep
-        What a run does with the tokens of each finished answer; None if it costs nothing.
+        What a run does with the tokens of each finished completion; None if it costs nothing.
     on_point
         Called after each measurement with the number done and the number in all.
 
@@ -277,7 +277,7 @@ def _used_engine(
 
 def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[str, float]:
     """
-    Return the seconds of an encoding, of a decode round, and of what a call of some rounds takes besides.
+    Return the seconds of an encoding, of a decode step, and of what a call of some rounds takes besides.
 
     After some rounds, which take longer as they follow the encoding, a call of many is timed, and calls of
     one round before and after it, when as many more and as many fewer requests run. In the last round of each
@@ -318,7 +318,7 @@ def _point(engine_for: EngineFor, batch: int, length: int, rounds: int) -> dict[
 def _shares(
     engine_for: EngineFor, batch: int, length: int, rounds: int, shares: LayerShares
 ) -> dict[str, float]:
-    """Return which part of an encoding, and of a decode round, layers take, and attention in them."""
+    """Return which part of an encoding, and of a decode step, layers take, and attention in them."""
     engine = _used_engine(engine_for, batch, length, rounds)
     found: dict[str, float] = {}
     with shares:
@@ -378,7 +378,7 @@ def _job(
     trace = execute(problem, policy, engine, on_finish=finished)
     stages = trace.stages
     between = [after.start - before.end for before, after in pairwise(stages)]
-    # Means: a policy does much in few of its calls. The last answers are kept after the last stage.
+    # Means: a policy does much in few of its calls. The last completions are kept after the last stage.
     last = kept[len(kept) - int((trace.finished == trace.makespan).sum()) :]
     encodings = [number for number, stage in enumerate(stages) if stage.kind == "prefill"]
     steady = stages[encodings[2] : encodings[-1]]

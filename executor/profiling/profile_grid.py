@@ -18,7 +18,7 @@ BESIDE = 4
 WARM_ROUNDS = 3
 """After those that follow an encoding: they are compared with these."""
 ROUNDS_BEFORE = WARMING_ROUNDS + WARM_ROUNDS + BESIDE
-"""Decode rounds of a point before those timed together."""
+"""Decode steps of a point before those timed together."""
 _FEWEST_IN_JOB = 4
 _MORE_ROUNDS = 2 * WARMING_ROUNDS + 12
 """Than those timed that a point may run."""
@@ -36,7 +36,7 @@ class Grid:
     lengths
         Mean tokens of a prompt, and tokens held where decoding begins.
     rounds
-        Decode rounds timed at a point.
+        Decode steps timed at a point.
     repeats
         Passes over all that is measured, of which medians count.
     """
@@ -67,7 +67,7 @@ class Grid:
 
     @property
     def most_rounds(self) -> int:
-        """Decode rounds that a point may run."""
+        """Decode steps that a point may run."""
         return self.rounds + _MORE_ROUNDS
 
     def within(self, point: tuple[int, int], limit: int) -> bool:
@@ -103,7 +103,7 @@ def decoding(length: int, batch: int, rounds: int = ROUNDS_BEFORE) -> list[int]:
     batch
         Requests.
     rounds
-        Decode rounds of each; requests of a running batch differ in them, too.
+        Decode steps of each; requests of a running batch differ in them, too.
     """
     return [max(1, tokens - rounds) for tokens in spread(length + rounds, batch)]
 

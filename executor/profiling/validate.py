@@ -42,7 +42,7 @@ class Validation:
     Parameters
     ----------
     metrics
-        By name: ``makespan_s``; ``tokens_per_s``, answer tokens over the makespan; ``ttft_*_s``, from a
+        By name: ``makespan_s``; ``tokens_per_s``, completion tokens over the makespan; ``ttft_*_s``, from a
         request's arrival to its first token; ``tpot_*_s``, from its first token to its last, per other token.
     order_correlation
         Spearman's, of the times at which the requests finished.

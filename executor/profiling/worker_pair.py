@@ -31,9 +31,9 @@ FEWEST_ROUNDS = 5
 _BATCHES = 24
 """That join in a job that is timed."""
 _STAY = 4
-"""Decode rounds of those requests."""
+"""Decode steps of those requests."""
 MOST_ROUNDS = 2 * _BATCHES
-"""Decode rounds of the others, which are there from the start."""
+"""Decode steps of the others, which are there from the start."""
 
 
 class WorkerPair:
@@ -130,7 +130,7 @@ class WorkerPair:
 
     def crowd(self, engine: HuggingFaceEngine, length: int, rounds: int) -> dict[str, float]:
         """
-        Return the seconds of a decode round while the other worker rests, and while it encodes.
+        Return the seconds of a decode step while the other worker rests, and while it encodes.
 
         They are ``alone`` and ``beside``.
 

@@ -55,7 +55,7 @@ def occupied_slots(trace: Trace) -> IntArray:
     """
     Return the slots that hold a request during each stage, shape (stages,).
 
-    Counted backwards from the decode rounds, which know their active slots: so it holds with evictions, too.
+    Counted backwards from the decode steps, which know their active slots: so it holds with evictions, too.
     """
     _, end = _edges(trace)
     finished = trace.finished[np.isfinite(trace.finished)]

@@ -44,7 +44,7 @@ def report(
     problem
         The problem that was planned, with its cost model and the lengths the plan counted on.
     trace
-        The run. A request of the problem that it did not serve counts as resumed: answered by an earlier run.
+        The run. A request of the problem that it did not serve was completed by an earlier run: resumed.
     bound
         A proven bound of the problem, or None. One that is not valid in general is left out.
     planned_makespan

@@ -39,7 +39,7 @@ class SteadyState:
 
 def steady_state(trace: Trace) -> SteadyState | None:
     """
-    Return what a run reached after the longest answer's rounds and before the last prefill stages.
+    Return what a run reached after the longest completion's rounds and before the last prefill stages.
 
     None if the run is too short to have such a time.
 

@@ -45,7 +45,7 @@ def run_configuration(
     on_stage: Callable[[Stage, int], None] | None = None,
 ) -> Outcome:
     """
-    Serve every request of a job whose answer is not in the journal yet, as a configuration says.
+    Serve every request of a job whose completion is not in the journal yet, as a configuration says.
 
     Parameters
     ----------
@@ -54,11 +54,11 @@ def run_configuration(
     configuration
         The strategy and its numbers.
     journal
-        Takes each answer as it finishes.
+        Takes each completion as it finishes.
     worker
         What other processes load: the job's model and sampling, under WAA maybe on another device.
     replanning
-        Finds another configuration when answers drift from the lengths planned for; its encoding batch is
+        Finds another configuration when completions drift from the lengths planned for; its encoding batch is
         at most :data:`MOST_GROWTH` times the first one's. Without it the configuration stays.
     tensor_parallel
         Processes that share each of the model's layers, under RRA: this one, whose model holds its share from

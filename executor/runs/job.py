@@ -1,4 +1,4 @@
-"""One run of a plan on a model: from prompts to answers on disk, with nothing lost on the way."""
+"""One run of a plan on a model: from prompts to completions on disk, with nothing lost on the way."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Job:
     prompts
         Of the plan's requests, in its order.
     model, tokenizer
-        What answers them.
+        What completes them.
     sampler
         How tokens are chosen.
     pinned
-        Decode every answer to the plan's length, whatever its tokens are; else an answer ends at an
+        Decode every completion to the plan's length, whatever its tokens are; else a completion ends at an
         end-of-sequence token or at its request's ``max_tokens``.
     tier
         The layout of keys and values; chosen when the job runs if left out.
@@ -90,8 +90,8 @@ class Job:
     Raises
     ------
     InputError
-        If the plan and the prompts do not belong together, or an answer may outgrow the model: any, or with
-        ``record_failures`` each of them.
+        If the plan and the prompts do not belong together, or a completion may outgrow the model: any, or
+        with ``record_failures`` each of them.
     """
 
     plan: Plan
@@ -130,7 +130,7 @@ class Job:
 
     @property
     def most_tokens(self) -> IntArray:
-        """Tokens after which each answer ends, shape (requests,)."""
+        """Tokens after which each completion ends, shape (requests,)."""
         planned = self.plan.workload.output_tokens
         if self.pinned:
             return planned
@@ -142,18 +142,18 @@ class Job:
 
     @property
     def decoding(self) -> DecodeOptions:
-        """How the engine decodes: what ends an answer, how tokens are chosen, what the device holds."""
+        """How the engine decodes: what ends a completion, how tokens are chosen, what the device holds."""
         ends = NO_EOS if self.pinned else end_tokens(self.model, self.tokenizer)
         return DecodeOptions(ends, self.sampler, self.kv_tokens)
 
     def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
         """
-        Serve every request whose answer is not in the journal yet.
+        Serve every request whose completion is not in the journal yet.
 
         Parameters
         ----------
         journal
-            Takes each answer as it finishes.
+            Takes each completion as it finishes.
         on_stage
             Called after each stage with its record and the number of requests finished in this run.
 
@@ -222,12 +222,12 @@ class Job:
             return execute(problem, policy, engine, on_finish=keep, on_stage=staged)
 
     def fail(self, journal: Journal, index: int, code: str, why: str) -> None:
-        """Put an error in the place of a request's answer, given the request's position in the plan."""
+        """Put an error in the place of a request's completion, given the request's position in the plan."""
         record = self.prompts.records[index]
         journal.append(record.name, error_line(record, code, why))
 
     def answer_refused(self, journal: Journal) -> None:
-        """Put an error in the place of each answer that the model cannot give."""
+        """Put an error in the place of each completion that the model cannot give."""
         refused = {**self._too_long(), **self.refused}
         for index in self.left(journal).tolist():
             if index in refused:
@@ -244,7 +244,7 @@ class Job:
         journal.remove()
 
     def lines(self, journal: Journal) -> Iterator[dict[str, object]]:
-        """Yield each request's output line, all its answers in one, in the plan's order."""
+        """Yield each request's output line, all its completions in one, in the plan's order."""
         for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
             lines = [journal.finished[record.name] for record in answers]
             yield lines[0] if len(lines) == 1 else joined_line(lines)
@@ -258,7 +258,7 @@ class Job:
         index
             The request's position in the plan.
         tokens
-            Its answer, an end-of-sequence token included if that ended it.
+            Its completion, an end-of-sequence token included if that ended it.
         """
         record, prompt_tokens = self.prompts.records[index], len(self.prompts.tokens[index])
         rule, told = self.sampler, None
@@ -291,7 +291,7 @@ class Job:
                 why,
                 where=f"line {record.line}, field 'body.{record.max_tokens_field}'" if record.line else "",
                 hint=f"Lower its {record.max_tokens_field}, shorten its prompt,"
-                " or plan again with --longest-answer.",
+                " or plan again with --longest-completion.",
             )
 
     def _too_long(self) -> dict[int, str]:
@@ -323,9 +323,9 @@ def answer_of(
     record, prompt_tokens
         The request, and the tokens of its prompt.
     tokens
-        Its answer, an end-of-sequence token included if that ended it.
+        Its completion, an end-of-sequence token included if that ended it.
     model, tokenizer
-        What answered it.
+        What completed it.
     pinned
         Whether its length was given.
     told

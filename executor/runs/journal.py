@@ -1,4 +1,4 @@
-"""The answers of a run as they finish, on disk before the run goes on."""
+"""The completions of a run as they finish, on disk before the run goes on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ...data.files.disk import InputError, unwritable
 
 JOURNAL_VERSION = 2
 SYNC_SECONDS = 1.0
-"""An answer that comes this long after the last sync is synced with all before it, so is the end of a run."""
+"""A completion this long after the last sync is synced with all before it, so is the end of a run."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Journal:
     """
-    A file of finished answers, one JSON line each, that survives the process being killed at any moment.
+    A file of finished completions, one JSON line each, that survives the process being killed at any moment.
 
     Its first line says which run it belongs to. Each line ends in a checksum: one that the end of the process
-    cut short, or a power cut or a disk damaged, is dropped, and its answer is made again. As a context
-    manager, it leaves no file in which no answer stands.
+    cut short, or a power cut or a disk damaged, is dropped, and its completion is made again. As a context
+    manager, it leaves no file in which no completion stands.
 
     Parameters
     ----------
@@ -39,11 +39,11 @@ class Journal:
     Attributes
     ----------
     finished
-        The answers it holds, by request.
+        The completions it holds, by request.
     dropped
         Lines that were damaged, counted from one: what they held is not among the finished.
     ending
-        Whether all was answered and the run had begun to write its other outputs.
+        Whether all was completed and the run had begun to write its other outputs.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class Journal:
 
     def append(self, name: str, answer: Mapping[str, object]) -> None:
         """
-        Put one finished answer on disk.
+        Put one finished completion on disk.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class Journal:
             self._sync()
 
     def end(self) -> None:
-        """Note that all is answered: from here on, the run's outputs are its own to write again."""
+        """Note that all is completed: from here on, the run's outputs are its own to write again."""
         if not self.ending:
             self._write({"ending": True})
             self.ending = True
@@ -114,7 +114,7 @@ class Journal:
         self._stream.close()
 
     def remove(self) -> None:
-        """Close the file and delete it: its answers stand elsewhere now."""
+        """Close the file and delete it: its completions stand elsewhere now."""
         self._stream.close()
         self.path.unlink(missing_ok=True)
 
@@ -142,7 +142,7 @@ class Journal:
             return
         header = self._header(lines[0])
         if header != self._run and len(lines) == 2:
-            # Another run that was killed before its first answer: nothing is lost.
+            # Another run that was killed before its first completion: nothing is lost.
             self._start()
             return
         if header != self._run:

@@ -43,14 +43,14 @@ class PlanClock:
     Tells planned seconds by the stages that a run ran and the requests it finished.
 
     Between two planned ends of requests the clock follows the cost model; a run that finishes requests
-    sooner, as answers end before their caps, is moved on to where the plan would have finished as many.
+    sooner, as completions end before their caps, is moved on to where the plan would have finished as many.
 
     Parameters
     ----------
     problem, schedule
         The plan.
     left
-        Requests that this run serves, ascending; another run has answered the others.
+        Requests that this run serves, ascending; another run has completed the others.
     bound
         Proven model seconds of the whole plan, or None.
     """

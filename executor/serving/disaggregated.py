@@ -1,4 +1,4 @@
-"""Simulating two devices, one for prompts and one for answers (DistServe)."""
+"""Simulating two devices, one for prompts and one for completions (DistServe)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DisaggregatedRun:
     Parameters
     ----------
     run
-        Of all requests; its iterations and memory are the answers' device's.
+        Of all requests; its iterations and memory are the completions' device's.
     prompt_seconds
         The prompts' device was busy.
     transfer_seconds
@@ -77,13 +77,13 @@ def simulate_disaggregated(
     Raises
     ------
     ValueError
-        If no answer has a second token: nothing is left for the second device.
+        If no completion has a second token: nothing is left for the second device.
     ServingError
         If a request does not fit the second device.
     """
     stage = _Prompts(workload, cost, KvLedger(kv_capacity, len(workload), block_tokens), batched_tokens)
     stage.run(until)
-    # One token of answer is drawn where the prompt is: nothing is sent then.
+    # One token of completion is drawn where the prompt is: nothing is sent then.
     going = np.flatnonzero((workload.output_tokens > 1) & np.isfinite(stage.sent))
     if not going.size:
         raise ValueError(
@@ -105,7 +105,7 @@ def simulate_disaggregated(
     tokens = (stage.end <= until).astype(np.int64)
     tokens[going] *= run.tokens
     finished[going], preempted[going] = run.finished, run.preempted
-    # Waiting for room on the second device is queueing between prompt and answer.
+    # Waiting for room on the second device is queueing between prompt and completion.
     spent[going] += run.spent[:, (QUEUED, EXECUTING, WAITING, 3)]
     whole = replace(
         run,

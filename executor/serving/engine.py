@@ -26,10 +26,10 @@ States = list[tuple[torch.Tensor, torch.Tensor]]
 
 class ServingEngine:
     """
-    Computes prompts and answers in one call an iteration, their keys and values where a ledger says.
+    Computes prompts and completions in one call an iteration, their keys and values where a ledger says.
 
-    A row of attention is a view of its region's places; only a guest's row, whose prompt and answer lie
-    apart, is joined first. Tokens are the model's greedy ones, and answers have the lengths the job says.
+    A row of attention is a view of its region's places; only a guest's row, whose prompt and completion lie
+    apart, is joined first. Tokens are the model's greedy ones, and completions have the lengths the job says.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class ServingEngine:
     Raises
     ------
     UnsupportedModelError
-        If the model's answers would be wrong, as on the ragged tier.
+        If the model's completions would be wrong, as on the ragged tier.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], ledger: PlacedLedger) -> None:

@@ -19,7 +19,8 @@ class ServingMetrics:
     completion
         Job completion time: from arrival to the last token, the scheduling time excluded.
     waiting, execution, queueing, preemption
-        Its parts: before the prompt starts; prompt and answer under way; between prompt and answer; stopped.
+        Its parts: before the prompt starts; prompt and completion under way; between prompt and completion;
+        stopped.
     scheduling
         CPU time of the policy's decisions between a request's arrival and its end, measured.
     between_tokens
@@ -27,7 +28,7 @@ class ServingMetrics:
     between_tokens_p95
         Its 95th percentile over the requests.
     normalized_latency
-        Completion time per token of answer.
+        Completion time per token of completion.
     slo_satisfaction
         Share of the requests that end by their deadline.
     requests_per_s, tokens_per_s
@@ -39,7 +40,7 @@ class ServingMetrics:
     forward_size
         Tokens of an iteration, over iterations.
     completed_per_iteration
-        Answers that ended.
+        Completions that ended.
     failed
         Share of the requests that were stopped at least once.
     decision

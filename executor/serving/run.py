@@ -1,5 +1,5 @@
 """
-Serving a job on a transformers model by a serving policy, and checking the answers against the model's own.
+Serving a job on a transformers model by a serving policy, its completions checked against the model's own.
 
 This module needs torch and transformers when it is imported.
 """
@@ -65,7 +65,7 @@ def serve_on_model(
     prompts
         Token ids of each request, as many as the workload says.
     workload
-        The requests, with the lengths their answers are decoded to, arrivals and deadlines.
+        The requests, with the lengths their completions are decoded to, arrivals and deadlines.
     policy
         Fresh.
     kv_capacity
@@ -75,12 +75,12 @@ def serve_on_model(
     paged
         Whether blocks may lie anywhere (block-allocation), instead of one region for each request.
     predicted
-        Answer lengths the policy sees, shape (requests,); the true ones by default.
+        Completion lengths the policy sees, shape (requests,); the true ones by default.
 
     Raises
     ------
     UnsupportedModelError
-        If the model's answers would be wrong.
+        If the model's completions would be wrong.
     ServingError, KvLedgerError
         As :func:`~.simulation.serve_on_device` says.
     """
@@ -92,7 +92,7 @@ def serve_on_model(
 
 def own_answer(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     """
-    Return the model's own greedy answer to one prompt alone, as ``generate`` gives it.
+    Return the model's own greedy completion to one prompt alone, as ``generate`` gives it.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def own_answer(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     prompt
         Token ids.
     tokens
-        Of the answer; no token ends it before.
+        Of the completion; no token ends it before.
     """
     ids = torch.tensor([list(prompt)], device=model.device)
     ends, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None

@@ -17,8 +17,8 @@ from ...heuristics.serving.kv_ledger import KvLedger
 from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
 
 WAITING, EXECUTING, QUEUED, PAUSED = range(4)
-"""What a request spends its time in: before its prompt starts; its prompt or its answer under way; between
-prompt and answer; after it was stopped."""
+"""What a request spends its time in: before its prompt starts; prompt or completion under way; between
+prompt and completion; after it was stopped."""
 
 
 class ServingError(RuntimeError):
@@ -37,8 +37,8 @@ class ServingRun:
     first_token, finished
         Seconds after the start, shape (requests,); NaN where the run was stopped before.
     spent
-        Seconds each request was waiting, executing, queued between prompt and answer, and paused, as far as
-        the run went, shape (requests, 4).
+        Seconds each request was waiting, executing, queued between prompt and completion, and paused, as far
+        as the run went, shape (requests, 4).
     tokens
         Generated, shape (requests,).
     preempted
@@ -47,7 +47,7 @@ class ServingRun:
         Of each iteration, shape (iterations,).
     decodes, prompt_tokens, held, promised, completed
         Of each iteration: requests that generated, prompt tokens computed, tokens of keys and values held and
-        promised at its end, answers completed.
+        promised at its end, completions completed.
     decided
         CPU seconds of the policy before each iteration, measured.
     capacity
@@ -107,7 +107,7 @@ def simulate_serving(
     block_tokens
         Tokens of a block.
     predicted
-        Answer lengths the policy sees, shape (requests,); the true ones by default.
+        Completion lengths the policy sees, shape (requests,); the true ones by default.
     prefilled
         Whether the requests come with their prompts computed elsewhere: the keys and values need only be
         received, and the first token is there already.

@@ -1,4 +1,4 @@
-"""A configuration that is changed while it runs, once answers drift from the lengths it was chosen for."""
+"""A configuration changed while it runs, once completions drift from the lengths it was chosen for."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Replanning = Callable[[PlannedConfiguration, IntArray, IntArray], PlannedConfigu
 
 class AdaptiveConfiguration:
     """
-    Carries a configuration out, and changes it where answers drift (ExeGPT, section 7.6).
+    Carries a configuration out, and changes it where completions drift (ExeGPT, section 7.6).
 
-    The answers looked at are those of the first requests that joined, once all of these are done: the first
-    to finish are the short ones, and would seem to drift whenever lengths vary. After a change, those that
-    join from then on are compared with what it was chosen for.
+    The completions looked at are those of the first requests that joined, once all of these are done: the
+    first to finish are the short ones, and would seem to drift whenever lengths vary. After a change, those
+    that join from then on are compared with what it was chosen for.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class AdaptiveConfiguration:
         self._done, self._next = 0, self._cohort
 
     def _compare(self, state: State, requests: list[int]) -> None:
-        # An answer of one token, which its prefill gives, counts as one iteration: so do plans.
+        # A completion of one token, which its prefill gives, counts as one iteration: so do plans.
         iterations = np.maximum(1, state.decoded[requests])
         if not LengthDrift.of(self.configuration, iterations).drifted:
             self._next += self._cohort

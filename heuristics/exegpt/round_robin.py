@@ -11,7 +11,7 @@ from .dynamic_batch import DynamicBatch
 
 class RoundRobinAllocation:
     """
-    Encodes a batch of prompts every so many decode rounds (ExeGPT, section 4.1), in order of arrival.
+    Encodes a batch of prompts every so many decode steps (ExeGPT, section 4.1), in order of arrival.
 
     Requests that complete leave at once, and the rest decodes on; what is encoded is adjusted so that tokens
     and decode batch stay near the plan (section 5.2).
@@ -48,7 +48,8 @@ class RoundRobinAllocation:
         )
         count = min(count, len(free))
         if problem.kv_capacity is not None:
-            # A request is let in only if its whole answer would fit beside what the others may come to hold.
+            # A request is let in only if its whole completion would fit beside what the others may come to
+            # hold.
             needs = problem.prompt_tokens + problem.workload.output_tokens
             room = problem.kv_capacity - int(needs[running].sum())
             count = min(count, int(np.searchsorted(np.cumsum(needs[waiting[:count]]), room, side="right")))

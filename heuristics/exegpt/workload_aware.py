@@ -91,7 +91,8 @@ class WorkloadAwareAllocation:
         problem, oldest = state.problem, self._ready[0]
         count = min(len(oldest), len(state.free_slots))
         if problem.kv_capacity is not None:
-            # A request is let in only if its whole answer would fit beside what the others may come to hold.
+            # A request is let in only if its whole completion would fit beside what the others may come to
+            # hold.
             needs = problem.prompt_tokens + problem.workload.output_tokens
             room = problem.kv_capacity - int(needs[state.running].sum())
             count = min(count, int(np.searchsorted(np.cumsum(needs[oldest[:count]]), room, side="right")))

@@ -76,7 +76,7 @@ def simulate_fleet(
         The replica each request is dispatched to, shape (requests,); None for one queue that all replicas
         take from.
     output_tokens
-        The true length of each answer (tokens, shape (requests,)); the fleet's own by default.
+        The true length of each completion (tokens, shape (requests,)); the fleet's own by default.
     policy
         Returns a fresh policy for a replica; it must look at the waiting requests of the state only, which
         change as requests move. Longest first with the ski-rental rule by default.

@@ -116,7 +116,7 @@ class Admission:
 
     def _rounds_left(self, state: State, requests: IntArray) -> IntArray:
         left: IntArray = self._problem.rounds[requests] - state.decoded[requests]
-        # An answer that outgrew its planned length goes on for at least a round.
+        # A completion that outgrew its planned length goes on for at least a round.
         left[(left <= 0) & (state.decoded[requests] > 0)] = 1
         return left
 
@@ -141,7 +141,7 @@ class Admission:
         return evicted
 
     def rounds_that_fit(self, state: State) -> int:
-        """Return after how many decode rounds keys and values outgrow the capacity if none finishes."""
+        """Return after how many decode steps keys and values outgrow the capacity if none finishes."""
         if self.capacity is None:
             return UNTIL_CHANGE
         active = int((state.slot_request != FREE).sum())

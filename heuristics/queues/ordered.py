@@ -17,7 +17,7 @@ def arrival_order(problem: Problem) -> IntArray:
 
 
 def longest_first(problem: Problem) -> IntArray:
-    """Return the requests by decreasing decode rounds, shape (requests,): the order of LPT."""
+    """Return the requests by decreasing decode steps, shape (requests,): the order of LPT."""
     return np.argsort(-problem.rounds, kind="stable")
 
 
@@ -25,7 +25,7 @@ def group_by_group(problem: Problem) -> IntArray:
     """
     Return the requests group by group, that of the longest request first, shape (requests,).
 
-    Those of a group, which share a prompt, go by decreasing decode rounds; a request that shares nothing is a
+    Those of a group, which share a prompt, go by decreasing decode steps; a request that shares nothing is a
     group of its own.
     """
     group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))

@@ -1,4 +1,4 @@
-"""When to start a prefill stage: now, or after how many more decode rounds."""
+"""When to start a prefill stage: now, or after how many more decode steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bearable_idle(problem: Problem, patience: float) -> float:
 
 def rounds_to_wait(bearable: float, idle: float, joining: int) -> int:
     """
-    Return the decode rounds after which slots have idled as long as the rule of ski rental bears.
+    Return the decode steps after which slots have idled as long as the rule of ski rental bears.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class PrefillRule(Protocol):
     """Decides between prefill and decode; asked while something runs and a request has a slot to take."""
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
-        """Return the decode rounds to run before the stage starts: 0 to start it now."""
+        """Return the decode steps to run before the stage starts: 0 to start it now."""
         ...
 
 

@@ -84,5 +84,6 @@ class QueuePolicy:
         self._idle = 0
         self.queue.take(requests)
         self.admission.enter(requests)
-        # Another stage may follow at once (a token cap, answers of one token), so decoding is not promised.
+        # Another stage may follow at once (a token cap, completions of one token), so decoding is not
+        # promised.
         return Step(prefill=requests, slots=slots, rounds=0)

@@ -16,9 +16,9 @@ class TailPreemption:
     Follows a policy until few requests wait, then serves those with most left to come.
 
     A request that starts last may turn out the longest: no order of requests helps, as predictions cannot
-    tell it from the others. But what *has* decoded long has little left, since no answer is longer than the
-    longest. So, before the queue is empty, running requests with little left are parked in favour of those
-    that may still have much; at the end, everything left is short.
+    tell it from the others. But what *has* decoded long has little left, since no completion is longer than
+    the longest. So, before the queue is empty, running requests with little left are parked in favour of
+    those that may still have much; at the end, everything left is short.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class TailPreemption:
     share
         The end begins when no more than so many times the slots wait.
     margin
-        Decode rounds by which a waiting request must have more left than a running one, to take its slot.
+        Decode steps by which a waiting request must have more left than a running one, to take its slot.
     patience
         Of the ski-rental rule, for slots that are free.
     """

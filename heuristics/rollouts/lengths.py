@@ -35,7 +35,7 @@ class Observed:
     group
         The group of each, counted from zero, shape (started,).
     tokens
-        Decode rounds each has had, shape (started,).
+        Decode steps each has had, shape (started,).
     ended
         Whether that was all of it; otherwise its length is larger (censored), shape (started,).
     """
@@ -60,7 +60,7 @@ class LengthModel:
     Parameters
     ----------
     lengths
-        The atoms' lengths (decode rounds, ascending), shape (atoms,).
+        The atoms' lengths (decode steps, ascending), shape (atoms,).
     mass
         Probability of each atom by share of variance and group effect, shape (shares, effects, atoms).
     share_weight
@@ -117,7 +117,7 @@ class LengthModel:
         return float(self.share_weight[least <= SHARES].sum())
 
     def expected(self, group: IntArray) -> FloatArray:
-        """Return the expected length (decode rounds) of requests of these groups yet to start, same shape."""
+        """Return the expected length (decode steps) of requests of these groups yet to start, same shape."""
         mean = self.mass @ self.lengths
         weight = self.effect_weight * self.share_weight[:, None]
         found: FloatArray = (weight * mean).sum(axis=(1, 2))[group]
@@ -125,14 +125,14 @@ class LengthModel:
 
     def remaining(self, group: IntArray, tokens: IntArray) -> FloatArray:
         """
-        Return the expected decode rounds left of requests that have not ended, same shape.
+        Return the expected decode steps left of requests that have not ended, same shape.
 
         Parameters
         ----------
         group
             The group of each; what is known of it already holds that this request has come so far.
         tokens
-            Decode rounds each has had. A request that outlived every length seen has at least one left.
+            Decode steps each has had. A request that outlived every length seen has at least one left.
         """
         weight = self.effect_weight * self.share_weight[:, None]
         by_atom = np.einsum("gsn,sna->ga", weight, self.mass)[group]

@@ -20,7 +20,7 @@ MOST_AVERAGED = 10
 """Requests of a group in that average, at most."""
 
 COLD_START = 128.0
-"""Decode rounds that a group has in that average before one of its requests has ended."""
+"""Decode steps that a group has in that average before one of its requests has ended."""
 
 LEAST_SHARE = 0.05
 """Intraclass correlation from which the order of the groups is worth something."""

@@ -273,7 +273,7 @@ class SyncCoupled(_Exact):
     """
     SyncCoupled: groups of equal predicted length, admitted whole until the memory is full, oldest first.
 
-    New groups are looked for only when a group is done; exact allocation for prompt and answer.
+    New groups are looked for only when a group is done; exact allocation for prompt and completion.
 
     Parameters
     ----------

@@ -20,7 +20,8 @@ class DeviceBatch:
     decodes
         Requests that generate a token from their last one, shape (decodes,).
     prefill
-        Requests, each with how many tokens of its prompt (and of its answer, if computed anew) are computed.
+        Requests, each with how many tokens of its prompt (and of its completion, if computed anew) are
+        computed.
     held
         Tokens of keys and values each request has on the device when the iteration is done, shape
         (requests,).

@@ -1,4 +1,4 @@
-"""How much memory requests will hold, iteration by iteration, if their answers end as predicted."""
+"""How much memory requests will hold, iteration by iteration, if their completions end as predicted."""
 
 from __future__ import annotations
 

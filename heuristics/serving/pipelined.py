@@ -25,28 +25,28 @@ class Pipelined:
 
     Its order, its sizes and the idea of lending are EconoServe's (section 3.2). A request is promised what it
     is predicted to need, but for the time at which it will: whoever is predicted to be gone by then may begin
-    in that memory, prompt and answer (:class:`KvForecast`). Blocks are taken one at a time. The first in
+    in that memory, prompt and completion (:class:`KvForecast`). Blocks are taken one at a time. The first in
     EconoServe's order begins if it fits; if not, of requests with a deadline one of those that need least,
-    which are gone soonest, and of others the one that needs most, which fills best. An answer longer than
+    which are gone soonest, and of others the one that needs most, which fills best. A completion longer than
     predicted goes on, in the reserve's blocks as well; where there are none left for someone, whoever began
     last is moved to the host.
 
     Parameters
     ----------
     sizes
-        What is kept free. An answer begins when its prompt is done.
+        What is kept free. A completion begins when its prompt is done.
     """
 
     def __init__(self, sizes: EconoServeSizes | None = None) -> None:
         self._sizes = EconoServeSizes() if sizes is None else sizes
         self._prompts = TaskQueue(ordered=True)
-        """Requests not begun, by prompt and predicted answer together."""
+        """Requests not begun, by prompt and predicted completion together."""
         self._host: dict[int, int] = {}
         """Requests on the host, with the tokens each held."""
         self._partial: int | None = None
         """The request of whose prompt a chunk is computed."""
         self._end: IntArray = np.zeros(0, dtype=np.int64)
-        """Tokens of each answer as predicted now, shape (requests,)."""
+        """Tokens of each completion as predicted now, shape (requests,)."""
         self._look = False
         """Whether something came or ended since nothing more fitted."""
         self._begun: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
@@ -95,7 +95,7 @@ class Pipelined:
         return going[:left], sent
 
     def _extend(self, state: ServingState, going: IntArray) -> None:
-        """Predict anew how long answers are that are longer than predicted."""
+        """Predict anew how long completions are that are longer than predicted."""
         over = going[state.generated[going] >= self._end[going]]
         padding = np.ceil(state.predicted[over] * self._sizes.padding).astype(np.int64)
         self._end[over] = state.generated[over] + np.maximum(padding, 1)

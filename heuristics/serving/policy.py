@@ -24,21 +24,21 @@ class ServingState:
     prompt
         Prompt tokens of each request, shape (requests,).
     predicted
-        Answer tokens of each request as predicted, shape (requests,); the true number shows at the end.
+        Completion tokens of each request as predicted, shape (requests,); the true number shows at the end.
     arrival, deadline
         Seconds after the start, shape (requests,).
     ledger
         Who may hold how much.
     generated
-        Answer tokens each request has, shape (requests,).
+        Completion tokens each request has, shape (requests,).
     held
-        Tokens of keys and values each has on the device, shape (requests,); one behind prompt and answer
+        Tokens of keys and values each has on the device, shape (requests,); one behind prompt and completion
         while it generates.
     running
         Requests that generate a token each iteration, in the order they began.
     arrived, prefilled, finished
         What happened since the policy was last asked: requests that came, whose prompt was completed (and are
-        not finished), and whose answer was completed.
+        not finished), and whose completion was completed.
     """
 
     prompt: IntArray
@@ -80,8 +80,8 @@ class ServingStep:
         Requests whose keys and values go to the host's memory (their blocks are released already), or come
         back (they have room again).
     drop
-        Requests whose keys and values are given up (their blocks are released already): prompt and answer so
-        far are computed anew.
+        Requests whose keys and values are given up (their blocks are released already): prompt and completion
+        so far are computed anew.
     decode
         Whether running requests generate in this iteration; if not, they sit it out.
     resume

@@ -46,7 +46,7 @@ def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0, l
     longest
         Rounds M of the longest request.
     rounds
-        A lower bound on the decode rounds R.
+        A lower bound on the decode steps R.
     exact
         Pairs e of points that differ by M to M + l, none beginning before another has ended.
     late
@@ -94,7 +94,7 @@ def useful_end_values(stages: int, longest: int, rounds: int, exact: int = 0) ->
     stages, longest
         As in :func:`useful_differences`.
     rounds
-        The decode rounds R.
+        The decode steps R.
     exact
         Pairs e of points M apart, none beginning before another has ended.
 

@@ -16,7 +16,7 @@ StageBy = Literal["slots", "tokens", "floor"]
 """What each request pays of prefill stages: its share of the slots, of the token cap, or of the floor."""
 
 RoundBy = Literal["slots", "keys and values"]
-"""What each request pays of decode rounds: its rounds over the slots, or its tokens over the KV capacity."""
+"""What each request pays of decode steps: its rounds over the slots, or its tokens over the KV capacity."""
 
 CLASSES = 300
 """Kinds of requests that the programme for the replicas' weights tells apart."""
@@ -30,7 +30,7 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
 
     .. math:: \sum_{i \in A} \left( \frac{b_p}{J} + a_p p_i + \frac{b_d}{J} n_i + a_d n_i + a_k h_i \right)
 
-    since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode rounds. Under a cap
+    since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode steps. Under a cap
     of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor;
     and under a KV capacity K no round reads more than K tokens, of :math:`\sum h_i` in all. Of a prompt,
     :math:`p_i` is what the request has for itself: what a group shares may have been computed for another.

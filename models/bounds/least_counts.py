@@ -1,4 +1,4 @@
-"""What every schedule needs at least: prefill stages, decode rounds, and what they cost."""
+"""What every schedule needs at least: prefill stages, decode steps, and what they cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counts:
     stages
         Least number of prefill stages (the paper's non-empty bins).
     rounds
-        Least number of decode rounds.
+        Least number of decode steps.
     claims
         Why, as a certificate states it: one claim for ``stages`` and one for ``rounds``.
     """
@@ -59,7 +59,7 @@ class Counts:
 
 def least_counts(problem: Problem) -> Counts:
     r"""
-    Return the fewest prefill stages and decode rounds any schedule of the problem has.
+    Return the fewest prefill stages and decode steps any schedule of the problem has.
 
     With J slots, the requests' rounds n_i and prompts p_i:
 
@@ -128,7 +128,7 @@ def _in_stages(problem: Problem, caps: list[int]) -> list[tuple[IntArray, int, M
 
 def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
     r"""
-    Return the least seconds of that many prefill stages and decode rounds, by what they pay for.
+    Return the least seconds of that many prefill stages and decode steps, by what they pay for.
 
     A stage of p tokens takes max(floor, base + per_token p + beyond max(0, p - bend)), and S of them take at
     least S times the floor, and at least what is inside. A round takes base + per_slot active + per_kv_token
@@ -153,7 +153,7 @@ def cost_terms(problem: Problem, stages: int, rounds: int) -> dict[str, float]:
         Prefill stages. More of them may take less, where stages reach beyond the bend: a bound for at least
         so many takes :func:`cheapest_stages`.
     rounds
-        Decode rounds.
+        Decode steps.
 
     Returns
     -------

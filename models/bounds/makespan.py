@@ -12,7 +12,7 @@ from .least_counts import Counts, cheapest_stages, cost_terms, least_counts
 
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     """
-    Return the bound of the fewest prefill stages and the fewest decode rounds, each on its own.
+    Return the bound of the fewest prefill stages and the fewest decode steps, each on its own.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
         T^{LB} = t^{p*} + t^{d*} \quad (32)
 
     with :math:`L` the prefill level of the largest capacity and :math:`t^{d*}` the optimum of (26)-(30), in
-    which every decode round takes :math:`T^d`, a round with all slots active. Neither holds in general:
+    which every decode step takes :math:`T^d`, a round with all slots active. Neither holds in general:
 
     - (31) fails when the largest level is not the cheapest per token: levels of 10 tokens at 1 s and 20
       tokens at 3 s and 20 prompt tokens give 3 s, and two stages of the small level take 2 s;

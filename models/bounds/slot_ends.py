@@ -21,7 +21,7 @@ class EndPrices:
     Parameters
     ----------
     rounds
-        The decode rounds R that they are made for.
+        The decode steps R that they are made for.
     filling
         Whether the shortest requests count as filling gaps.
     share
@@ -109,7 +109,7 @@ class EndCase:
     Parameters
     ----------
     rounds
-        Decode rounds.
+        Decode steps.
     needed
         The least waste, in rounds, that does not fit into them.
     values, end_values, late

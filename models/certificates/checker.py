@@ -245,7 +245,7 @@ def _checked_stages(problem: Problem, slots: int, claim: Mapping[str, Any], work
 
 
 def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
-    """Return the claimed number of decode rounds if no schedule has fewer."""
+    """Return the claimed number of decode steps if no schedule has fewer."""
     claimed = whole(claim, "at_least", "rounds")
     rounds: list[int] = problem.rounds.tolist()
     if claim["kind"] == "lifted":

@@ -18,7 +18,7 @@ Windows = list[tuple[int, int]]
 
 def fits(lengths: list[int], slots: int, stages: int, rounds: int, work: Work) -> bool:
     """
-    Return whether requests can be served with so many prefill stages and decode rounds.
+    Return whether requests can be served with so many prefill stages and decode steps.
 
     Packs the requests into slots in every way, and orders each slot in every way. A slot's later requests
     start within the rounds it may idle after those before them; so many stages must stab all these windows.
@@ -27,7 +27,7 @@ def fits(lengths: list[int], slots: int, stages: int, rounds: int, work: Work) -
     Parameters
     ----------
     lengths
-        Decode rounds of each request, positive.
+        Decode steps of each request, positive.
     slots
         Number of slots.
     stages, rounds

@@ -22,7 +22,7 @@ class EndClaim:
     Parameters
     ----------
     rounds
-        The decode rounds it holds for.
+        The decode steps it holds for.
     constant
         The waste with no values at all.
     value, end_value

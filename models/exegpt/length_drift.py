@@ -1,4 +1,4 @@
-"""Whether answers came out as long as planned (ExeGPT, section 7.6)."""
+"""Whether completions came out as long as planned (ExeGPT, section 7.6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SURE = 3.0
 @dataclass(frozen=True, slots=True)
 class LengthDrift:
     """
-    Planned and observed decode iterations of answers.
+    Planned and observed decode iterations of completions.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class LengthDrift:
         configuration
             The planned one.
         iterations
-            Decode iterations of finished answers, all those of a time (the first to finish are the short
+            Decode iterations of finished completions, all those of a time (the first to finish are the short
             ones), shape (requests,), at least one.
         """
         return cls(

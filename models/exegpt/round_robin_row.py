@@ -154,7 +154,7 @@ class RoundRobinRow:
         self, encode: FloatArray, slowest: FloatArray, decode: FloatArray, before: FloatArray
     ) -> FloatArray:
         """
-        Return the seconds of the answer whose latency is sought: whole cycles, and a last phase in part.
+        Return the seconds of the completion whose latency is sought: whole cycles, and a last phase in part.
 
         The first micro-batch waits for all others at the first decode; micro-batches begin at the distance
         of encodings and end at that of decodes, so on average they take less than the first.

@@ -23,7 +23,7 @@ def profile_of_run(
     Return a profile whose encode and decode operations include those of phase ``run``.
 
     Each stage pays what passes in the loop around it (``loop``), and a request what its leaving (``leave``)
-    and keeping its answer (``keep``) cost, where it is encoded. What a change of the decode batch costs
+    and keeping its completion (``keep``) cost, where it is encoded. What a change of the decode batch costs
     (``change``), and what a call takes longer as other work came before it (``interrupted``), is paid in the
     share of decode iterations in which a request completes: of :math:`B` requests that stay for :math:`S_D`
     iterations on average, none completes with a chance of about :math:`e^{-B / S_D}`. After an encoding it is

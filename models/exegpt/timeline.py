@@ -17,7 +17,7 @@ from .stage_seconds import StageSeconds
 from .workload_aware_row import WorkloadAwareRow
 
 LATENCY_QUANTILE = 0.99
-"""Of output lengths: the latency is that of generating an answer so long (section 7.1)."""
+"""Of output lengths: the latency is that of generating a completion so long (section 7.1)."""
 _TAIL = 2.326
 """Deviations above the mean that 99 % of a normal distribution stay below."""
 

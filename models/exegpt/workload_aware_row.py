@@ -74,7 +74,7 @@ class WorkloadAwareRow:
         occupancy, inputs, outputs = timeline.occupancy(1), timeline.lengths.inputs, timeline.lengths.outputs
         self._length = float(occupancy.queries[0])
         self._deviation = math.sqrt(float(occupancy.spread[0]) / self._length)
-        # In as many seconds come more short prompts than long ones, and their answers vary, too.
+        # In as many seconds come more short prompts than long ones, and their completions vary, too.
         squares = outputs.mean**2 * (inputs.sd / inputs.mean) ** 2 + outputs.sd**2
         self._noise = squares / (outputs.mean**2 + outputs.sd**2) / self.batches
         self._context = occupancy.context
@@ -205,7 +205,7 @@ class WorkloadAwareRow:
         return np.asarray(np.ceil(way / slot) + 1 + self.encoding.count // 2, dtype=np.int64)
 
     def _decoding_seconds(self, decode: FloatArray) -> FloatArray:
-        """Return the seconds of all iterations of the longest answer, the last through all stages."""
+        """Return the seconds of all iterations of the longest completion, the last through all stages."""
         iterations = (self.timeline.longest - 1) * self.batches * self.micro
         return np.asarray((iterations + self.decoding.count + (self.micro - 1) / 2) * decode)
 

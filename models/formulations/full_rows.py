@@ -46,7 +46,7 @@ class FullColumns:
     end
         :math:`t^{max}`, seconds; shape ().
     z, rounds
-        The bin prefills something; its decode rounds. Shape (bins,); None in the literal model.
+        The bin prefills something; its decode steps. Shape (bins,); None in the literal model.
     """
 
     x: IntArray

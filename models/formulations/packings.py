@@ -22,7 +22,7 @@ def packings(
     Parameters
     ----------
     rounds
-        Decode rounds of each request, at least 1, shape (requests,).
+        Decode steps of each request, at least 1, shape (requests,).
     slots
         Number of slots.
     capacity

@@ -44,7 +44,7 @@ class SlotFreeModel:
         The request is prefilled in the bin; holds a slot there; decodes so many rounds there. Shape
         (requests, bins).
     z, rounds
-        The bin prefills something; its decode rounds. Shape (bins,).
+        The bin prefills something; its decode steps. Shape (bins,).
     floor
         Seconds of the bins' prefill stages, shape (bins,), or None where they are affine.
     """
@@ -141,13 +141,13 @@ def floor_binds(problem: Problem) -> bool:
 
 
 def least_rounds(problem: Problem) -> int:
-    """Return a lower bound on the decode rounds: the slots' share of the work, the longest request."""
+    """Return a lower bound on the decode steps: the slots' share of the work, the longest request."""
     return max(-(-int(problem.rounds.sum()) // problem.slots), int(problem.rounds.max()))
 
 
 def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
     """
-    Return how many decode rounds so many prefill stages take at least, by the difference-set argument.
+    Return how many decode steps so many prefill stages take at least, by the difference-set argument.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class IntervalModel:
     Parameters
     ----------
     lengths
-        Decode rounds of each request, at least 1, shape (requests,).
+        Decode steps of each request, at least 1, shape (requests,).
     prompts
         Prompt tokens, shape (requests,).
     kv_at_start

@@ -164,7 +164,7 @@ class _Facts:
     Parameters
     ----------
     rounds, tokens_read
-        Their decode rounds, and the tokens of keys and values read in them.
+        Their decode steps, and the tokens of keys and values read in them.
     longest, shortest, smallest
         The most and the fewest rounds of one, and the fewest prompt tokens.
     prefill

@@ -132,7 +132,7 @@ def spaces(
     encode_batches
         Range of :math:`B_E`.
     decode_rounds
-        Range of :math:`N_D`; by default from 1 to the longest answer, beyond which it changes nothing.
+        Range of :math:`N_D`; by default from 1 to the longest completion, beyond which it changes nothing.
     """
     devices, shared = timeline.cluster.devices, tensor_degree > 1
     rounds = decode_rounds or (1, timeline.lengths.outputs.high)
@@ -242,7 +242,7 @@ def search(
     strategy, tensor_degree
         Of the configurations.
     latency_bound
-        Seconds for an answer of the 99th-percentile length.
+        Seconds for a completion of the 99th-percentile length.
     encode_batches, decode_rounds
         As in :func:`spaces`.
     gap

@@ -59,7 +59,7 @@ def replan(
     config
         The running one.
     latency_bound
-        Seconds for an answer of the 99th-percentile length observed.
+        Seconds for a completion of the 99th-percentile length observed.
     encode_batches, gap
         Of the search for a WAA configuration (see :func:`.search`).
     """

@@ -188,7 +188,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "an unknown source of lengths": (options("plan", "prompts.jsonl", "--lengths", "guess"), r"'guess'"),
     "an answers file that answers nothing": (
-        options("plan", "prompts.jsonl", "--lengths", "answers:prompts.jsonl"),
+        options("plan", "prompts.jsonl", "--lengths", "completions:prompts.jsonl"),
         r"prompts.jsonl",
     ),
     "a table without lengths": (table("a,b\n1,2\n"), r"lengths.csv.*"),
@@ -281,7 +281,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "an answer beyond the model's positions": (
         table("input_tokens,output_tokens\n50,60\n", "--max-position", "100"),
-        r"lengths.csv.*110 tokens.*max_position = 100.*Lower its output_tokens.*--longest-answer \(50 fit",
+        r"lengths.csv.*110 tokens.*max_position = 100.*Lower its output.*--longest-completion \(50 fit",
     ),
     "a stated limit beyond the model's positions": (
         batch(
@@ -290,11 +290,11 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
             options=("--model", "tiny:llama"),
         ),
         r"prompts.jsonl, line 2, field 'body.max_completion_tokens'.*max_position = 512.*"
-        r"Lower its max_completion_tokens, cap every completion with --longest-answer \(\d+ fit",
+        r"Lower its max_completion_tokens, cap every completion with --longest-completion \(\d+ fit",
     ),
     "a stated limit beyond the model's positions, planned shorter": (
         planned(body(max_tokens=999), plan=("--lengths", "constant:4")),
-        r"line 1, field 'body.max_tokens'.*512 positions.*Lower its max_tokens.*--longest-answer",
+        r"line 1, field 'body.max_tokens'.*512 positions.*Lower its max_tokens.*--longest-completion",
     ),
     "a prompt beyond the model's positions": (
         table("input_tokens,output_tokens\n50,6\n", "--max-position", "50"),
@@ -354,7 +354,13 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "an output in place of a source of lengths": (
         options(
-            "plan", "table3:0", "--lengths", "answers:prompts.jsonl", "--overwrite", "-o", "./prompts.jsonl"
+            "plan",
+            "table3:0",
+            "--lengths",
+            "completions:prompts.jsonl",
+            "--overwrite",
+            "-o",
+            "./prompts.jsonl",
         ),
         r"prompts.jsonl: is read by this command",
     ),
@@ -380,7 +386,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"no/plan.json: its folder",
     ),
     "a full disk": (options("plan", "prompts.jsonl", "--overwrite", "-o", "/dev/full"), r"/dev/full"),
-    "a plan that is none": (options("run", "prompts.jsonl", "--model", "tiny:llama"), r"prompts.jsonl.*plan"),
+    "a plan that is none": (options("report", "prompts.jsonl", "trace.jsonl"), r"prompts.jsonl.*plan"),
     "a plan of another version": (planned(change=edited("batchbound_plan", 99)), r"plan.json.*version 99"),
     "a plan whose schedule was edited": (
         planned(change=edited("schedule.schedules", [{"bin_of": [0], "slot_of": [0], "rounds": [1]}])),

@@ -59,7 +59,7 @@ def test_every_shell_has_a_script(shell: str, capsys: pytest.CaptureFixture[str]
         main(["--print-completion", shell])
     printed = capsys.readouterr().out
     assert all(name in printed for name in COMMANDS)
-    assert "longest-answer" in printed
+    assert "longest-completion" in printed
 
 
 def test_another_shell_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_no_answer_is_longer_than_the_longest_planned_whatever_its_request_state
     lines = [{"custom_id": name, "body": {"prompt": "Count.", **limit}} for name, limit in limits.items()]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["plan", str(prompts), "--model", "tiny:llama", "--time-limit", "0.1", "-o", str(plan)]
-    assert main([*words, "--lengths", "constant:3", "--longest-answer", "7"]) == 0
+    assert main([*words, "--lengths", "constant:3", "--longest-completion", "7"]) == 0
     out = ["-o", str(tmp_path / "answers.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
     assert main(["run", str(plan), "--model", "tiny:llama", *out]) == 0
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]

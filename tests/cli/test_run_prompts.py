@@ -72,7 +72,7 @@ def test_a_table_is_planned_by_its_columns_and_no_completion_is_longer_than_the_
 ) -> None:
     table = tmp_path / "table.jsonl"
     table.write_text('{"key": "a", "text": "One."}\n{"key": "b", "text": "Two."}\n')
-    words = ["--prompt-column", "text", "--id-column", "key", "--lengths", "cap", "--longest-answer", "5"]
+    words = ["--prompt-column", "text", "--id-column", "key", "--lengths", "cap", "--longest-completion", "5"]
     assert run(table, *words) == 0
     assert lengths_in(tmp_path / "answers.jsonl") == {"a": 5, "b": 5}
 
@@ -92,7 +92,7 @@ def test_the_same_command_follows_the_plan_that_is_there(
     [
         (["--slots", "5"], "--slots"),
         (["--lengths", "constant:2"], "--lengths"),
-        (["--longest-answer", "4"], "--longest-answer"),
+        (["--longest-completion", "4"], "--longest-completion"),
         (["--cost", "paper"], "--cost"),
         (["--prompt-column", "text"], "--prompt-column"),
     ],

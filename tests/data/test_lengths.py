@@ -177,7 +177,7 @@ def test_a_longest_answer_caps_the_lengths_of_a_table(tmp_path: Path) -> None:
 
 
 def test_earlier_answers_are_matched_by_name(answers: Path) -> None:
-    source = LengthSource.parse(f"answers:{answers}")
+    source = LengthSource.parse(f"completions:{answers}")
     assert source.resolve(["c", "a"]).tolist() == [30, 10]
     assert source.digest == file_digest(answers)
 
@@ -185,7 +185,14 @@ def test_earlier_answers_are_matched_by_name(answers: Path) -> None:
 def test_earlier_lengths_can_come_from_a_table(tmp_path: Path) -> None:
     table = tmp_path / "lengths.csv"
     table.write_text("id,output_tokens\na,3\nb,4\n")
-    assert LengthSource.parse(f"answers:{table}").resolve(["b", "a"]).tolist() == [4, 3]
+    assert LengthSource.parse(f"completions:{table}").resolve(["b", "a"]).tolist() == [4, 3]
+
+
+def test_the_name_that_earlier_plans_have_for_completions_is_read(answers: Path) -> None:
+    now = LengthSource.parse(f"completions:{answers}")
+    assert LengthSource.parse(f"answers:{answers}") == now
+    assert length_source_of({**now.to_json(), "kind": "answers"}) == now
+    assert now.to_json()["kind"] == "completions"
 
 
 def test_a_quantile_is_the_same_for_every_request_up_to_its_cap(answers: Path) -> None:
@@ -198,7 +205,7 @@ def test_a_quantile_is_the_same_for_every_request_up_to_its_cap(answers: Path) -
 
 def test_a_file_that_does_not_answer_every_request_is_refused(answers: Path) -> None:
     with pytest.raises(InputError, match="2 of 3 requests have no completion length, first 'x'") as refused:
-        LengthSource.parse(f"answers:{answers}").resolve(["a", "x", "y"])
+        LengthSource.parse(f"completions:{answers}").resolve(["a", "x", "y"])
     assert "answers.jsonl" in str(refused.value)
     assert "quantile:Q:FILE" in str(refused.value)
 
@@ -224,7 +231,7 @@ def test_a_request_without_its_length_or_cap_is_named(kind: str) -> None:
         ("quantile:0.5", "names no source"),
         ("quantile:2:x.jsonl", "not a quantile above 0 and up to 1"),
         ("quantile:nan:x.jsonl", "not a quantile above 0 and up to 1"),
-        ("answers:nowhere.jsonl", "nowhere.jsonl: cannot be read"),
+        ("completions:nowhere.jsonl", "nowhere.jsonl: cannot be read"),
     ],
 )
 def test_a_source_of_lengths_that_is_none_is_refused(spec: str, said: str) -> None:
@@ -240,7 +247,7 @@ def test_lengths_no_family_member_fits_name_the_mend(tmp_path: Path) -> None:
 
 
 def test_the_plan_keeps_the_choice(answers: Path) -> None:
-    for spec in ("known", "cap", "constant:8", f"answers:{answers}", f"quantile:0.9:gamma:{answers}"):
+    for spec in ("known", "cap", "constant:8", f"completions:{answers}", f"quantile:0.9:gamma:{answers}"):
         source = LengthSource.parse(spec)
         assert length_source_of(json.loads(json.dumps(source.to_json()))) == source
     assert LengthSource("cap").to_json() == {"kind": "cap"}

@@ -106,7 +106,7 @@ BAD_LINES: dict[str, tuple[object, str]] = {
     "repeated custom_id": (chat("first"), r"line 2, field 'custom_id': 'first' already names .*line 1"),
     "an answer": (
         {"custom_id": "a", "response": None},
-        r"line 2, field 'response': is a completion.*answers:FILE",
+        r"line 2, field 'response': is a completion.*completions:FILE",
     ),
     "no body": ({"custom_id": "a"}, r"line 2, field 'body': is missing"),
     "body of text": ({"custom_id": "a", "body": "x"}, r"field 'body': 'x' is not an object"),

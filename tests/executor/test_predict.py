@@ -244,7 +244,7 @@ def test_the_command_trains_evaluates_and_applies(
     assert len(lines) == 80
     assert all(1 <= line["response"]["body"]["usage"]["completion_tokens"] <= 100 for line in lines)
     assert (tmp_path / "predictor" / "errors.csv").read_text().startswith("predicted,actual\n")
-    plan = ["plan", past[0], "--lengths", f"answers:{output}", "--slots", "4"]
+    plan = ["plan", past[0], "--lengths", f"completions:{output}", "--slots", "4"]
     assert main([*plan, "-o", str(tmp_path / "plan.json")]) == 0
 
 

@@ -201,7 +201,7 @@ def test_the_command_records_what_to_expect_and_the_plan_is_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"
-    words = ["plan", "table3:0:60", "--slots", "8", "--length-error", "0.4", "--longest-answer", "512"]
+    words = ["plan", "table3:0:60", "--slots", "8", "--length-error", "0.4", "--longest-completion", "512"]
     assert main([*words, "--time-limit", "0.2", "-o", str(path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     plan = Plan.load(path)
@@ -216,7 +216,7 @@ def test_the_command_records_what_to_expect_and_the_plan_is_read_back(
 @pytest.fixture
 def uncertain_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     path = tmp_path / "plan.json"
-    words = ["plan", "table3:0:60", "--slots", "8", "--length-error", "0.4", "--longest-answer", "512"]
+    words = ["plan", "table3:0:60", "--slots", "8", "--length-error", "0.4", "--longest-completion", "512"]
     assert main([*words, "--time-limit", "0.2", "-o", str(path)]) == 0
     capsys.readouterr()
     return path
@@ -264,10 +264,16 @@ def test_a_simulation_of_a_plan_stops_answers_where_a_run_of_it_would(
 ) -> None:
     (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n3,9\n3,2\n")
     table, plan = str(tmp_path / "lengths.csv"), str(tmp_path / "plan.json")
-    assert main(["plan", table, "--longest-answer", "5", "--time-limit", "0.05", "-o", plan]) == 0
+    assert main(["plan", table, "--longest-completion", "5", "--time-limit", "0.05", "-o", plan]) == 0
     capsys.readouterr()
     assert main(["simulate", table, "--plan", plan, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["output_tokens"] == 7
+    # Versions before 0.2 call the option otherwise; help does not.
+    assert main(["simulate", table, "--longest-answer", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output_tokens"] == 6
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "longest-answer" not in capsys.readouterr().out
 
 
 def test_a_damaged_expectation_is_refused() -> None:

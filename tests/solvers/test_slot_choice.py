@@ -67,7 +67,7 @@ def test_a_plan_within_memory_is_no_worse_than_the_policy_that_keeps_to_it() -> 
 def test_slots_are_chosen_together_with_what_to_follow(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     words = ["plan", "table3:1:30", "--slots", "auto", "--kv-capacity", "4000", "--time-limit", "0.3"]
-    assert main([*words, "--length-error", "0.3", "--longest-answer", "512", "-o", str(path)]) == 0
+    assert main([*words, "--length-error", "0.3", "--longest-completion", "512", "-o", str(path)]) == 0
     plan = Plan.load(path)
     assert plan.expected is not None
     assert len({name.rsplit(", ", 1)[1] for name in plan.expected.compared}) > 1

@@ -1,4 +1,4 @@
-"""``batchbound predict``: answer lengths learnt from past answers, with their measured error."""
+"""``batchbound predict``: completion lengths learnt from past completions, with their measured error."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         default="lengths.jsonl",
         metavar="FILE",
-        help="for `plan --lengths answers:FILE` (default %(default)s)",
+        help="for `plan --lengths completions:FILE` (default %(default)s)",
     )
     apply.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
 
@@ -71,7 +71,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files",
         nargs="+",
-        metavar="PROMPTS ANSWERS",
+        metavar="PROMPTS COMPLETIONS",
         help="an OpenAI batch file and the output file of its completions; further pairs may follow",
     )
 
@@ -90,7 +90,7 @@ def _train(args: argparse.Namespace) -> int:
     _print(trained.quality)
     note(
         f"{args.output}: `batchbound predict apply {args.output} PROMPTS`, then plan with --lengths"
-        f" answers:lengths.jsonl --length-error {Path(args.output) / 'errors.csv'}"
+        f" completions:lengths.jsonl --length-error {Path(args.output) / 'errors.csv'}"
     )
     return 0
 

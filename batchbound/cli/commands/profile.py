@@ -190,7 +190,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
 
 @contextmanager
 def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Callable[[Sequence[int]], None]]:
-    """Yield what puts an answer on disk as a run does; what it wrote is gone afterwards."""
+    """Yield what puts a completion on disk as a run does; what it wrote is gone afterwards."""
     from ...executor.models.source import ModelLoadError
     from ...executor.models.tokenizers import load_tokenizer
     from ...executor.runs.job import answer_of

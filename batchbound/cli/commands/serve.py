@@ -23,7 +23,7 @@ from ...heuristics.serving.registry import BLOCK_ALLOCATION, SERVING_POLICIES, S
 from ..inputs import at_least_zero, log_deviation, positive, random_seed
 
 TWO_DEVICES = "distserve"
-"""The policy's name that splits prompts and answers over two devices."""
+"""The policy's name that splits prompts and completions over two devices."""
 
 
 _SIZES = ("padding", "reserved", "buffer")

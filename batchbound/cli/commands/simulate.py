@@ -137,9 +137,9 @@ def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
         raise InputError(f"--{option} has no effect beside --plan", hint="Leave one of them out.")
     plan = Plan.load(args.plan)
     args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None
-    if args.longest_answer is None:
+    if args.longest_completion is None:
         # A run of the plan stops there.
-        args.longest_answer = longest_planned(plan.provenance.lengths, file=args.plan)
+        args.longest_completion = longest_planned(plan.provenance.lengths, file=args.plan)
     answered = read_inputs(args, keep_arrivals=False).problem.workload
     ids = plan.workload.ids.tolist()
     row_of = {name: row for row, name in enumerate(answered.ids.tolist())}

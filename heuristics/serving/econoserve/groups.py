@@ -1,4 +1,4 @@
-"""Answers that began together because they are predicted to end together (time-synced batching)."""
+"""Completions that began together because they are predicted to end together (time-synced batching)."""
 
 from __future__ import annotations
 

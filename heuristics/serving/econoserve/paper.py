@@ -1,4 +1,4 @@
-"""EconoServe: prompts fill the iteration, answers fill the memory, and its second halves are lent."""
+"""EconoServe: prompts fill the iteration, completions fill the memory, and its second halves are lent."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ class EconoServe:
     """
     EconoServe's decision for one iteration (its Algorithm 1), as the paper prints it.
 
-    A prompt takes the reserve or what answers left (section 3.3.1), an answer longer than predicted the
-    reserve a block at a time and nothing else (3.3.2); a guest that overstays goes to the host's memory
-    (3.2). Where the paper leaves the rule open: an answer for which the reserve has no block pauses in place,
-    predicted to need ``padding`` of its length more (the paper's L_new, predicted minus generated, would be
-    zero), at least a block; when everything left has paused so, the one that holds most is moved to the host.
+    A prompt takes the reserve or what completions left (section 3.3.1), a completion longer than predicted
+    the reserve a block at a time and nothing else (3.3.2); a guest that overstays goes to the host's memory
+    (3.2). Where the paper leaves the rule open: a completion for which the reserve has no block pauses in
+    place, predicted to need ``padding`` of its length more (the paper's L_new, predicted minus generated,
+    would be zero), at least a block; when everything left has paused so, the one that holds most is moved to
+    the host.
 
     Parameters
     ----------
     sizes
         What is kept free.
     synced
-        Whether answers of equal predicted length are started as a group, and the queue is looked at only when
-        a group is done (``-SD``); if not, at every iteration (``-D``).
+        Whether completions of equal predicted length are started as a group, and the queue is looked at only
+        when a group is done (``-SD``); if not, at every iteration (``-D``).
     ordered
         Whether both queues are in EconoServe's order (``-SDO``) instead of that of arrival.
     lending
-        Whether promised and unused memory is lent to answers whose prompt is computed (the full EconoServe).
+        Whether promised and unused memory is lent to completions whose prompt is computed (the full
+        EconoServe).
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class EconoServe:
         return max(1, padded - int(state.generated[request]))
 
     def _more(self, state: ServingState, request: int) -> int:
-        """Return how much longer an answer is taken to be that is longer than predicted."""
+        """Return how much longer a completion is taken to be that is longer than predicted."""
         padding = math.ceil(int(state.predicted[request]) * self._sizes.padding)
         return max(padding, state.ledger.block_tokens)
 
@@ -136,7 +138,7 @@ class EconoServe:
                 self._queue_answer(state, request, self._more(state, request), again=True)
 
     def _extend(self, state: ServingState, request: int) -> bool:
-        """Give a longer answer one more block of the reserve, and return whether there was one."""
+        """Give a longer completion one more block of the reserve, and return whether there was one."""
         more = int(state.held[request]) + 1
         if not self._reserve.holds(state.ledger, 1) or not state.ledger.grow(request, more):
             return False
@@ -178,7 +180,7 @@ class EconoServe:
         return self._reserve.free_beyond(state.ledger, leaving)
 
     def _select(self, state: ServingState, changes: _Changes) -> None:
-        """Start answers until the memory is given away (line 2), and their guests (line 3)."""
+        """Start completions until the memory is given away (line 2), and their guests (line 3)."""
         tokens = state.ledger.block_tokens
         hosts: list[int] = []
         full = False
@@ -219,7 +221,7 @@ class EconoServe:
 
     def _lend_halves(self, state: ServingState, hosts: list[int], changes: _Changes) -> None:
         """
-        Give the second half of what is unused to an answer half as long, and so on in both halves.
+        Give the second half of what is unused to a completion half as long, and so on in both halves.
 
         Guests are no longer than l/2 - b, l/4 - b, ..., b being the buffer's share of l, the outermost host's
         predicted length (section 3.2).

@@ -95,7 +95,7 @@ class TaskQueue:
         task
             Not in the queue.
         length
-            Tokens of the prompt, or of the answer yet to come.
+            Tokens of the prompt, or of the completion yet to come.
         deadline
             Seconds after the start; infinite for none.
         memory

@@ -1,4 +1,4 @@
-"""The memory that is kept for prompts until their answers begin, and for answers longer than predicted."""
+"""The memory kept for prompts until their completions begin, and for those longer than predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..kv_ledger import KvLedger
 
 class PromptReserve:
     """
-    Blocks kept for prompts and for answers longer than predicted, and who has how many of them.
+    Blocks kept for prompts and for completions longer than predicted, and who has how many of them.
 
     Parameters
     ----------

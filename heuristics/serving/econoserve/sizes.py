@@ -16,7 +16,7 @@ class EconoServeSizes:
     padding
         Share by which predicted lengths are raised.
     reserved
-        Share of the memory kept for prompts, and for answers longer than predicted.
+        Share of the memory kept for prompts, and for completions longer than predicted.
     buffer
         Share of a predicted length by which a guest may overstay before its place is needed (the paper's b).
     forward_size

@@ -48,7 +48,7 @@ class StageCosts:
     Parameters
     ----------
     stage, round
-        Seconds of one more prefill stage and of one more decode round, as far as a schedule can save them.
+        Seconds of one more prefill stage and of one more decode step, as far as a schedule can save them.
     slots
         Slots there are.
     least
