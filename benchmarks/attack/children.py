@@ -18,6 +18,19 @@ CRASHED = 70
 """Exit status of a child whose command ended in an exception: a user would have seen a traceback."""
 
 
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a fork lets wait: Python passes over an interrupt that comes while hooks of a fork run."""
+
+
+def fork() -> int:
+    """Fork; in the child, signals are held back until it lets them through."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a child ended: its exit status, minus the signal's number if one ended it; and what it printed."""
@@ -28,7 +41,9 @@ class Ended:
     hung: bool = False
 
     def __str__(self) -> str:
-        return f"status {self.status}, hung {self.hung}, said ...{self.said[-400:]!r}"
+        at = self.said.find("Traceback")
+        told = self.said[max(0, at - 300) : at + 1500] if at >= 0 else self.said[-400:]
+        return f"status {self.status}, hung {self.hung}, said ...{told!r}"
 
 
 def warm_up(folder: Path) -> None:
@@ -60,7 +75,7 @@ def warm_up(folder: Path) -> None:
 
 def spawn(call: Callable[[], int], folder: Path, output: Path, *, file_bytes: int | None = None) -> int:
     """Return the process number of a child that makes the call in a folder, its output going to a file."""
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     status = CRASHED
@@ -68,6 +83,7 @@ def spawn(call: Callable[[], int], folder: Path, output: Path, *, file_bytes: in
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         os.chdir(folder)
         where = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(where, 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .children import command, run
 from .jobs import OURS, Work, answers_of, digests, journal_of
-from .tally import Tally
+from .tally import Book, Tally
 
 STALL = 2
 """Seconds without a stage after which a run is to end itself."""
@@ -88,14 +88,14 @@ def _faulty(words: tuple[str, ...], fault: Fault, at: int, late: bool) -> Callab
     return call
 
 
-def fail_models(work: Work, scratch: Path, trials: int, rng: random.Random) -> list[Tally]:
+def fail_models(work: Work, scratch: Path, trials: int, seed: int, book: Book) -> None:
     """Let the model fail at a random call, and go on with one that does not."""
-    tallies = []
     for name, (fault, statuses) in FAULTS.items():
-        tally = Tally(
+        tally = book.open(
             f"a model: {name}", "one line says why; the same command finishes; every answer as without it"
         )
-        for _ in range(max(1, trials // len(FAULTS))):
+        for trial in tally.numbers(max(1, trials // len(FAULTS))):
+            rng = random.Random(f"{seed} faults {name} {trial}")
             folder = work.copy(scratch / "failing")
             before = digests(folder)
             spoils = fault.__name__ == "spoilt"
@@ -108,8 +108,6 @@ def fail_models(work: Work, scratch: Path, trials: int, rng: random.Random) -> l
             tally.check("Traceback" not in one.said and not one.hung, f"{where}: {one}")
             tally.check(digests(folder) == before, f"{where}: files changed")
             _finish(work, folder, scratch, tally, where, may_fail=spoils)
-        tallies.append(tally)
-    return tallies
 
 
 def _finish(
@@ -134,14 +132,11 @@ def _finish(
     )
 
 
-def fill_disks(work: Work, scratch: Path, trials: int, rng: random.Random) -> Tally:
+def fill_disks(work: Work, scratch: Path, trials: int, seed: int, tally: Tally) -> Tally:
     """Let no file grow beyond a random size, and go on with room."""
-    tally = Tally(
-        "a full disk under `run`",
-        "status 1 and how to go on; nothing finished lost; the same command finishes",
-    )
     whole = sum(len(str(line)) for line in work.answers.values()) * 2
-    for _ in range(trials):
+    for trial in tally.numbers(trials):
+        rng = random.Random(f"{seed} disks {trial}")
         folder = work.copy(scratch / "full")
         before, room = digests(folder), rng.randint(1, whole)
         one = run(command(work.run), folder, scratch / "unlimited", LIMIT, file_bytes=room)

@@ -23,7 +23,7 @@ from batchbound.cli import main
 from .children import ended, spawn
 from .corpus import Kind, make_corpus
 from .mutators import mutated
-from .tally import Tally
+from .tally import Book, Tally
 
 LIMIT = 20
 """CPU seconds after which reading a file of some kilobytes counts as a hang."""
@@ -44,22 +44,20 @@ class Hang(BaseException):
     """Ends a command that computes for too long."""
 
 
-def damage_files(scratch: Path, inputs: int, seed: int, kept: Path | None = None) -> list[Tally]:
+def damage_files(scratch: Path, inputs: int, seed: int, book: Book, kept: Path | None = None) -> None:
     """Damage files of every kind, as many as asked for in all, and have them read."""
     kinds = _made(scratch / "sound")
-    tallies, whole, given = [], sum(kind.weight for kind in kinds), 0
+    whole, given = sum(kind.weight for kind in kinds), 0
     for number, kind in enumerate(kinds):
         expected = "read or refused in one line with status 2; no traceback, hang or file changed"
-        tally = Tally(f"damaged: {kind.name}", expected)
+        tally = book.open(f"damaged: {kind.name}", expected)
         last = number == len(kinds) - 1
         share = inputs - given if last else inputs * kind.weight // whole
         given += share
-        for first in range(0, share, CHUNK):
+        for first in tally.numbers(share, CHUNK):
             _chunk(kind, scratch, range(first, min(share, first + CHUNK)), seed, tally)
-        tallies.append(tally)
         if kept is not None:
             _keep(tally, kind, scratch / "sound", seed, kept)
-    return tallies
 
 
 def _made(folder: Path) -> list[Kind]:

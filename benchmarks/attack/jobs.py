@@ -6,15 +6,17 @@ import hashlib
 import json
 import random
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from . import forked_ray
 from .children import command, run
 
 MODEL = "tiny:llama:1"
 OURS = ("answers.jsonl", "trace.jsonl", "answers.jsonl.journal")
-"""What a run may write."""
+"""What a run on one machine may write."""
 
 USERS = {
     ".answers.jsonl.original": "mine",
@@ -27,12 +29,48 @@ USERS = {
 
 @dataclass(frozen=True)
 class Work:
-    """A job planned in a folder, the words that run it, and its answers without an interruption."""
+    """
+    A job planned in a folder.
+
+    Parameters
+    ----------
+    folder
+        Where it stands, without any output.
+    run
+        The words that run it.
+    answers
+        Its answers without an interruption, by request.
+    cpu_seconds
+        What that run took, its replicas included.
+    replicas
+        How many serve it.
+    forked
+        Whether they are forks of the driver instead of Ray's actors.
+    """
 
     folder: Path
     run: tuple[str, ...]
     answers: dict[str, Any]
     cpu_seconds: float
+    replicas: int = 1
+    forked: bool = False
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """What a run may write."""
+        if self.replicas == 1:
+            return OURS
+        return (*OURS, "trace.perfetto.json", *(f"trace.{k}.jsonl" for k in range(self.replicas)))
+
+    def call(self, *options: str) -> Callable[[], int]:
+        """Return the call that runs it."""
+        plain = command((*self.run, *options))
+
+        def forked() -> int:
+            forked_ray.install()
+            return plain()
+
+        return forked if self.forked else plain
 
     def copy(self, folder: Path) -> Path:
         """Return a fresh copy of the folder, without any output."""
@@ -42,7 +80,9 @@ class Work:
         return folder
 
 
-def make_work(folder: Path, scratch: Path, *, count: int, most: int, options: tuple[str, ...] = ()) -> Work:
+def make_work(
+    folder: Path, scratch: Path, *, count: int, most: int, replicas: int = 1, forked: bool = False
+) -> Work:
     """Plan a job and serve it once undisturbed."""
     folder.mkdir(parents=True)
     rng = random.Random(count)
@@ -53,15 +93,16 @@ def make_work(folder: Path, scratch: Path, *, count: int, most: int, options: tu
             stream.write(json.dumps({"custom_id": f"r{number}", "body": body}) + "\n")
     for name, text in USERS.items():
         (folder / name).write_text(text)
-    words = ["plan", "prompts.jsonl", "--model", MODEL, "--slots", "4", "--work", "5"]
+    shared = ("--replicas", str(replicas)) if replicas > 1 else ()
+    words = ["plan", "prompts.jsonl", "--model", MODEL, "--slots", "4", "--work", "5", *shared]
     planned = run(command(words), folder, scratch / "said", 120)
     assert planned.status == 0, planned.said
-    serve = ("run", "plan.json", "--model", MODEL, "--dtype", "float64", "--threads", "1", *options)
-    reference = scratch / "reference"
-    shutil.copytree(folder, reference)
-    served = run(command(serve), reference, scratch / "said", 600)
+    serve = ("run", "plan.json", "--model", MODEL, "--dtype", "float64", "--threads", "1")
+    work = Work(folder, serve, {}, 0.0, replicas, forked)
+    served = run(work.call(), work.copy(scratch / "reference"), scratch / "said", 600)
     assert served.status == 0, served.said
-    return Work(folder, serve, answers_of(reference / "answers.jsonl"), served.cpu_seconds)
+    answers = answers_of(scratch / "reference" / "answers.jsonl")
+    return replace(work, answers=answers, cpu_seconds=served.cpu_seconds)
 
 
 def answers_of(path: Path) -> dict[str, Any]:

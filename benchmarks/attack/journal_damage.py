@@ -26,39 +26,40 @@ def write_journal(path: Path, records: int, rng: random.Random) -> dict[str, dic
     return answers
 
 
-def flip_bits(scratch: Path, records: int, rng: random.Random) -> Tally:
+def flip_bits(scratch: Path, records: int, rng: random.Random, tally: Tally) -> Tally:
     """
     Flip every bit of a journal, and open it.
 
     A flip is judged by what the journal as a whole recovers. One opening judges a bit of every second record
     at once: each flip may cost its own record, and the next if a line break was hit, and no other.
     """
-    tally = Tally(
-        f"every bit of a journal of {records:,} records flipped",
-        "its own record dropped by name, the next if it was a line break; all others unchanged",
-    )
     path = scratch / "journal"
     answers = write_journal(path, records, rng)
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     starts = [sum(map(len, lines[:k])) for k in range(len(lines))]
-    for bit in range(8 * len(lines[0])):
-        _flip_header(path, whole, bit, tally)
     names = list(answers)
-    for parity in (0, 1):
-        chosen = range(1 + parity, len(lines), 2)
-        for bit in range(8 * max(len(lines[k]) for k in chosen)):
-            hit = [k for k in chosen if bit < 8 * len(lines[k])]
-            damaged = bytearray(whole)
-            for k in hit:
-                damaged[starts[k] + bit // 8] ^= 1 << bit % 8
-            path.write_bytes(damaged)
-            lost = {k for k in hit} | {k + 1 for k in hit if bit // 8 == len(lines[k]) - 1}
-            expected = {name: answers[name] for k, name in enumerate(names, 1) if k not in lost}
-            journal = _opened(path)
-            tally.check(journal.finished == expected, f"bit {bit} of records {parity + 1}, {parity + 3}, ...")
-            tally.check(bool(journal.dropped) or hit == [len(lines) - 1], f"bit {bit}: not named")
-            tally.count("dropped", len(hit))
+    most = 8 * max(map(len, lines))
+    for number in tally.numbers(3 * most):
+        # The first line, then every other record from the first on, then from the second on.
+        part, bit = divmod(number, most)
+        if part == 0:
+            if bit < 8 * len(lines[0]):
+                _flip_header(path, whole, bit, tally)
+            continue
+        hit = [k for k in range(part, len(lines), 2) if bit < 8 * len(lines[k])]
+        if not hit:
+            continue
+        damaged = bytearray(whole)
+        for k in hit:
+            damaged[starts[k] + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        lost = {k for k in hit} | {k + 1 for k in hit if bit // 8 == len(lines[k]) - 1}
+        expected = {name: answers[name] for k, name in enumerate(names, 1) if k not in lost}
+        journal = _opened(path)
+        tally.check(journal.finished == expected, f"bit {bit} of records {part}, {part + 2}, ...")
+        tally.check(bool(journal.dropped) or hit == [len(lines) - 1], f"bit {bit}: not named")
+        tally.count("dropped", len(hit))
     return tally
 
 
@@ -74,16 +75,13 @@ def _flip_header(path: Path, whole: bytes, bit: int, tally: Tally) -> None:
     tally.check(path.read_bytes() == damaged, f"bit {bit} of the header: the file was changed")
 
 
-def cut(scratch: Path, records: int, rng: random.Random) -> Tally:
+def cut(scratch: Path, records: int, rng: random.Random, tally: Tally) -> Tally:
     """Cut a journal to each of its lengths."""
-    tally = Tally(
-        f"a journal of {records:,} records cut at every byte", "every whole record unchanged, no other"
-    )
     path = scratch / "journal"
     answers = write_journal(path, records, rng)
     whole = path.read_bytes()
     names = list(answers)
-    for length in range(len(whole) + 1):
+    for length in tally.numbers(len(whole) + 1):
         path.write_bytes(whole[:length])
         kept = max(0, whole.count(b"\n", 0, length) - 1)
         journal = _opened(path)
