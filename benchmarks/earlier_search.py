@@ -81,7 +81,9 @@ def problems(seconds: float, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
     for generator, number, requests, slots, rest in INSTANCES:
         workload = generate(generator, number, requests)
-        limits = {name: rest[name] for name in ("kv_capacity", "prefill_token_cap") if name in rest}
+        limits: dict[str, object] = {
+            name: rest[name] for name in ("kv_capacity", "prefill_token_cap") if name in rest
+        }
         if rest.get("first"):
             limits["prefill_emits_first_token"] = True
         said = " ".join(f"{name} {value}" for name, value in rest.items())

@@ -29,7 +29,8 @@ SHARE_OF_PEAK = 0.4
 
 
 def _whole(values: np.ndarray, most: int) -> IntArray:
-    return np.clip(values, 1, most).astype(np.int64)
+    whole: IntArray = np.clip(values, 1, most).astype(np.int64)
+    return whole
 
 
 def _chat(rng: np.random.Generator, count: int) -> Workload:

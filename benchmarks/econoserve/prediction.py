@@ -47,4 +47,5 @@ class PredictorErrors:
     def log_normal(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Return true over predicted lengths, log-normal about 1, that suffice as often, shape (count,)."""
         deviation = np.log1p(self.padding) / NormalDist().inv_cdf(self.accuracy)
-        return np.exp(-deviation * rng.standard_normal(count))
+        ratios: FloatArray = np.exp(-deviation * rng.standard_normal(count))
+        return ratios

@@ -75,7 +75,7 @@ def ratios(model: str, system: str) -> Iterator[tuple[str, str, str, float]]:
     for (over, under), figures in KNOWN.items():
         yield from ((f"{over}*", f"{under}*", figure, ratio) for figure, ratio in figures.items())
     for (over, under), figures in PREDICTED.items():
-        pair = tuple(system if name == "econoserve" else name for name in (over, under))
-        yield from ((*pair, figure, ratio) for figure, ratio in figures.items())
+        first, second = (system if name == "econoserve" else name for name in (over, under))
+        yield from ((first, second, figure, ratio) for figure, ratio in figures.items())
     for under, ratio in SATISFACTION.get(model, SATISFACTION["opt-13b"]).items():
         yield system, under, "slo_satisfaction", ratio

@@ -41,7 +41,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
                     # As in systems: a queue that ever grows is judged while it does.
                     until = float(workload.arrival.max()) if options.paper_rates else math.inf
                     for value, row in rows.items():
-                        sizes = replace(study.sizes, **{field: value})
+                        sizes = replace(study.sizes, **{field: value})  # type: ignore[arg-type]
                         run = study.run(label, workload, known=False, sizes=sizes, until=until)
                         bound = Binding.of(run, math.inf, None)
                         more = {"lent": run.lent_tokens / len(workload), "memory": bound.memory}

@@ -116,7 +116,7 @@ class Study:
         until: float = math.inf,
     ) -> Outcome:
         """Return a system's figures on a workload, and what bound it."""
-        slots = SLOTS | {"orca": self.served.orca_batch}
+        slots = {**SLOTS, "orca": self.served.orca_batch}
         if system == "distserve":
             split = self.split(workload, until)
             run = split.run

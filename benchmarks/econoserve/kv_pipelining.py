@@ -8,7 +8,7 @@ in, "useful" without those that are thrown away later to be computed anew; over 
 in which requests are queued. Without a model (``--seeds``) also what each part that is kept free
 costs.
 
-Run: ``python benchmarks/kv_pipelining.py`` (see --help).
+Run: ``python benchmarks/econoserve/kv_pipelining.py`` (see --help).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from econoserve.prediction import PredictorErrors
+from prediction import PredictorErrors
 
 from batchbound.data.costs.cost import IntArray
 from batchbound.data.readers.generators import generate
