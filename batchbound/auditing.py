@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .data.costs.communication import with_all_reduce
+from .data.costs.cost import FloatArray
 from .data.costs.link import DEVICE_LINKS, LINKS
 from .data.files.disk import InputError, read_text
 from .data.iterations import EngineLimits, Sequences
@@ -18,13 +19,18 @@ from .data.readers.measured_run import MeasuredRun, read_vllm_run
 from .data.readers.profile_readers import read_profile
 from .data.readers.server_run import ServerRun, is_timed, read_timed_requests
 from .data.readers.tables import read_lengths
-from .executor.reports.iteration_audit import audit_iterations, order_audit
-from .executor.reports.log_audit import audit_log
-from .models.certificates.iterations import verify_iterations
+from .executor.profiling.fitted_audit import fitted_audit, simulated_orders
+from .executor.profiling.iteration_fit import IterationFit, TimedJob, fit_log
+from .executor.reports.audit_page import Losses, Occupancy, save_audit_page
+from .executor.reports.iteration_audit import audit_iterations, order_audit, orders_of
+from .executor.reports.log_audit import WORK, audit_log
+from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.exegpt.layer_cost import LayerCost
 
 _BUDGET = 2048
 """Tokens of an iteration that the simulation takes where nobody says: vLLM's default on most devices."""
+
+_NO_LIMIT = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,37 @@ class Audit:
         By title, the figures by their names: iterations, seconds, requests put back, the bound's certificate.
     assumptions
         What the run does not say and was taken for granted.
+    losses
+        What the picture shows of them, a part for each unit.
+    runs
+        Requests under way in the run and in other orders.
+    clock
+        What the clock of ``runs`` counts.
     """
 
     tables: Mapping[str, Mapping[str, object]]
     assumptions: tuple[str, ...] = ()
+    losses: tuple[Losses, ...] = ()
+    runs: tuple[Occupancy, ...] = ()
+    clock: str = "iterations"
+
+    def save_html(self, path: str | os.PathLike[str], title: str) -> None:
+        """
+        Draw the audit as one page for a browser.
+
+        Parameters
+        ----------
+        path
+            The file.
+        title
+            What was audited.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be written.
+        """
+        save_audit_page(path, title, self.losses, self.runs, self.tables, clock=self.clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +130,17 @@ def audit(
         raise InputError("--profile is for a measured vLLM run", file=path, hint="Leave it out.")
     text = read_text(path)
     if is_iteration_log(text):
-        return Audit(_log(asked, iterations))
+        return _log(asked, iterations)
     if iterations is not None:
         raise InputError("--iterations is for a log of iterations", file=path, hint="Leave it out.")
     if "batchbound_server_run" in text.partition("\n")[0]:
-        return Audit(_server_run(asked))
+        return _server_run(asked)
     if is_timed(text):
         return _timed(asked)
-    return Audit(_lengths(asked))
+    return _lengths(asked)
 
 
-def _server_run(asked: _Asked) -> dict[str, Mapping[str, object]]:
+def _server_run(asked: _Asked) -> Audit:
     ran = ServerRun.load(asked.path)
     count = len(ran.servers)
     room = [server.kv_tokens for server in ran.servers if server.kv_tokens is not None]
@@ -123,7 +156,7 @@ def _server_run(asked: _Asked) -> dict[str, Mapping[str, object]]:
     except ValueError as error:
         raise InputError(str(error), file=asked.path, hint="Nothing can be audited.") from None
     _confirm(verify_iterations(found.sequences, found.limits, found.bound))
-    return {
+    tables: dict[str, Mapping[str, object]] = {
         "iterations": {
             "counted by the server": found.counted,
             f"proven least, by {found.bound.source}": found.bound.iterations,
@@ -134,9 +167,74 @@ def _server_run(asked: _Asked) -> dict[str, Mapping[str, object]]:
         },
         "certificate": dict(found.bound.certificate),
     }
+    lost: tuple[Losses, ...] = ()
+    if found.counted is not None:
+        parts = {name: float(value) for name, value in found.losses.items()}
+        lost = (Losses("iterations", found.counted, found.bound.iterations, parts),)
+    if count > 1:
+        return Audit(tables, ("several servers' seconds are not told apart: none are fitted",), lost)
+    done = np.flatnonzero(ran.failed == 0)
+    request = np.repeat(np.arange(len(done)), ran.choices[done])
+    job = TimedJob(found.sequences, request, ran.sent[done], ran.finished[done])
+    known = replace(limits, sequences=found.limits.sequences)
+    audit = _with_seconds(tables, job, known, found.limits)
+    return replace(audit, losses=(*lost, *audit.losses))
 
 
-def _log(asked: _Asked, iterations: tuple[int, int] | None) -> dict[str, Mapping[str, object]]:
+def _with_seconds(
+    tables: Mapping[str, Mapping[str, object]], job: TimedJob, limits: EngineLimits, proven: EngineLimits
+) -> Audit:
+    """Return tables with the seconds that the job's own times show an iteration to take."""
+    found = fitted_audit(job, limits, proven, orders_of(job.sequences))
+    if found is None:
+        return Audit(tables, ("the job is too large to tell the seconds of an iteration",))
+    rates = {name: value for name, value in asdict(found.fit.rates).items() if name != "points"}
+    _confirm(verify_iteration_seconds(job.sequences, proven, found.iterations, rates, found.bound))
+    seconds: dict[str, object] = {
+        "measured": found.measured,
+        "proven least at the fitted rates": found.bound,
+        **{f"lost: {name}": value for name, value in found.losses.items()},
+        **{
+            f"simulated, all there at the start, {name}": float(run.run.finished.max())
+            for name, run in found.orders.items()
+        },
+    }
+    said = "the seconds of an iteration are fitted to the job's own times: the bound in seconds is of them"
+    runs = [_under_way("the run", job.start if job.first is None else job.first, job.last)]
+    runs += [
+        Occupancy(f"{name}, simulated", run.run.start + run.run.seconds, run.under_way)
+        for name, run in found.orders.items()
+        if name != "shortest first"
+    ]
+    lost = Losses("seconds", found.measured, found.bound, found.losses)
+    shown = {**tables, "seconds": seconds, **_fitted(found.fit)}
+    return Audit(shown, (said,), (lost,), tuple(runs if job.first is not None else runs[1:]), "seconds")
+
+
+def _under_way(name: str, begin: FloatArray, end: FloatArray) -> Occupancy:
+    """Return how many of some spans there are at a time."""
+    times = np.concatenate((begin, end))
+    change = np.repeat([1.0, -1.0], len(begin))
+    order = np.argsort(times, kind="stable")
+    count = np.cumsum(change[order])
+    return Occupancy(name, times[order][1:] - times.min(), count[:-1])
+
+
+def _fitted(fit: IterationFit) -> dict[str, Mapping[str, object]]:
+    rates = fit.rates
+    return {
+        "seconds of an iteration, fitted": {
+            "each": rates.iterations,
+            "and a decode": rates.decodes,
+            "and a prompt token": rates.prompt_tokens,
+            "and a token of KV cache read": rates.kv_tokens,
+            "missed of a part that the fit has not seen (share)": fit.error,
+            "marks compared": fit.marks,
+        }
+    }
+
+
+def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
     for option in ("batched_tokens", "kv_tokens", "block_tokens"):
         if getattr(asked, option) is not None:
             what = f"--{option.replace('_', '-')} has no effect on a log of iterations"
@@ -149,14 +247,19 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> dict[str, Mapping
         found = audit_log(log, int(sequences))
     except ValueError as error:
         raise InputError(str(error), file=asked.path, hint="Correct --slots.") from None
-    return {
+    tables: dict[str, Mapping[str, object]] = {
         f"iterations ({found.sequences} slots)": {"counted": found.counted, **found.parts},
         "seconds of the engine": dict(found.seconds),
+        **_fitted(fit_log(log)),
     }
+    lost = {name: value for name, value in found.parts.items() if name != WORK}
+    parts = Losses("iterations", found.counted, found.parts[WORK], lost)
+    ran = Occupancy("the run", np.arange(1.0, len(log) + 1), (log.chunks + log.decodes).astype(np.float64))
+    return Audit(tables, losses=(parts,), runs=(ran,))
 
 
 def _timed(asked: _Asked) -> Audit:
-    """Return what a run lost whose requests' times are known: seconds, at the median seconds of a token."""
+    """Return what a run lost whose requests' times are known."""
     ran = read_timed_requests(asked.path)
     if asked.slots is None:
         raise InputError("times of requests do not say the slots", file=asked.path, hint="Say --slots.")
@@ -164,36 +267,27 @@ def _timed(asked: _Asked) -> Audit:
         asked.slots, asked.batched_tokens or _BUDGET, asked.kv_tokens, asked.block_tokens or 16
     )
     sequences, known = Sequences(ran.prompt, ran.output), asked.batched_tokens is not None
+    job = TimedJob(sequences, np.arange(len(sequences)), ran.start, ran.last, ran.first)
     tables = _by_order(sequences, limits, budget_known=known)
-    each = ran.iteration_seconds
-    found = order_audit(sequences, limits, budget_known=known)
-    if each is None or not found.simulated:
-        return Audit(tables)
-    lost = {f"lost: {name}": value * each for name, value in found.losses.items()}
-    least = found.bound.iterations * each
-    seconds = {
-        "measured": ran.makespan,
-        "an iteration (median between two tokens)": each,
-        "proven least at that rate": least,
-        **lost,
-        "lost: the rest (prompts, waiting, other users)": ran.makespan - least - sum(lost.values()),
-    }
-    said = "an iteration is taken to last as long as the median time between two tokens of a request"
-    return Audit({**tables, "seconds": seconds}, (said,))
+    proven = limits if known else replace(limits, batched_tokens=_NO_LIMIT)
+    return _with_seconds(tables, job, limits, proven)
 
 
-def _lengths(asked: _Asked) -> dict[str, Mapping[str, object]]:
+def _lengths(asked: _Asked) -> Audit:
     work = read_lengths(asked.path)
     if asked.slots is None:
         raise InputError("a table of lengths does not say the slots", file=asked.path, hint="Say --slots.")
     limits = EngineLimits(
         asked.slots, asked.batched_tokens or _BUDGET, asked.kv_tokens, asked.block_tokens or 16
     )
-    return _by_order(
-        Sequences(work.input_tokens, work.output_tokens),
-        limits,
-        budget_known=asked.batched_tokens is not None,
-    )
+    sequences = Sequences(work.input_tokens, work.output_tokens)
+    tables = _by_order(sequences, limits, budget_known=asked.batched_tokens is not None)
+    runs = [
+        Occupancy(f"{name}, simulated", run.run.start + run.run.seconds, run.under_way)
+        for name, run in simulated_orders(sequences, limits, orders_of(sequences)).items()
+        if name != "shortest first"
+    ]
+    return Audit(tables, runs=tuple(runs))
 
 
 def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
@@ -214,13 +308,21 @@ def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
     sequences = Sequences(work.input_tokens[order], work.output_tokens[order])
     tables = _by_order(sequences, limits, budget_known=True)
     if profile is not None:
-        tables |= _in_seconds(ran, limits, profile)
-    return Audit(tables, tuple(assumed))
+        seconds, lost = _in_seconds(ran, limits, profile)
+        spans = _under_way("the run", ran.first_token, ran.finished)
+        return Audit({**tables, **seconds}, tuple(assumed), (lost,), (spans,), "seconds")
+    if ran.data_parallel > 1:
+        return Audit(tables, (*assumed, "seconds are fitted to one replica's run: there are several"))
+    job = TimedJob(
+        sequences, np.arange(len(order)), work.arrival[order], ran.finished[order], ran.first_token[order]
+    )
+    audit = _with_seconds(tables, job, limits, limits)
+    return replace(audit, assumptions=(*assumed, *audit.assumptions))
 
 
 def _in_seconds(
     ran: MeasuredRun, limits: EngineLimits, profile: str | os.PathLike[str]
-) -> dict[str, Mapping[str, object]]:
+) -> tuple[dict[str, Mapping[str, object]], Losses]:
     from .executor.profiling.seconds_audit import audit_seconds
 
     ran = replace(
@@ -239,7 +341,7 @@ def _in_seconds(
         found = audit_seconds(ran, LayerCost(table if link is None else with_all_reduce(table, link)))
     except ValueError as error:
         raise InputError(str(error), file=profile, hint="Give another profile, or leave it out.") from None
-    return {
+    tables: dict[str, Mapping[str, object]] = {
         "seconds, at the profile's prices": {
             "measured": found.measured,
             "simulated": found.simulated,
@@ -250,6 +352,7 @@ def _in_seconds(
             name: f"{value:.4g}" for name, value in asdict(found.minorant).items()
         },
     }
+    return tables, Losses("seconds", found.measured, found.bound, found.losses)
 
 
 def _by_order(

@@ -212,19 +212,6 @@ class TimedRequests:
     first: FloatArray
     last: FloatArray
 
-    @property
-    def makespan(self) -> float:
-        """Seconds from the first request to the last token."""
-        return float(self.last.max() - self.start.min())
-
-    @property
-    def iteration_seconds(self) -> float | None:
-        """Seconds between two tokens of a request, the median; None where no completion has two."""
-        several = self.output > 1
-        if not several.any():
-            return None
-        return float(np.median((self.last - self.first)[several] / (self.output[several] - 1)))
-
 
 def is_timed(text: str) -> bool:
     """Return whether a text holds :class:`TimedRequests`: outputs of a batch, or a CSV with their times."""

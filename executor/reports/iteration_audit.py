@@ -128,18 +128,22 @@ def order_audit(sequences: Sequences, limits: EngineLimits, *, budget_known: boo
         As of :func:`audit_iterations`.
     """
     proven = limits if budget_known else replace(limits, batched_tokens=_NO_LIMIT)
-    orders = {
-        "as sent": np.arange(len(sequences)),
-        "longest first": np.argsort(-sequences.output, kind="stable"),
-        "shortest first": np.argsort(sequences.output, kind="stable"),
-    }
     return IterationAudit(
         counted=None,
         bound=iteration_bound(sequences, proven),
         limits=proven,
         sequences=sequences,
-        simulated=_simulated(sequences, limits, orders),
+        simulated=_simulated(sequences, limits, orders_of(sequences)),
     )
+
+
+def orders_of(sequences: Sequences) -> dict[str, IntArray]:
+    """Return the orders that a run is compared with, by name, its own the first."""
+    return {
+        "as sent": np.arange(len(sequences)),
+        "longest first": np.argsort(-sequences.output, kind="stable"),
+        "shortest first": np.argsort(sequences.output, kind="stable"),
+    }
 
 
 def _orders(sequences: Sequences, run: ServerRun) -> dict[str, IntArray]:

@@ -95,8 +95,7 @@ def predict(sequences: Sequences, limits: EngineLimits, order: Sequence[int] | I
         Positions of the sequences, first to be admitted first, shape (sequences,).
     """
     order = np.asarray(order, dtype=np.int64)
-    blocks = limits.blocks
-    if blocks is not None and int((sequences.prompt + sequences.output).max()) > blocks * limits.block_tokens:
+    if not fits(sequences, limits):
         return None
     if int(sequences.output.sum()) > MOST_SIMULATED:
         return None if sequences.may_run_short(limits) else Predicted(_slots_only(sequences, limits, order))
@@ -108,6 +107,12 @@ def predict(sequences: Sequences, limits: EngineLimits, order: Sequence[int] | I
     run = serve_on_device(work, policy, _OneSecond(), ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
     return Predicted(len(run.start), policy.preemptions, tokens)
+
+
+def fits(sequences: Sequences, limits: EngineLimits) -> bool:
+    """Return whether each request has room for its keys and values while it is alone."""
+    blocks = limits.blocks
+    return blocks is None or int((sequences.prompt + sequences.output).max()) <= blocks * limits.block_tokens
 
 
 def choose_release(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -86,3 +87,51 @@ def _packing(sequences: Sequences, limits: EngineLimits, heavy: list[int], machi
     # Dealt out evenly is the fewest that the fullest slots can hold.
     dealt = [len(heavy) // limits.sequences + (k < len(heavy) % limits.sequences) for k in range(machines)]
     return math.ceil(sum(sorted(heavy)[: sum(dealt)]) / machines)
+
+
+def verify_iteration_seconds(
+    sequences: Sequences,
+    limits: EngineLimits,
+    bound: IterationBound,
+    rates: Mapping[str, float],
+    seconds: float,
+) -> Violation | None:
+    """
+    Return what is wrong with seconds said to be the least at some rates, or None if they are proven.
+
+    Parameters
+    ----------
+    sequences, limits
+        What is computed, and on which engine.
+    bound
+        On its iterations, with its certificate.
+    rates
+        Seconds that an iteration takes at least, and per unit of its work: ``iterations``, ``decodes``,
+        ``prompt_tokens``, ``drawn``, ``kv_tokens`` (read by decodes) and ``pairs`` (of prompt tokens).
+    seconds
+        The bound.
+    """
+    wrong = verify_iterations(sequences, limits, bound)
+    if wrong is not None:
+        return wrong
+    below = [name for name, rate in rates.items() if not rate >= 0 and name != "drawn"]
+    if below:
+        return Violation(
+            "rates", f"{below[0]} is below zero: work that need not be done would lower the bound"
+        )
+    needed = dict.fromkeys(("decodes", "prompt_tokens", "drawn", "kv_tokens", "pairs"), 0.0)
+    needed["iterations"] = bound.iterations
+    for prompt, output, cached in _rows(sequences):
+        needed["decodes"] += output - 1
+        needed["prompt_tokens"] += prompt - cached
+        needed["drawn"] += output
+        needed["kv_tokens"] += sum(prompt + drawn for drawn in range(1, output))
+        # Each new token with those before it and half of itself, whatever the chunks.
+        needed["pairs"] += sum(before + 0.5 for before in range(cached, prompt))
+    if set(rates) != set(needed):
+        return Violation("rates", f"there are rates of {sorted(rates)}, not of {sorted(needed)}")
+    proven = math.fsum(rates[name] * amount for name, amount in needed.items())
+    if seconds > proven * (1 + 1e-9):
+        what = f"the rates prove {proven:.9g} s, the bound says {seconds:.9g}"
+        return Violation("the certificate proves the bound", what)
+    return None

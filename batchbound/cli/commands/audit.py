@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from ...auditing import audit
+from ...data.files.outputs import refuse_outputs
 from ..inputs import positive, slot_count
 from ..output import note
 
@@ -47,11 +49,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="layer profile of a measured vLLM run's device: adds the bound and the losses in seconds",
     )
+    parser.add_argument("--html", metavar="FILE", help="draw the audit on one page for a browser")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the run, and print the bound and what each cause cost beyond it."""
+    if args.html is not None:
+        read = [args.run_path] if args.profile is None else [args.run_path, args.profile]
+        refuse_outputs([args.html], True, read)
     found = audit(
         args.run_path,
         slots=args.slots,
@@ -61,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         iterations=args.iterations,
         profile=args.profile,
     )
+    if args.html is not None:
+        found.save_html(args.html, Path(args.run_path).name)
+        note(f"wrote {args.html}: open it in a browser")
     for assumption in found.assumptions:
         note(assumption)
     if args.json:

@@ -1,0 +1,113 @@
+"""What a job lost in seconds, at the seconds of an iteration that its own times show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.iterations import EngineLimits, IterationBound, Sequences
+from ...models.bounds.iterations import iteration_bound
+from ...models.exegpt.iteration_minorant import Minorant, Work
+from ..serving.release import MOST_SIMULATED, fits
+from .iteration_fit import IterationFit, PricedRun, TimedJob, fit_iterations, replay_at
+from .seconds_audit import AGAIN, ITERATIONS, WAITED, needed_work
+
+BEYOND = "measured beyond the fit"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedAudit:
+    """
+    A job's seconds against those that no order could have gone below, at fitted rates.
+
+    Parameters
+    ----------
+    fit
+        Seconds of an iteration.
+    measured, simulated
+        Makespan of the job, and of its simulation at the fitted rates.
+    bound
+        Seconds that every order takes at least at those rates, all requests there at the start.
+    iterations
+        The bound on iterations in it.
+    losses
+        Seconds by cause; they add up to ``measured - bound``.
+    orders
+        Simulated runs by the order of the requests, all there at the start.
+    """
+
+    fit: IterationFit
+    measured: float
+    simulated: float
+    bound: float
+    iterations: IterationBound
+    losses: Mapping[str, float]
+    orders: Mapping[str, PricedRun]
+
+
+def fitted_audit(
+    job: TimedJob, limits: EngineLimits, proven: EngineLimits, orders: Mapping[str, IntArray]
+) -> FittedAudit | None:
+    """
+    Return what a job lost, or None where its seconds cannot be fitted.
+
+    An iteration is taken to cost an affine function of its work, so that whatever the order, a job costs as
+    much as the sum of its work: each rate, none of them negative, times the least that is needed of its kind.
+
+    Parameters
+    ----------
+    job
+        What ran.
+    limits
+        Of the engine, to simulate it.
+    proven
+        As far as they are known, for the bound.
+    orders
+        Of the rows, by name.
+    """
+    fit = fit_iterations(job, limits)
+    if fit is None:
+        return None
+    rates, work = fit.rates, needed_work(job.sequences, proven)
+    replay = replay_at(job, limits, rates)
+    done = Work(*replay.work.sum(0).tolist())
+    simulated, bound = float(replay.run.finished.max()), rates.seconds(work)
+    again = rates.seconds(replace(done, iterations=0)) - rates.seconds(replace(work, iterations=0))
+    return FittedAudit(
+        fit=fit,
+        measured=job.makespan,
+        simulated=simulated,
+        bound=bound,
+        iterations=iteration_bound(job.sequences, proven),
+        losses={
+            BEYOND: job.makespan - simulated,
+            # Rounded: an engine that never stood still waited for nothing.
+            WAITED: round(simulated - float(replay.run.seconds.sum()), 9),
+            ITERATIONS: rates.iterations * (done.iterations - work.iterations),
+            AGAIN: again,
+        },
+        orders={name: replay_at(job, limits, rates, np.asarray(order)) for name, order in orders.items()},
+    )
+
+
+def simulated_orders(
+    sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
+) -> dict[str, PricedRun]:
+    """
+    Return what orders come to whose iterations take a second each; nothing for a job too large to simulate.
+
+    Parameters
+    ----------
+    sequences, limits
+        What is computed, and on which engine.
+    orders
+        Of the sequences, all there at the start, by name.
+    """
+    if int(sequences.output.sum()) > MOST_SIMULATED or not fits(sequences, limits):
+        return {}
+    zeros, rates = np.zeros(len(sequences)), Minorant(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    job = TimedJob(sequences, np.arange(len(sequences)), zeros, zeros)
+    return {name: replay_at(job, limits, rates, order) for name, order in orders.items()}

@@ -1,0 +1,328 @@
+"""Seconds of a server's iterations, fitted from outside: from when its requests came and went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.iterations import EngineLimits, Sequences
+from ...data.readers.iteration_log import IterationLog
+from ...data.workload import Workload
+from ...heuristics.serving.chunked_prefill import ChunkedPrefill
+from ...heuristics.serving.device import DeviceBatch
+from ...heuristics.serving.kv_ledger import KvLedger
+from ...models.exegpt.iteration_minorant import Minorant, Work
+from ..serving.release import MOST_SIMULATED, fits
+from ..serving.simulation import ServingRun, serve_on_device
+
+_FITTED = ("iterations", "decodes", "prompt_tokens", "kv_tokens")
+"""What an iteration's seconds are taken to depend on; draws and pairs are not told apart from outside."""
+
+_COLUMNS = [[field.name for field in fields(Work)].index(name) for name in _FITTED]
+
+_DRAWN = [field.name for field in fields(Work)].index("drawn")
+
+_PASSES = 5
+"""Times that a job is simulated and fitted in turn, where what ran together depends on the seconds."""
+
+_MOST_MARKS = 1500
+_PARTS = 6
+
+LEAST_MARKS = 24
+"""First and last tokens below which only one rate is fitted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedJob:
+    """
+    What a server computed, and when its requests were there.
+
+    Parameters
+    ----------
+    sequences
+        A row per completion, in the order they were sent.
+    request
+        Position of each row's request, ascending, shape (rows,).
+    start, last
+        Seconds at which each request was sent and its last token was there, shape (requests,).
+    first
+        Seconds of its first token, shape (requests,); None where nobody noted them.
+    """
+
+    sequences: Sequences
+    request: IntArray
+    start: FloatArray
+    last: FloatArray
+    first: FloatArray | None = None
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first request to the last token."""
+        return float(self.last.max() - self.start.min())
+
+
+@dataclass(frozen=True, slots=True)
+class IterationFit:
+    """
+    What an iteration of a server takes.
+
+    Parameters
+    ----------
+    rates
+        Seconds of an iteration, and per unit of its work; none is negative.
+    error
+        Mean share by which the seconds of a sixth of the job are missed that the fit has not seen; None for
+        a job too short to leave some out, whose one rate is of an iteration whatever is in it.
+    marks
+        Moments at which the server's clock was compared.
+    """
+
+    rates: Minorant
+    error: float | None
+    marks: int
+
+
+def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = None) -> tuple[Minorant, float]:
+    """
+    Return the rates of least absolute error, none below zero: a linear program.
+
+    Absolute and not squared: a shared machine now and then takes ten times as long for the same.
+
+    Parameters
+    ----------
+    work
+        Of each observation, by the columns of :class:`.Work`, shape (observations, 6).
+    seconds
+        Each took, shape (observations,).
+    after
+        Observations to which some seconds more or less are added, whatever fits; none by default.
+
+    Returns
+    -------
+    tuple
+        The rates, and those seconds.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
+    count, features = len(seconds), work[:, _COLUMNS]
+    unit, size = np.maximum(features.max(0), 1e-300), max(float(np.abs(seconds).max()), 1e-300)
+    shift = np.zeros((count, 1))
+    shift[[] if after is None else after] = 1.0
+    rows = np.hstack([features / unit, shift])
+    known, each = len(unit), np.arange(count)
+    both = np.vstack([rows, -rows])
+    at, column = np.nonzero(both)
+    # Behind the rates and the shift, each observation's error: no less than what is missed, up or down.
+    coefficients: Any = csr_array(
+        (
+            np.concatenate((both[at, column], np.full(2 * count, -1.0))),
+            (
+                np.concatenate((at, np.arange(2 * count))),
+                np.concatenate((column, known + 1 + each, known + 1 + each)),
+            ),
+        )
+    )
+    found = linprog(
+        np.concatenate((np.zeros(known + 1), np.ones(count))),
+        A_ub=coefficients,
+        b_ub=np.concatenate((seconds, -seconds)) / size,
+        bounds=[(0, None)] * known + [(None, None)] + [(0, None)] * count,
+        method="highs",
+    )
+    if found.x is None:
+        raise ValueError(f"the seconds of the iterations could not be fitted ({found.message})")
+    rates = np.maximum(0.0, found.x[:known]) * size / unit
+    return _minorant(rates), float(found.x[known]) * size
+
+
+def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
+    """
+    Return what an iteration took on a server that only said when its requests came and went.
+
+    Which requests shared an iteration is simulated as vLLM schedules them, at the rates found so far. Each
+    first and last token is a mark on two clocks: the seconds it was there after, and the work that the
+    simulation had done by then. The rates are what turns the one into the other. None where a job is too
+    large to simulate.
+
+    Parameters
+    ----------
+    job
+        What ran.
+    limits
+        Of the engine.
+    """
+    sequences = job.sequences
+    if int(sequences.output.sum()) > MOST_SIMULATED or not fits(sequences, limits):
+        return None
+    rates = Minorant(job.makespan / int(sequences.rows(limits).max()), 0.0, 0.0, 0.0, 0.0, 0.0)
+    for _ in range(_PASSES):
+        work, seconds = _marks(job, replay_at(job, limits, rates))
+        if len(seconds) < LEAST_MARKS:
+            work[:, 1:] = 0.0  # so few tell no more than one rate
+        found, _ = fit_rates(work, seconds)
+        near = np.allclose(astuple(found), astuple(rates), rtol=1e-3)
+        rates = found
+        if near:
+            break
+    return IterationFit(rates, _error(work, seconds), len(seconds))
+
+
+def fit_log(log: IterationLog) -> IterationFit:
+    """
+    Return what an iteration took by a server's own log of them.
+
+    Parameters
+    ----------
+    log
+        Its iterations.
+    """
+    work = np.zeros((len(log), len(fields(Work))))
+    work[:, :3] = np.stack((np.ones(len(log)), log.decodes, log.chunk_tokens), axis=1)
+    at = np.unique(np.linspace(0, len(log) - 1, min(len(log), _MOST_MARKS)).astype(np.int64))
+    rates, _ = fit_rates(work[at], log.seconds[at])
+    return IterationFit(rates, _error(np.cumsum(work, axis=0)[at], np.cumsum(log.seconds)[at]), len(at))
+
+
+def _error(work: FloatArray, seconds: FloatArray) -> float | None:
+    """
+    Return how far a part's seconds are missed by the rates of the others, the mean over all parts.
+
+    Parameters
+    ----------
+    work, seconds
+        Up to each mark, shapes (marks, 6) and (marks,); None where there are too few to leave some out.
+    """
+    if len(seconds) < LEAST_MARKS:
+        return None
+    missed = []
+    for part in np.array_split(np.arange(len(seconds)), _PARTS):
+        took = seconds[part[-1]] - (seconds[part[0] - 1] if part[0] else 0.0)
+        rest = np.setdiff1d(np.arange(len(seconds)), part)
+        after = np.flatnonzero(rest > part[-1])
+        if took <= 0:
+            continue
+        if after.size:
+            _, miss = fit_rates(work[rest], seconds[rest], after)
+        else:
+            rates, _ = fit_rates(work[rest], seconds[rest])
+            miss = took - float(_priced(rates, work[part[-1]] - work[part[0] - 1]))
+        missed.append(abs(miss) / took)
+    return float(np.mean(missed))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedRun:
+    """
+    A simulated job.
+
+    Parameters
+    ----------
+    run
+        What the device did.
+    work
+        Of each iteration, by the columns of :class:`.Work`, shape (iterations, 6).
+    """
+
+    run: ServingRun
+    work: FloatArray
+
+    @property
+    def under_way(self) -> FloatArray:
+        """Requests that drew a token in each iteration, shape (iterations,)."""
+        drawn: FloatArray = self.work[:, _DRAWN]
+        return drawn
+
+
+def replay_at(
+    job: TimedJob, limits: EngineLimits, rates: Minorant, order: Sequence[int] | IntArray | None = None
+) -> PricedRun:
+    """
+    Return the simulation of a job at some rates.
+
+    Parameters
+    ----------
+    job
+        What ran.
+    limits
+        Of the engine.
+    rates
+        Seconds of its iterations.
+    order
+        Positions of the rows, all there at the start; None for as they were sent, and when.
+    """
+    sequences = job.sequences
+    if order is None:
+        sent = np.maximum.accumulate((job.start - job.start.min())[job.request])
+        work = replace(Workload.from_lengths(sequences.prompt, sequences.output), arrival=sent)
+    else:
+        at = np.asarray(order, dtype=np.int64)
+        work = Workload.from_lengths(sequences.prompt[at], sequences.output[at])
+    each = work.input_tokens + work.output_tokens + limits.block_tokens
+    capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
+    policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
+    device = _Priced(rates)
+    run = serve_on_device(work, policy, device, KvLedger(capacity, len(work), limits.block_tokens))
+    return PricedRun(run, np.array(device.rows, dtype=np.float64))
+
+
+class _Priced:
+    """A device whose iterations take what their work is priced at."""
+
+    def __init__(self, rates: Minorant) -> None:
+        self._rates = rates
+        self.rows: list[tuple[float, ...]] = []
+
+    def run(self, work: DeviceBatch) -> float:
+        """Return the seconds of an iteration."""
+        new = [(tokens, int(work.held[request]) - tokens) for request, tokens in work.prefill]
+        done = Work(
+            iterations=1,
+            decodes=len(work.decodes),
+            prompt_tokens=sum(tokens for tokens, _ in new),
+            drawn=work.drawn,
+            kv_tokens=int(work.held[work.decodes].sum()),
+            pairs=sum(tokens * (held + tokens / 2) for tokens, held in new),
+        )
+        self.rows.append(astuple(done))
+        return self._rates.seconds(done)
+
+
+def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:
+    """
+    Return the marks of a job's clock in order.
+
+    Returns
+    -------
+    tuple
+        Work done up to each by the simulation, shape (marks, 6), and seconds that the server was busy up to
+        it, shape (marks,).
+    """
+    run, ends = priced.run, priced.run.start + priced.run.seconds
+    begins = np.flatnonzero(np.append(True, np.diff(job.request) > 0))
+    marks = [(np.maximum.reduceat(run.finished, begins), job.last)]
+    if job.first is not None:
+        marks.append((np.minimum.reduceat(run.first_token, begins), job.first))
+    simulated = np.concatenate([one for one, _ in marks])
+    measured = np.concatenate([one for _, one in marks]) - job.start.min()
+    at = np.minimum(np.searchsorted(ends, simulated * (1 - 1e-12)), len(ends) - 1)
+    by = np.argsort(at, kind="stable")
+    by = by[np.unique(np.linspace(0, len(by) - 1, min(len(by), _MOST_MARKS)).astype(np.int64))]
+    # Where nothing had arrived the device stood still: seconds without work.
+    stood = (ends - np.cumsum(run.seconds))[at[by]]
+    return np.cumsum(priced.work, axis=0)[at[by]], measured[by] - stood
+
+
+def _priced(rates: Minorant, work: FloatArray) -> FloatArray:
+    total: FloatArray = work @ np.array(astuple(rates)[:-1])
+    return total
+
+
+def _minorant(rates: FloatArray) -> Minorant:
+    """Return the rates of :data:`_FITTED`, and none for what is not told apart."""
+    each, decode, prompt, kv = rates.tolist()
+    return Minorant(each, decode, prompt, drawn=0.0, kv_tokens=kv, pairs=0.0)
