@@ -107,10 +107,10 @@ def save_audit_page(
     """
     parts = [f"<h1>{escape(title)}</h1>"]
     for one in losses:
-        heading = f"{_number(one.measured)} {one.unit} measured, {_number(one.bound)} proven to be needed"
+        heading = f"{_number(one.measured)} {one.unit}, {_number(one.bound)} of them needed whatever the order"
         parts += [f"<h2>{escape(heading)}</h2>", _waterfall(one)]
     if runs:
-        note = "The area under each line is the same work: what is missing above it are empty slots."
+        note = "What a line lacks of the top are slots that nobody used."
         parts += [f"<h2>Requests under way, by {escape(clock)}</h2>", _lines(runs), f"<p>{note}</p>"]
     for name, rows in tables.items():
         shown = "".join(
@@ -163,7 +163,10 @@ def _lines(runs: Sequence[Occupancy]) -> str:
         )
     drawn.append(f'<line x1="40" y1="{base}" x2="{_WIDTH - 20}" y2="{base}" stroke="var(--line)"/>')
     for share in (0.0, 0.5, 1.0):
-        drawn.append(f'<text x="{40 + x * end * share:.0f}" y="{_HEIGHT - 10}">{_number(end * share)}</text>')
+        drawn.append(
+            f'<text x="{40 + x * end * share:.0f}" y="{_HEIGHT - 10}" text-anchor="middle">'
+            f"{_number(end * share)}</text>"
+        )
     drawn.append(f'<text x="4" y="{base - y * most + 5:.0f}">{_number(most)}</text>')
     return _svg(_HEIGHT, "requests under way", drawn)
 
