@@ -107,7 +107,9 @@ def save_audit_page(
     """
     parts = [f"<h1>{escape(title)}</h1>"]
     for one in losses:
-        heading = f"{_number(one.measured)} {one.unit}, {_number(one.bound)} of them needed whatever the order"
+        heading = (
+            f"{_number(one.measured)} {one.unit}, {_number(one.bound)} of them needed whatever the order"
+        )
         parts += [f"<h2>{escape(heading)}</h2>", _waterfall(one)]
     if runs:
         note = "What a line lacks of the top are slots that nobody used."
