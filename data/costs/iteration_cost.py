@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.disk import InputError, read_json_object
-from ..files.json_fields import is_number
+from ..files.record import is_number
 from .cost import refuse_negative_costs
 
 _MILLISECOND = 1e-3

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import sys
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -104,6 +105,11 @@ def record(
     if field := ".".join(([within] if within else []) + steps):
         places.append(f"field '{field}'")
     raise InputError(what, file=file, where=", ".join(places), hint=hint)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether something is a finite number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def refuse_unknown(

@@ -2,22 +2,86 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..costs.cost import FloatArray
 from ..files.disk import InputError, read_json_object
-from ..files.json_fields import JsonFields
 from ..files.jsonl import json_lines
+from ..files.record import Positive, record
 from ..workload import Workload
 
-_LENGTHS = ("input_toks", "output_toks")
-_GRAPHS = "cudagraph_capture_sizes"
-_FIELDS = (*_LENGTHS, "queued_ts", "first_token_ts", "last_token_ts")
+_HINT = "Correct the value, or leave it out."
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A line of ``requests.jsonl``: tokens, and when it was queued and had its first and its last token."""
+
+    input_toks: Positive
+    output_toks: Positive
+    queued_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    request_id: Any = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.queued_ts + self.first_token_ts + self.last_token_ts):
+            raise ValueError("a time is not a number of seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What the engine was started with; None for its defaults."""
+
+    max_num_seqs: Positive | None = None
+    max_num_batched_tokens: Positive | None = None
+    tensor_parallel_size: Positive | None = None
+    data_parallel_size: Positive | None = None
+    enable_expert_parallel: bool | None = None
+    pipeline_parallel_size: Any = None
+    speculative_config: Any = None
+    decode_context_parallel_size: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Its KV cache."""
+
+    num_kv_tokens: Positive | None = None
+    block_size: Positive | None = None
+    enable_prefix_caching: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Compilation:
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduler:
+    async_scheduling: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    scheduler_config: _Scheduler | None = None
+    compilation_config: _Compilation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """What ``meta.json`` says of a run, as far as it matters here."""
+
+    model: Any = "unknown"
+    engine_kwargs: _Engine = field(default_factory=_Engine)
+    kv_cache: _Memory = field(default_factory=_Memory)
+    resolved_config: _Resolved = field(default_factory=_Resolved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,61 +156,52 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         stages on several devices, speculative decoding.
     """
     folder = Path(folder)
-    meta = read_json_object(folder / "meta.json")
-    read = JsonFields(meta, folder / "meta.json", hint="Correct the value, or leave it out.")
-    resolved, memory = _object(meta, "resolved_config"), _object(meta, "kv_cache")
+    path = folder / "meta.json"
+    meta = record(_Meta, read_json_object(path), file=path, hint=_HINT)
+    engine, memory, resolved = meta.engine_kwargs, meta.kv_cache, meta.resolved_config
+    _refuse_unsimulated(engine, path)
     rows = _requests(folder / "requests.jsonl")
-    column = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _FIELDS}
-    start = float(column["queued_ts"].min())
+    queued, first, last = np.array([(row.queued_ts, row.first_token_ts, row.last_token_ts) for row in rows]).T
     workload = Workload(
-        ids=np.array([str(row.get("request_id", f"request-{at}")) for at, row in enumerate(rows)]),
-        input_tokens=column["input_toks"].astype(np.int64),
-        output_tokens=column["output_toks"].astype(np.int64),
-        arrival=column["queued_ts"] - start,
+        ids=np.array([str(row.request_id or f"request-{at}") for at, row in enumerate(rows)]),
+        input_tokens=np.array([row.input_toks for row in rows]),
+        output_tokens=np.array([row.output_toks for row in rows]),
+        arrival=queued - queued.min(),
     )
-    engine = _object(meta, "engine_kwargs")
-    _refuse_unsimulated(engine, read)
-    most = _count(read, "engine_kwargs", "max_num_seqs") or 256
-    scheduler = _object(resolved, "scheduler_config")
-    captured = JsonFields(
-        resolved.get("compilation_config"), read.file, "resolved_config.compilation_config", read.hint
-    )
-    room, block = _count(read, "kv_cache", "num_kv_tokens"), _count(read, "kv_cache", "block_size") or 16
+    most, room, block = engine.max_num_seqs or 256, memory.num_kv_tokens, memory.block_size or 16
     if room is not None and room < block:
         what = f"{room} tokens make no block of {block}"
-        raise InputError(what, file=read.file, where="field 'kv_cache'", hint=read.hint)
+        raise InputError(what, file=path, where="field 'kv_cache'", hint=_HINT)
+    captured = (resolved.compilation_config or _Compilation()).cudagraph_capture_sizes
     return MeasuredRun(
         workload=workload,
-        first_token=column["first_token_ts"] - start,
-        finished=column["last_token_ts"] - start,
+        first_token=first - queued.min(),
+        finished=last - queued.min(),
         sequences=most,
-        batched_tokens=_count(read, "engine_kwargs", "max_num_batched_tokens") or 2048,
+        batched_tokens=engine.max_num_batched_tokens or 2048,
         kv_capacity=room,
         block_tokens=block,
-        graph_tokens=default_graph_tokens(most)
-        if captured.get(_GRAPHS) is None
-        else captured.integers(_GRAPHS),
-        ahead=bool(scheduler.get("async_scheduling", True)),
-        reuse=bool(memory.get("enable_prefix_caching", True)),
-        model=str(meta.get("model", "unknown")),
+        graph_tokens=default_graph_tokens(most) if captured is None else captured,
+        ahead=(resolved.scheduler_config or _Scheduler()).async_scheduling is not False,
+        reuse=memory.enable_prefix_caching is not False,
+        model=str(meta.model),
         device=folder.name.partition("-")[0],
-        tensor_parallel=_count(read, "engine_kwargs", "tensor_parallel_size") or 1,
-        data_parallel=_count(read, "engine_kwargs", "data_parallel_size") or 1,
-        expert_parallel=bool(engine.get("enable_expert_parallel", False)),
+        tensor_parallel=engine.tensor_parallel_size or 1,
+        data_parallel=engine.data_parallel_size or 1,
+        expert_parallel=engine.enable_expert_parallel or False,
     )
 
 
-def _refuse_unsimulated(engine: Mapping[str, object], read: JsonFields) -> None:
+def _refuse_unsimulated(engine: _Engine, path: Path) -> None:
     for name, usual in (
         ("pipeline_parallel_size", 1),
         ("speculative_config", None),
         ("decode_context_parallel_size", 1),
     ):
-        value = engine.get(name, usual)
+        value = getattr(engine, name)
         if value not in (usual, None):
-            hint = "Give a run without it."
-            where = f"field 'engine_kwargs.{name}'"
-            raise InputError(f"{value!r} is not simulated", file=read.file, where=where, hint=hint)
+            hint, where = "Give a run without it.", f"field 'engine_kwargs.{name}'"
+            raise InputError(f"{value!r} is not simulated", file=path, where=where, hint=hint)
 
 
 def default_graph_tokens(sequences: int) -> tuple[int, ...]:
@@ -156,26 +211,7 @@ def default_graph_tokens(sequences: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if size <= most)
 
 
-def _requests(path: Path) -> list[dict[str, object]]:
-    hint = f"Each line is a request with the fields {', '.join(_FIELDS)}."
-    rows = []
-    for line, row in json_lines(path):
-        read = JsonFields(row, path, hint=hint, line=line)
-        for name in _FIELDS:
-            read.number(name)
-        for name in _LENGTHS:
-            read.at_least(1, name)
-        rows.append(row)
-    return rows
-
-
-def _object(value: Mapping[str, object], name: str) -> Mapping[str, object]:
-    entry = value.get(name)
-    return entry if isinstance(entry, dict) else {}
-
-
-def _count(meta: JsonFields, within: str, name: str) -> int | None:
-    """Return a whole number of at least one in an object of the meta data, or None if it is not there."""
-    if not isinstance(meta.get(within), dict) or meta.inside(within).get(name) is None:
-        return None
-    return meta.inside(within).at_least(1, name)
+def _requests(path: Path) -> list[_Request]:
+    names = [entry.name for entry in fields(_Request)[:-1]]
+    hint = f"Each line is a request with the fields {', '.join(names)}."
+    return [record(_Request, row, file=path, line=line, hint=hint) for line, row in json_lines(path)]

@@ -7,18 +7,20 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar
 
+import msgspec
 import numpy as np
 
 from ..costs.cost import FloatArray, IntArray
-from ..files.disk import InputError, atomic_write, read_text
-from ..files.json_fields import JsonFields
+from ..files.disk import InputError, atomic_write, parsed_json, read_text
 from ..files.jsonl import json_lines
-from ..files.record import Count, Positive, record
+from ..files.record import Count, Positive, plain, record
 
-SERVER_RUN_VERSION = 1
 _HINT = "Give the file that `batchbound run --server` wrote with --trace."
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,66 @@ class ServerCount:
     kv_tokens: Positive | None = None
     block_tokens: Positive | None = None
     prefix_caching: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRunHeader:
+    """
+    The first line of a run's file; a line of :class:`SentRequest` follows for each request.
+
+    Parameters
+    ----------
+    slots, in_flight, order, retries, servers
+        As of :class:`ServerRun`.
+    requests
+        How many lines follow.
+
+    Raises
+    ------
+    ValueError
+        If there is no server.
+    """
+
+    JSON_HEADER: ClassVar = ("batchbound_server_run", 1)
+    JSON_HINT: ClassVar = _HINT
+
+    slots: Positive
+    in_flight: Positive
+    order: str
+    retries: Count
+    servers: tuple[ServerCount, ...]
+    requests: Count
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ValueError("a run has at least one server")
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """
+    A request's line in a run's file.
+
+    Parameters
+    ----------
+    id
+        Its name.
+    choices, prompt_tokens, completion_tokens, position, sent, finished, server_of, failed
+        Its entries of the columns of :class:`ServerRun`.
+    """
+
+    id: str
+    choices: Positive
+    prompt_tokens: Count
+    completion_tokens: Count
+    position: Count
+    sent: Seconds
+    finished: Seconds
+    server_of: Count
+    failed: Count
+
+
+_COLUMNS = [field.name for field in fields(SentRequest)[1:]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,21 +176,14 @@ class ServerRun:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as JSON lines, whole or not at all: a header, then a line per request."""
-        header = {
-            "batchbound_server_run": SERVER_RUN_VERSION,
-            "slots": self.slots,
-            "in_flight": self.in_flight,
-            "order": self.order,
-            "retries": self.retries,
-            "servers": [asdict(server) for server in self.servers],
-            "requests": len(self),
-        }
-        columns = {name: getattr(self, name).tolist() for name in _COLUMNS}
+        header = ServerRunHeader(
+            self.slots, self.in_flight, self.order, self.retries, self.servers, len(self)
+        )
+        columns = [getattr(self, name).tolist() for name in _COLUMNS]
+        requests = (SentRequest(*row) for row in zip(self.ids, *columns, strict=True))
         with atomic_write(path) as stream:
-            stream.write(json.dumps(header) + "\n")
-            for row, name in enumerate(self.ids):
-                values = {column: columns[column][row] for column in _COLUMNS}
-                stream.write(json.dumps({"id": name, **values}) + "\n")
+            for line in (header, *requests):
+                stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServerRun:
@@ -140,51 +195,30 @@ class ServerRun:
         InputError
             If the file is not a whole run of this version.
         """
-        rows = list(json_lines(path))
-        line, header = rows[0]
-        if header.get("batchbound_server_run") != SERVER_RUN_VERSION:
-            what = f"not a server's run of version {SERVER_RUN_VERSION}"
-            raise InputError(what, file=path, hint=_HINT)
-        read = JsonFields(header, path, hint=_HINT, line=line)
-        if len(rows) - 1 != read.at_least(0, "requests"):
+        lines = read_text(path).rstrip("\n").split("\n")
+        rows = [parsed_json(line, path, line=number, hint=_HINT) for number, line in enumerate(lines, 1)]
+        header = record(ServerRunHeader, rows[0], file=path, line=1)
+        if len(rows) - 1 != header.requests:
             raise InputError("the file ends before the run does", file=path, hint="Copy it whole.")
-        columns: dict[str, list[float]] = {name: [] for name in _COLUMNS}
-        for number, row in rows[1:]:
-            fields = JsonFields(row, path, hint=_HINT, line=number)
-            fields.text("id")
-            for name, kind in _COLUMNS.items():
-                least = 1 if name == "choices" else 0
-                columns[name].append(fields.number(name) if kind is float else fields.at_least(least, name))
+        requests = [
+            record(SentRequest, row, file=path, line=line, hint=_HINT) for line, row in enumerate(rows[1:], 2)
+        ]
+        for line, request in enumerate(requests, 2):
+            if request.server_of >= len(header.servers):
+                what = f"{request.server_of} is not below {len(header.servers)}"
+                raise InputError(what, file=path, where=f"line {line}, field 'server_of'", hint=_HINT)
+        columns = {name: [getattr(request, name) for request in requests] for name in _COLUMNS}
         return cls(
-            ids=tuple(str(row["id"]) for _, row in rows[1:]),
-            slots=read.at_least(1, "slots"),
-            in_flight=read.at_least(1, "in_flight"),
-            order=read.text("order"),
-            retries=read.at_least(0, "retries"),
-            servers=_servers(read.get("servers"), path),
-            **{name: np.array(columns[name], dtype=kind) for name, kind in _COLUMNS.items()},
+            ids=tuple(request.id for request in requests),
+            slots=header.slots,
+            in_flight=header.in_flight,
+            order=header.order,
+            retries=header.retries,
+            servers=header.servers,
+            sent=np.array(columns.pop("sent"), dtype=np.float64),
+            finished=np.array(columns.pop("finished"), dtype=np.float64),
+            **{name: np.array(column, dtype=np.int64) for name, column in columns.items()},
         )
-
-
-_COLUMNS: Mapping[str, type] = {
-    "choices": int,
-    "prompt_tokens": int,
-    "completion_tokens": int,
-    "position": int,
-    "sent": float,
-    "finished": float,
-    "server_of": int,
-    "failed": int,
-}
-
-
-def _servers(value: object, path: str | os.PathLike[str]) -> tuple[ServerCount, ...]:
-    if not isinstance(value, list) or not value:
-        raise InputError("is no list of servers", file=path, where="line 1, field 'servers'", hint=_HINT)
-    return tuple(
-        record(ServerCount, entry, file=path, within=f"servers.{number}", line=1, hint=_HINT)
-        for number, entry in enumerate(value)
-    )
 
 
 _TIMED = ("prompt_tokens", "completion_tokens", "start", "first", "last")

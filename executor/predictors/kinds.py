@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from ...data.files.json_fields import is_number
+from ...data.files.record import is_number
 from ...data.predictor import COVERAGE, Examples, Predicted
 
 HELD_OUT = 0.2

@@ -131,7 +131,11 @@ def test_a_server_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     [
         ('"slots": 2', '"slots": 0', "line 1, field 'slots': 0 is not at least 1"),
         ('"requests": 3', '"requests": 4', "the file ends before the run does"),
-        ('"batchbound_server_run": 1', '"batchbound_server_run": 2', "not a server's run of version 1"),
+        (
+            '"batchbound_server_run": 1',
+            '"batchbound_server_run": 2',
+            "a batchbound server run of version 2, not 1",
+        ),
         ('"completion_tokens": 4', '"completion_tokens": "4"', "line 4, field 'completion_tokens'"),
         ('"url"', '"uri"', "field 'servers.0.url': the field is missing"),
     ],

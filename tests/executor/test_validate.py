@@ -228,7 +228,7 @@ def test_a_run_without_a_number_is_refused_by_line_and_field(tmp_path: Path) -> 
     folder = _run_folder(tmp_path / "toy-m")
     with (folder / "requests.jsonl").open("a") as stream:
         stream.write('{"input_toks": 1, "output_toks": null}\n')
-    with pytest.raises(InputError, match=r"line 4, field 'output_toks': None is not a number"):
+    with pytest.raises(InputError, match=r"line 4, field 'output_toks': None is not a whole number"):
         read_vllm_run(folder)
 
 

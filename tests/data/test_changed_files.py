@@ -14,12 +14,12 @@ import pytest
 from batchbound.data.costs.calibration import CalibratedCost, FitError
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
-from batchbound.data.files.json_fields import JsonFields
 from batchbound.data.files.record import plain
 from batchbound.data.fleet import Fleet
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
+from batchbound.data.readers.server_run import ServerCount, ServerRun
 from batchbound.data.report import Report
 from batchbound.data.trace import Trace
 from batchbound.executor.reports.report import report
@@ -127,25 +127,39 @@ def test_a_changed_trace_is_named_or_can_be_reported(tmp_path: Path) -> None:
     assert refused > 100
 
 
-@pytest.mark.parametrize(
-    ("take", "said"),
-    [
-        (lambda read: read.number("a"), "line 3, field 'in.a': True is not a number"),
-        (lambda read: read.integer("b"), "line 3, field 'in.b': 1.5 is not a whole number"),
-        (lambda read: read.at_least(3, "c"), "line 3, field 'in.c': 2 is not at least 3"),
-        (lambda read: read.flag("c"), "line 3, field 'in.c': 2 is neither true nor false"),
-        (lambda read: read.integers("d"), "line 3, field 'in.d': is not a list of whole numbers"),
-        (lambda read: read.text("c"), "line 3, field 'in.c': 2 is not a text"),
-        (lambda read: read.inside("c"), "line 3, field 'in.c': is not an object"),
-        (lambda read: read.number("z"), "line 3, field 'in.z': None is not a number"),
-    ],
-)
-def test_a_field_of_another_kind_is_named_with_its_place(
-    take: Callable[[JsonFields], object], said: str
-) -> None:
-    value = {"a": True, "b": 1.5, "c": 2, "d": [1, True]}
-    with pytest.raises(InputError, match=said):
-        take(JsonFields(value, "f.json", "in", line=3))
+def test_a_changed_run_of_a_server_is_named_or_can_be_audited(tmp_path: Path) -> None:
+    path, refused = tmp_path / "trace.jsonl", 0
+    ones = np.ones(2, dtype=np.int64)
+    times = {"sent": np.zeros(2), "finished": np.array([1.0, 2.0])}
+    ServerRun(
+        ids=("a", "b"),
+        choices=ones,
+        prompt_tokens=3 * ones,
+        completion_tokens=2 * ones,
+        position=np.arange(2),
+        server_of=0 * ones,
+        failed=0 * ones,
+        slots=2,
+        in_flight=4,
+        order="plan",
+        retries=0,
+        servers=(ServerCount("http://x", "vllm", iterations=9, kv_tokens=64, block_tokens=16),),
+        **times,
+    ).save(path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for number in range(len(rows)):
+        for value in changed(rows[number]):
+            path.write_text(
+                "".join(json.dumps(row) + "\n" for row in [*rows[:number], value, *rows[number + 1 :]])
+            )
+            try:
+                run = ServerRun.load(path)
+            except InputError as error:
+                assert "trace.jsonl" in str(error)  # noqa: PT017
+                refused += 1
+            else:
+                assert np.isfinite(run.makespan)
+    assert refused > 100
 
 
 def test_a_string_of_a_kind_of_its_own_is_written_as_a_string() -> None:
