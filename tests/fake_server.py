@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ class FakeServer:
     sent
         The requests' names as they are sent: they are begun in that order, though the connections of some may
         overtake others. None: as they are heard.
+    lengths
+        Tokens that each request has, by its ``user``, whatever it may have at most. None: as many as it may.
     """
 
     slots: int
@@ -58,6 +60,7 @@ class FakeServer:
     on_completion: Callable[[int], None] | None = None
     sent: Sequence[str] | None = None
     retry_after: str | None = None
+    lengths: Mapping[str, int] | None = None
     model: str = "fake"
     port: int = 0
     iterations: int = 0
@@ -190,7 +193,9 @@ class FakeServer:
             return 0, "", ""
         if fault == "garbage":
             return 200, "<html>", ""
-        request = Running(name, int(body.get("max_tokens", 1)), body, self._loop.create_future())
+        most = int(body.get("max_tokens", 1))
+        tokens = most if self.lengths is None else min(most, self.lengths[body["user"]])
+        request = Running(name, tokens, body, self._loop.create_future())
         self._waiting.append(request)
         self.most_in_flight = max(self.most_in_flight, len(self._waiting) + len(self._running))
         self._changed.set()
@@ -202,7 +207,7 @@ class FakeServer:
             "choices": [{"index": k, **said, "finish_reason": "length"} for k in range(choices)],
             "usage": {
                 "prompt_tokens": 1,
-                "completion_tokens": int(body.get("max_tokens", 1)) * max(1, choices),
+                "completion_tokens": tokens * max(1, choices),
             },
         }
         return 200, json.dumps(answer), ""

@@ -86,7 +86,11 @@ def named_orders(work: Releasable, planned: IntArray | None) -> dict[str, IntArr
 
 
 def best_release(
-    work: Releasable, limits: EngineLimits, planned: IntArray | None = None, seed: int = 0
+    work: Releasable,
+    limits: EngineLimits,
+    planned: IntArray | None = None,
+    seed: int = 0,
+    in_flight: int | None = None,
 ) -> Release:
     """
     Return the order of fewest simulated iterations.
@@ -106,19 +110,24 @@ def best_release(
         The order of a plan, or None.
     seed
         Of the shuffling and the packing.
+    in_flight
+        Completions that the client has under way at a time; None for as many as keep the queue from running
+        empty.
     """
     orders, sequences = named_orders(work, planned), work.sequences()
     if sequences.may_run_short(limits):
         tokens = work.prompt + work.output * work.choices
         rng = np.random.default_rng(seed)
-        return _chosen(work, limits, orders | shuffled_orders(tokens, int(sequences.output.sum()), rng))
-    found = _chosen(work, limits, orders)
+        return _chosen(
+            work, limits, orders | shuffled_orders(tokens, int(sequences.output.sum()), rng), in_flight
+        )
+    found = _chosen(work, limits, orders, in_flight)
     if found.predicted is None or found.predicted.iterations <= _NEAR * _least(sequences, limits):
         return found
     if not work.exact or (work.choices > 1).any() or int(sequences.output.sum()) > MOST_SIMULATED:
         return found
     packed = {found.name: found.order, "packed into slots": packed_order(sequences, limits, seed)}
-    return _chosen(work, limits, packed)
+    return _chosen(work, limits, packed, in_flight)
 
 
 def packed_order(sequences: Sequences, limits: EngineLimits, seed: int = 0) -> IntArray:
@@ -139,16 +148,24 @@ def packed_order(sequences: Sequences, limits: EngineLimits, seed: int = 0) -> I
     return np.lexsort((-rows, begins))
 
 
-def named_release(work: Releasable, limits: EngineLimits, name: str, planned: IntArray | None) -> Release:
+def named_release(
+    work: Releasable,
+    limits: EngineLimits,
+    name: str,
+    planned: IntArray | None,
+    in_flight: int | None = None,
+) -> Release:
     """Return the order of that name with what it is predicted to take; KeyError if there is none."""
-    return _chosen(work, limits, {name: named_orders(work, planned)[name]})
+    return _chosen(work, limits, {name: named_orders(work, planned)[name]}, in_flight)
 
 
 def _least(sequences: Sequences, limits: EngineLimits) -> int:
     return iteration_bound(sequences, limits).iterations
 
 
-def _chosen(work: Releasable, limits: EngineLimits, orders: dict[str, IntArray]) -> Release:
+def _chosen(
+    work: Releasable, limits: EngineLimits, orders: dict[str, IntArray], in_flight: int | None
+) -> Release:
     rows = {name: work.expanded(order) for name, order in orders.items()}
-    found = choose_release(work.sequences(), limits, rows, next(iter(orders)))
+    found = choose_release(work.sequences(), limits, rows, next(iter(orders)), in_flight)
     return replace(found, order=orders[found.name])

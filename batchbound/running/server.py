@@ -203,8 +203,13 @@ def run_on_servers(
     slots = _slots(options, batch, facts)
     _check_facts(facts, options.model, batch, remark)
     limits = _limits(options, slots, facts)
+    again = _asked_again(options, batch, limits)
+    if again:
+        remark(f"{again:,} requests ask a prompt again: the order is mended by the lengths that come out")
+        # Only this order says what to do with a length that turns out otherwise.
+        options = replace(options, order="longest")
     release = _release(options, batch, limits, remark)
-    job = _ordered(job, release, slots, options)
+    job = _ordered(job, release, slots, options, batch.output if again else None)
     identity = {"batch": prompts_digest(batch.path), "server": "OpenAI", "model": options.model}
     journal = Journal(journal_path(output), identity)
     resumed = len(journal.finished)
@@ -221,7 +226,19 @@ def run_on_servers(
     return ServerResult(len(batch.requests), outcome.run, limits, stated, release, resumed, outcome.failed)
 
 
-def _ordered(job: ServerJob, release: Release, slots: int, options: ServerOptions) -> ServerJob:
+def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
+    """Return how many requests ask the prompt of another, where that may tell how long they become."""
+    from ..executor.runs.server_job import prompt_groups
+
+    work = batch.work()
+    if work.exact or options.order not in ("auto", "longest") or work.sequences().may_run_short(limits):
+        return 0
+    return len(batch.requests) - len(np.unique(prompt_groups(batch.requests)))
+
+
+def _ordered(
+    job: ServerJob, release: Release, slots: int, options: ServerOptions, planned: IntArray | None
+) -> ServerJob:
     """Return the job in the order chosen, with what the caller says of time and failures."""
     patience = replace(
         job.patience,
@@ -233,7 +250,8 @@ def _ordered(job: ServerJob, release: Release, slots: int, options: ServerOption
         order=release.order.tolist(),
         slots=slots,
         in_flight=options.in_flight,
-        order_name=release.name,
+        order_name=release.name if planned is None else f"{release.name}, mended by lengths seen",
+        planned=planned,
         timeout=options.timeout or job.timeout,
         patience=patience,
         seed=options.seed,
@@ -345,10 +363,11 @@ def _release(
     from ..executor.serving.release import predict
 
     work = batch.work()
+    flying = None if options.in_flight is None else options.in_flight * len(options.urls)
     if options.order == "auto":
-        found = best_release(work, limits, batch.planned, options.seed)
+        found = best_release(work, limits, batch.planned, options.seed, flying)
     else:
-        found = named_release(work, limits, _NAMES[options.order], batch.planned)
+        found = named_release(work, limits, _NAMES[options.order], batch.planned, flying)
     if found.predicted is None:
         remark(
             f"order: {found.name}; iterations cannot be predicted: the job is too large, or one of its"

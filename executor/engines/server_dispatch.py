@@ -233,6 +233,22 @@ class Dispatch:
             server.most = min(most, 2 * server.most)
             self._replies.put_nowait(None)
 
+    def reorder(self, order: Sequence[int]) -> None:
+        """
+        Send what is left in another order.
+
+        Parameters
+        ----------
+        order
+            Positions of the requests, first to be sent first; of those that were sent, their place if they
+            have to be sent again.
+        """
+        self._rank = {request: rank for rank, request in enumerate(order)}
+        self._ready = [(self._rank[request], request) for _, request in self._ready]
+        heapq.heapify(self._ready)
+        self._later = [(at, self._rank[request], request) for at, _, request in self._later]
+        heapq.heapify(self._later)
+
     @property
     def in_flight(self) -> int:
         """Completions kept in flight on a server, at the most so far."""

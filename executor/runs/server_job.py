@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from ...data.costs.cost import IntArray
 from ...data.readers.server_batch import ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
+from ...heuristics.rollouts.repair import LengthRepair
 from ..engines.server_client import Kind, Reply, ServerClient
 from ..engines.server_dispatch import Dispatch, Patience, Served, in_flight_of
 from ..engines.server_probe import ServerFacts, Watch, probe
@@ -70,6 +73,10 @@ class ServerJob:
         With failures.
     seed
         Of the random waits between attempts.
+    planned
+        Tokens each completion is planned to have, shape (requests,): what is left to send is put in order
+        again, longest first, as the lengths of other completions of the same prompts are seen. None to keep
+        to the order.
     """
 
     requests: Sequence[ServerRequest]
@@ -82,6 +89,7 @@ class ServerJob:
     timeout: float = 3600.0
     patience: Patience = field(default_factory=Patience)
     seed: int = 0
+    planned: IntArray | None = None
 
     @property
     def flying(self) -> int:
@@ -131,11 +139,16 @@ class ServerJob:
     ) -> ServerOutcome:
         left = [i for i in self.order if self.requests[i].custom_id not in journal.finished]
         served: list[Served] = []
+        mending = self._mending(journal)
 
         def keep(one: Served) -> None:
             request = self.requests[one.request]
             journal.append(request.custom_id, output_line(request, one.reply))
             served.append(one)
+            if mending is not None and one.reply.kind is Kind.ANSWERED:
+                mending.saw(one.request, one.reply.body)
+                if mending.due(len(left) - len(served)):
+                    dispatch.reorder(mending.order())
             if on_served is not None:
                 on_served(len(served))
 
@@ -176,6 +189,16 @@ class ServerJob:
         failed = sum(not completed(line) for line in journal.finished.values())
         return ServerOutcome(self._record(served, counts, dispatch), failed, stopped)
 
+    def _mending(self, journal: Journal) -> _Mending | None:
+        if self.planned is None:
+            return None
+        mending = _Mending(self.requests, self.order, self.planned)
+        for position, request in enumerate(self.requests):
+            line = journal.finished.get(request.custom_id)
+            if line is not None and completed(line):
+                mending.saw(position, cast("Mapping[str, Mapping[str, Any]]", line["response"])["body"])
+        return mending if mending.useful else None
+
     def _watched(self, dispatch: Dispatch, k: int, metrics: ServerMetrics) -> None:
         """Keep more in flight where nobody said how much, and a server's queue ran empty."""
         if self.in_flight is None and metrics.waiting == 0:
@@ -183,7 +206,7 @@ class ServerJob:
 
     def _record(self, served: list[Served], counts: list[ServerCount], dispatch: Dispatch) -> ServerRun:
         served = sorted(served, key=lambda one: one.sent)
-        usage = [_usage(one.reply) for one in served]
+        usage = [usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None) for one in served]
         requests = [self.requests[one.request] for one in served]
         return ServerRun(
             ids=tuple(request.custom_id for request in requests),
@@ -203,6 +226,50 @@ class ServerJob:
         )
 
 
+class _Mending:
+    """The order of the requests, longest first by what is known of their prompts by now."""
+
+    def __init__(self, requests: Sequence[ServerRequest], order: Sequence[int], planned: IntArray) -> None:
+        self._requests, group = requests, prompt_groups(requests)
+        self._repair = LengthRepair(group, planned)
+        self._rank = np.empty(len(order), dtype=np.int64)
+        self._rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
+        first = np.unique(group[np.asarray(order, dtype=np.int64)], return_index=True)[1]
+        # Of each prompt one goes first, to tell of the others.
+        self._scout = np.isin(self._rank, first) & (np.bincount(group)[group] > 1)
+        self._since = 0
+
+    @property
+    def useful(self) -> bool:
+        return self._repair.useful
+
+    def saw(self, position: int, body: Mapping[str, Any] | None) -> None:
+        """Note what a completion of a request shows."""
+        _, tokens = usage_of(body)
+        if tokens:
+            self._repair.seen(position, tokens / self._requests[position].choices)
+            self._since += 1
+
+    def due(self, left: int) -> bool:
+        """Return whether enough was seen to put so many requests in order again: half a percent of them."""
+        return 200 * self._since >= left
+
+    def order(self) -> list[int]:
+        """Return the order by what is known now."""
+        self._since = 0
+        expected = self._repair.expected()
+        found: list[int] = np.lexsort((self._rank, -expected, ~self._scout)).tolist()
+        return found
+
+
+def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
+    """Return a number for the prompt of each request, equal where prompts are, shape (requests,)."""
+    numbers: dict[str, int] = {}
+    prompts = (request.body.get("prompt", request.body.get("messages")) for request in requests)
+    texts = (json.dumps(prompt, sort_keys=True) for prompt in prompts)
+    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+
+
 def output_line(request: ServerRequest, reply: Reply) -> dict[str, object]:
     """Return the line of the OpenAI batch output format for a request's outcome."""
     name = hashlib.sha256(request.custom_id.encode()).hexdigest()[:24]
@@ -220,9 +287,9 @@ def completed(line: Mapping[str, Any]) -> bool:
     return isinstance(response, Mapping) and response.get("status_code") == 200
 
 
-def _usage(reply: Reply) -> tuple[int, int]:
+def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
     """Return the tokens of a prompt and of its completions as the server counted them, 0 where it did not."""
-    usage = {} if reply.body is None or reply.kind is not Kind.ANSWERED else reply.body.get("usage") or {}
+    usage = (body or {}).get("usage") or {}
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     prompt, completion = (count if type(count) is int and count >= 0 else 0 for count in counts)
     return prompt, completion

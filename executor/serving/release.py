@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ...data.workload import Workload
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill
 from ...heuristics.serving.device import DeviceBatch
 from ...heuristics.serving.kv_ledger import KvLedger
+from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
 from .simulation import serve_on_device
 
 MOST_SIMULATED = 3_000_000
@@ -78,9 +80,15 @@ class Release:
     predicted: Predicted | None
 
 
-def predict(sequences: Sequences, limits: EngineLimits, order: Sequence[int] | IntArray) -> Predicted | None:
+def predict(
+    sequences: Sequences,
+    limits: EngineLimits,
+    order: Sequence[int] | IntArray,
+    in_flight: int | None = None,
+    lag: int = 0,
+) -> Predicted | None:
     """
-    Return the iterations a mixing engine takes for sequences that wait in an order, all there at the start.
+    Return the iterations a mixing engine takes for sequences that come to it in an order.
 
     The engine is simulated token by token as vLLM schedules it; where no limit but its slots can bind, each
     sequence is only given the slot that is free first, which comes to the same. None for a job of more than
@@ -93,18 +101,25 @@ def predict(sequences: Sequences, limits: EngineLimits, order: Sequence[int] | I
         What is computed, and on which engine.
     order
         Positions of the sequences, first to be admitted first, shape (sequences,).
+    in_flight
+        Sequences that the client has under way at a time; None if all are there at the start.
+    lag
+        Iterations from the end of one until the next that the client sends is there.
     """
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
         return None
     if int(sequences.output.sum()) > MOST_SIMULATED:
-        return None if sequences.may_run_short(limits) else Predicted(_slots_only(sequences, limits, order))
+        if sequences.may_run_short(limits):
+            return None
+        return Predicted(_slots_only(sequences, limits, order, in_flight, lag))
     work = Workload.from_lengths(sequences.prompt[order], sequences.output[order])
     each = work.input_tokens + work.output_tokens + limits.block_tokens
     capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
     ledger = KvLedger(capacity, len(work), limits.block_tokens)
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
-    run = serve_on_device(work, policy, _OneSecond(), ledger)
+    client: ServingPolicy = policy if in_flight is None else _Client(policy, in_flight, lag)
+    run = serve_on_device(work, client, _OneSecond(), ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
     return Predicted(len(run.start), policy.preemptions, tokens)
 
@@ -116,7 +131,11 @@ def fits(sequences: Sequences, limits: EngineLimits) -> bool:
 
 
 def choose_release(
-    sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray], preferred: str
+    sequences: Sequences,
+    limits: EngineLimits,
+    orders: Mapping[str, IntArray],
+    preferred: str,
+    in_flight: int | None = None,
 ) -> Release:
     """
     Return the order of least predicted work: iterations, and tokens computed again after a preemption.
@@ -129,11 +148,14 @@ def choose_release(
         To choose from, by name, each of shape (sequences,).
     preferred
         The one to take where several are equal, or nothing can be predicted.
+    in_flight
+        Sequences that the client has under way at a time, each sent an iteration after another ended; None
+        for so many that the engine's queue never runs empty.
     """
     names = [preferred, *(name for name in orders if name != preferred)]
     best: Release | None = None
     for name in names:
-        found = Release(name, orders[name], predict(sequences, limits, orders[name]))
+        found = Release(name, orders[name], predict(sequences, limits, orders[name], in_flight, lag=1))
         if found.predicted is None:
             return found
         if best is None or best.predicted is None or found.predicted.work < best.predicted.work:
@@ -174,9 +196,42 @@ class _OneSecond:
         return 1.0
 
 
-def _slots_only(sequences: Sequences, limits: EngineLimits, order: IntArray) -> int:
-    """Return the iterations where a sequence waits for nothing but a slot."""
+class _Client:
+    """An engine's policy that hears of a request only when the client has sent it."""
+
+    def __init__(self, policy: ServingPolicy, in_flight: int, lag: int) -> None:
+        self._policy, self._lag = policy, lag
+        self._unsent: deque[int] = deque()
+        self._room = in_flight
+        self._flying = self._iteration = 0
+        self._ended: deque[tuple[int, int]] = deque()
+        """Iterations at whose end room for so many came to be."""
+
+    def __call__(self, state: ServingState) -> ServingStep:
+        """Return the next iteration."""
+        self._unsent += state.arrived
+        self._iteration += 1
+        if state.finished:
+            self._ended.append((self._iteration, len(state.finished)))
+            self._flying -= len(state.finished)
+        # With nothing under way there is no iteration to wait for.
+        while self._ended and (self._ended[0][0] + self._lag <= self._iteration or not self._flying):
+            self._room += self._ended.popleft()[1]
+        state.arrived = [self._unsent.popleft() for _ in range(min(self._room, len(self._unsent)))]
+        self._room -= len(state.arrived)
+        self._flying += len(state.arrived)
+        return self._policy(state)
+
+
+def _slots_only(
+    sequences: Sequences, limits: EngineLimits, order: IntArray, in_flight: int | None = None, lag: int = 0
+) -> int:
+    """Return the iterations where a sequence waits for nothing but a slot, and for being sent."""
     ends = [0] * min(limits.sequences, len(order))
+    flying: list[int] = []
     for rows in sequences.rows(limits)[order].tolist():
-        heapq.heapreplace(ends, ends[0] + rows)
+        sent = 0 if in_flight is None or len(flying) < in_flight else heapq.heappop(flying) + lag
+        end = max(ends[0], sent) + rows
+        heapq.heapreplace(ends, end)
+        heapq.heappush(flying, end)
     return max(ends)

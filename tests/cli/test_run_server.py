@@ -99,6 +99,37 @@ def test_the_order_is_released_so_that_the_server_ends_near_the_bound(
     assert (run.servers[0].engine, run.servers[0].iterations) == ("vllm", counted["auto"])
 
 
+def test_the_order_is_mended_by_the_lengths_of_the_same_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 20 prompts, four completions each, about as long as one another; nothing says so beforehand.
+    rng = random.Random(3)
+    true = {f"p{k}-{j}": max(1, round(length * rng.uniform(0.8, 1.2))) for j in range(4)
+            for k, length in enumerate(heavy_tailed(20, seed=1))}  # fmt: skip
+    batch = tmp_path / "in.jsonl"
+    with batch.open("w") as stream:
+        for name in true:
+            body = {"model": "fake", "prompt": name.partition("-")[0], "max_tokens": 250, "user": name}
+            stream.write(json.dumps({"custom_id": name, "body": body}) + "\n")
+    sent: list[str] = []
+    send = ServerClient.send
+
+    async def noted(client: ServerClient, request: ServerRequest) -> Reply:
+        sent.append(request.custom_id)
+        return await send(client, request)
+
+    monkeypatch.setattr(ServerClient, "send", noted)
+    with FakeServer(4, total=80, lengths=true) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == 0
+    captured = capsys.readouterr()
+    assert "60 requests ask a prompt again" in captured.err
+    assert json.loads(captured.out)["order"] == "longest first, mended by lengths seen"
+    # One of each prompt first, in the order of the file; then the longest prompts.
+    assert [name.partition("-")[0] for name in sent[:20]] == [f"p{k}" for k in range(20)]
+    last, middle = sent[-20:], sent[28:48]
+    assert sum(true[name] for name in middle) > 3 * sum(true[name] for name in last)
+
+
 def test_bodies_pass_through_untouched(tmp_path: Path) -> None:
     extra = {
         "n": 3,

@@ -1,0 +1,82 @@
+"""An order of requests mended while a job runs, by the lengths that their prompts' other completions had."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+
+LEAST_SEEN = 8
+"""Groups of which something has ended, before anything is learnt from them."""
+
+
+class LengthRepair:
+    r"""
+    Expected lengths of requests whose prompts are asked several times.
+
+    The logarithm of a length over what was planned for it is taken to be the sum of a common shift, a group's
+    own and the request's own. How much a group's mean tells of those left is estimated from the spread
+    between groups and within them (one-way analysis of variance): nothing where groups do not differ.
+
+    Parameters
+    ----------
+    group
+        The group of each request, counted from zero, shape (requests,).
+    planned
+        Tokens each was planned to have, shape (requests,).
+    """
+
+    def __init__(self, group: IntArray, planned: IntArray) -> None:
+        self._group, self._planned = group, np.maximum(1.0, planned.astype(np.float64))
+        groups = int(group.max(initial=-1)) + 1
+        self._count = np.zeros(groups)
+        self._sum = np.zeros(groups)
+        self._squares = 0.0
+
+    @property
+    def useful(self) -> bool:
+        """Whether any prompt is asked several times: nothing can be learnt of the others."""
+        return len(self._count) < len(self._group)
+
+    def seen(self, request: int, tokens: float) -> None:
+        """
+        Note the length that a request's completion had.
+
+        Parameters
+        ----------
+        request
+            Its position.
+        tokens
+            Of its completion; the mean, if it has several.
+        """
+        miss = float(np.log(max(1.0, tokens) / self._planned[request]))
+        self._count[self._group[request]] += 1
+        self._sum[self._group[request]] += miss
+        self._squares += miss * miss
+
+    def expected(self) -> FloatArray:
+        """Return the tokens each request is expected to have by now, shape (requests,)."""
+        known = self._count > 0
+        if int(known.sum()) < LEAST_SEEN:
+            return self._planned
+        count, total = self._count[known], self._sum[known]
+        shift = total.sum() / count.sum()
+        own = np.zeros(len(self._count))
+        weight = self._weight(count, total, shift)
+        own[known] = weight * (total / count - shift)
+        found: FloatArray = self._planned * np.exp(shift + own[self._group])
+        return found
+
+    def _weight(self, count: FloatArray, total: FloatArray, shift: float) -> FloatArray:
+        """Return how much the mean of each group that was seen tells of its own shift, from 0 to 1."""
+        within = self._squares - float((total**2 / count).sum())
+        between = float((count * (total / count - shift) ** 2).sum())
+        # One completion a group tells nothing of the spread within: then all of it is taken to be between.
+        spare = count.sum() - len(count)
+        error = within / spare if spare > 0 else 0.0
+        size = (count.sum() - float((count**2).sum()) / count.sum()) / (len(count) - 1)
+        effect = max(0.0, (between / (len(count) - 1) - error) / size)
+        if effect == 0.0:
+            return np.zeros(len(count))
+        found: FloatArray = effect / (effect + error / count)
+        return found
