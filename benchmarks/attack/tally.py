@@ -93,10 +93,8 @@ class Book:
         self._old: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
             found = json.loads(path.read_text())
-            if found["setting"] != setting:
-                raise SystemExit(
-                    f"{path} has the counts of {found['setting']}: delete it, or name another file"
-                )
+            if (other := found.get("setting")) != setting:
+                raise SystemExit(f"{path} has other counts ({other}): delete it, or name another file")
             self._old = {one["attack"]: one for one in found["attacks"]}
 
     def open(self, attack: str, expected: str) -> Tally:
