@@ -127,6 +127,41 @@ def test_a_plan_that_is_killed_leaves_no_temporary_folder(asked: signal.Signals,
     assert list(temporary.iterdir()) == []
 
 
+def test_a_run_asked_to_end_before_its_first_stage_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "batchbound.cli.commands.run.run_plan", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    assert main(["run", str(planned(tmp_path)), "--model", "tiny:llama"]) == 1
+    assert "stopped: the system asked the process to end (SIGTERM)" in capsys.readouterr().err
+
+
+def test_a_plan_whose_prompts_were_moved_asks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"custom_id": "a", "body": {"prompt": "Hi", "max_tokens": 2}}
+    Path("in.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["plan", "in.jsonl", "--model", "tiny:llama", "--work", "1"]) == 0
+    Path("in.jsonl").rename("moved.jsonl")
+    words = ["run", "plan.json", "--model", "tiny:llama"]
+    assert "in.jsonl: the plan's prompts are not there. Give the planned file with --prompts" in refused(
+        words, capsys
+    )
+    assert main([*words, "--prompts", "moved.jsonl"]) == 0
+
+
+def test_a_prompt_with_an_image_is_refused_by_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 2}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}) + "\n")
+    said = refused(["plan", str(tmp_path / "in.jsonl")], capsys)
+    assert "line 1, field 'body.messages[0].content[0]': 'image_url' is not a text part" in said
+
+
 def test_least_versions_go_together() -> None:
     """From numpy 2 on, these are the first that take it; scipy's HiGHS takes 64-bit indices from 1.14."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-KEPT_EVERY = 20.0
+KEPT_EVERY = 5.0
 """Seconds after which counts are written again."""
 
 

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files.arrow import reading_arrow
@@ -304,6 +305,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
         message = f"more values than the {len(frame.columns)} columns of the header"
         raise InputError(message, file=path, where="line 2", hint="Name every column.")
     header = [name.strip() for name in next(csv.reader(io.StringIO(text)))]
+    if Path(path).suffix in (".jsonl", ".json") and not _known_columns() & set(header):
+        message = "neither JSON, as its name says, nor a table of lengths"
+        raise InputError(message, file=path, where="line 1", hint="Give one JSON object a line.")
     twice = next((name for name in header if header.count(name) > 1 and name in _known_columns()), None)
     if twice is not None:
         message = f"{header.count(twice)} columns have this name"

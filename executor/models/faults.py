@@ -132,7 +132,21 @@ def device_failures() -> Iterator[None]:
 
 
 def available_bytes() -> int:
-    """Return the bytes of the host's memory that a process can still have."""
+    """Return the bytes of the host's memory that this process can still have, by a limit set on it, too."""
+    import resource
+
+    free, (limit, _) = _available(), resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return free
+    try:
+        with open("/proc/self/statm", encoding="ascii") as stream:
+            used = os.sysconf("SC_PAGE_SIZE") * int(stream.read().split()[0])
+    except OSError:
+        used = 0
+    return max(0, min(free, limit - used))
+
+
+def _available() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as stream:
             found = next((line for line in stream if line.startswith("MemAvailable:")), "")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ...data.files.disk import InputError
 from .families import check_supported
+from .faults import available_bytes
 from .tiny import tiny_config, tiny_settings
 
 LoadFormat = Literal["auto", "partial", "dummy"]
@@ -157,8 +158,8 @@ def load_model(
     Raises
     ------
     ModelLoadError
-        If there is no such model, it cannot be read or reached, its checkpoint lacks weights, or the device
-        is missing.
+        If there is no such model, it cannot be read or reached, its checkpoint lacks weights, the device is
+        missing, or the memory is too small for it.
     UnsupportedModelError
         If its completions would be wrong.
     ValueError
@@ -172,6 +173,8 @@ def load_model(
     if dtype not in ("auto", "float32", "float64", "bfloat16", "float16"):
         raise ValueError(f"dtype must be auto, float32, float64, bfloat16 or float16, got {dtype!r}")
     target = _device(spec, device)
+    if not spec.startswith("tiny:"):
+        _check_memory(spec, config, dtype, drawn=load_format == "dummy")
     if spec.startswith("tiny:") or load_format == "dummy":
         if spec.startswith("tiny:"):
             named = _tiny_family(spec)[1]
@@ -184,6 +187,23 @@ def load_model(
         # The fused kernels for mixtures of experts know no float64.
         model.set_experts_implementation("eager")
     return model.to(target).eval()
+
+
+def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
+    """Refuse a model whose weights alone are more than the memory: the system would end the process."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # Without memory for any weight: only their sizes.
+    with torch.device("meta"):
+        outline: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    kept = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
+    # Random weights are drawn as float32, whatever they become.
+    width = max(torch.empty(0, dtype=kept).element_size(), 4 if drawn else 0)
+    needed, free = width * sum(weight.numel() for weight in outline.parameters()), available_bytes()
+    if needed > free:
+        reason = f"its weights take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
+        raise ModelLoadError(spec, reason, "take a machine with more, a narrower --dtype, or a smaller model")
 
 
 def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:

@@ -186,6 +186,14 @@ def test_a_bad_table_is_named_with_its_line_column_value_and_mend(write: Write, 
     assert bad.value.hint
 
 
+def test_a_text_named_as_json_lines_is_told_from_a_table_without_rows(write: Write) -> None:
+    for lines in (["hello world"], ["hello", "you"]):
+        with pytest.raises(InputError, match=r"t.jsonl, line 1: neither JSON, as its name says, nor a table"):
+            read_workload(write(*lines, name="t.jsonl"))
+    # Some tools call any table so.
+    assert read_workload(write("input_tokens,output_tokens", "1,2", name="t.jsonl")).workload.ids.size == 1
+
+
 def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     path.write_bytes(b"PAR1 and then nothing")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,31 @@ def test_an_unknown_number_format_is_named() -> None:
 def test_a_missing_device_is_named() -> None:
     with pytest.raises(ModelLoadError, match="there is no CUDA device; use --device cpu"):
         load_model("tiny:llama", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("load_format", "dtype", "takes"),
+    [("auto", "float32", "16"), ("auto", "bfloat16", "8"), ("dummy", "bfloat16", "16")],
+)
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(
+    load_format: Any, dtype: str, takes: str, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=4096, intermediate_size=11008, num_hidden_layers=19, vocab_size=32000, dtype=dtype
+    )
+    config.save_pretrained(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
+    try:
+        with pytest.raises(
+            ModelLoadError, match=rf"its weights take {takes}\.\d GB, and 1\.\d GB of memory are"
+        ):
+            load_model(str(tmp_path), load_format=load_format, device="cpu")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

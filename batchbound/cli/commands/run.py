@@ -117,9 +117,12 @@ def run(args: argparse.Namespace) -> int:
         with terminating():
             failed, count = (_on_servers if args.server else _on_model)(args, under_way)
     except (RunStoppedError, TerminatedError, WriteError) as error:
-        if not under_way:
+        if under_way:
+            _say_stopped(str(error), under_way[0])
+        elif isinstance(error, TerminatedError):
+            warn(f"stopped: {error}")
+        else:
             raise
-        _say_stopped(str(error), under_way[0])
         return 1
     except KeyboardInterrupt:
         if not under_way:
