@@ -84,7 +84,6 @@ class BackwardSearch:
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
         self._problem, self._rng = problem, rng
         self._running = np.flatnonzero(problem.rounds > 0)
-        self._rest = np.flatnonzero(problem.rounds == 0)
         rounds, peak = problem.rounds[self._running], problem.kv_peak[self._running]
         prompts = problem.prompt_tokens[self._running]
         self._rank = np.stack((rounds / rounds.max(), peak / peak.max(), prompts / peak.max()))
@@ -111,16 +110,33 @@ class BackwardSearch:
         keys = settings.weight * (settings.shares @ self._rank) + settings.noise
         construction = _Construction(problem, running, keys, round(settings.end * self._fewest))
         back = construction.ends(settings.stage)
-        start = int(back.max()) - back
-        times, stage = np.unique(start, return_inverse=True)
-        end = int((start + problem.rounds[running]).max())
-        bin_of = np.empty(len(problem), dtype=np.int64)
-        bin_of[running] = stage
-        last = _stages_of(problem, self._rest)
-        bin_of[self._rest] = len(times) + last
-        bursts = np.zeros(len(times) + int(last.max(initial=-1)) + 1, dtype=np.int64)
-        bursts[: len(times)] = np.diff(np.append(times, end))
-        return Schedule.from_bins(problem, bin_of, bursts)
+        return schedule_backwards(problem, running, back)
+
+
+def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> Schedule:
+    """
+    Return the schedule in which requests start some rounds before the end, all others in stages behind them.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    running
+        The requests that take a round at least, shape (running,).
+    back
+        Rounds from the start of each to the end of them all, counted back, shape (running,).
+    """
+    start = int(back.max()) - back
+    times, stage = np.unique(start, return_inverse=True)
+    end = int((start + problem.rounds[running]).max())
+    bin_of = np.empty(len(problem), dtype=np.int64)
+    bin_of[running] = stage
+    rest = np.flatnonzero(problem.rounds == 0)
+    last = _stages_of(problem, rest)
+    bin_of[rest] = len(times) + last
+    bursts = np.zeros(len(times) + int(last.max(initial=-1)) + 1, dtype=np.int64)
+    bursts[: len(times)] = np.diff(np.append(times, end))
+    return Schedule.from_bins(problem, bin_of, bursts)
 
 
 def backward_schedule(problem: Problem) -> Schedule | None:

@@ -14,6 +14,7 @@ from ...data.schedule import Schedule
 from .backward import BackwardSearch
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
+from .insertion import MOST_REQUESTS, InsertionAnnealing
 from .order_search import OrderSearch
 from .stage_merge import merge_stages
 from .stages.annealing import FEW, StageAnnealing
@@ -30,7 +31,7 @@ STARTS_SHARE = 0.25
 STARTS_SECONDS = 0.1
 """Seconds that the rules may take in any case: many of a limit of a tenth of a second, still kept by then."""
 
-OVERTIME, OVERTIME_SECONDS = 0.05, 0.17
+OVERTIME, OVERTIME_SECONDS = 0.02, 0.12
 """How long after the limit the rules that it left no time for may be tried: a share of it, and seconds."""
 
 START_SHARE = 0.3
@@ -44,6 +45,9 @@ BRIEF = 3.0
 
 TIMETABLE_SHARES = (0.2, 0.65)
 """Shares of the limits for timetables where memory is scarce; the second only if the first was worth it."""
+
+INSERTION_SHARE = 0.7
+"""The share of the limits in which few requests are put one by one there, before all else."""
 
 BACKWARD_SHARE = 0.4
 """The share of the limits for backward constructions and orders there, before timetables."""
@@ -243,13 +247,16 @@ class ScheduleSearch:
 
     def _until(self, share: float, step: Callable[[float], Schedule | None]) -> None:
         """Offer what steps make, each told how much of its time is over, up to a share of the limits."""
+        # No step begins that would mostly be over time: of large problems one takes a tenth of a second.
         best = self.incumbent
-        begun = best.progress
-        while (now := best.progress) < share:
+        begun, took = best.progress, 0.0
+        while (now := best.progress) < share and best.left >= 0.5 * took:
             best.steps += 1
+            before = best.elapsed
             schedule = step((now - begun) / (share - begun))
             if schedule is not None:
                 best.offer(schedule)
+            took = best.elapsed - before
 
     def _serve_scarce_memory(self) -> None:
         """Construct backwards and in other orders, more of what finds more; anneal over timetables, too."""
@@ -263,15 +270,33 @@ class ScheduleSearch:
             schedule = searches[of].step()
             better = schedule.makespan(self._problem) < best.makespan
             if better:
-                schedule = merge_stages(self._problem, schedule.without_idle_rounds(self._problem))
+                schedule = self._merged(schedule)
             spent[of] += self._clock - begun + STEP_SECONDS * np.isfinite(best.most)
             found[of] += better
             return schedule
 
+        self._insert()
         if len(self._problem) > FEW:
             self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
         self._tabulate()
         self._until(1.0, step)
+
+    def _merged(self, schedule: Schedule) -> Schedule:
+        """Return a schedule without the prefill stages that can be given up."""
+        return merge_stages(self._problem, schedule.without_idle_rounds(self._problem))
+
+    def _insert(self) -> None:
+        """Anneal over the orders in which few requests are put one by one."""
+        problem, best = self._problem, self.incumbent
+        if len(problem) > MOST_REQUESTS or not problem.cost.decode_base or not problem.rounds.any():
+            return
+        walk = InsertionAnnealing(problem, self._rng)
+
+        def step(done: float) -> Schedule | None:
+            schedule = walk.step(done)
+            return None if schedule is None else self._merged(schedule)
+
+        self._until(best.progress + INSERTION_SHARE * (1.0 - best.progress), step)
 
     def _tabulate(self) -> None:
         """Anneal over timetables, for longer where that finds something."""
@@ -328,7 +353,7 @@ class ScheduleSearch:
                 break
             if self._realise(annealing.walk.times, annealing) or best.progress > late:
                 break
-            if len(Spans.between(annealing.walk.times, annealing.profile)) <= START_SPANS[-1]:
+            if Spans.number_between(annealing.walk.times, annealing.profile) <= START_SPANS[-1]:
                 break
         return annealing
 

@@ -118,3 +118,28 @@ def test_the_same_work_gives_the_same_schedule_with_stages_by_the_dozen() -> Non
     one, other = (search_schedule(problem, iterations=15, seed=4).schedule for _ in range(2))
     assert np.array_equal(one.bin_of, other.bin_of)
     assert np.array_equal(one.rounds, other.rounds)
+
+
+def test_spans_are_those_of_all_pairs_of_stages_that_no_shorter_one_replaces() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        times = np.sort(rng.integers(0, rng.integers(2, 60), rng.integers(2, 12)))
+        profile = LengthProfile.of(rng.integers(1, rng.integers(2, 30), 4))
+        expected = [
+            (first, last, min(int(times[last] - times[first]), profile.longest))
+            for first in range(len(times))
+            for last in range(first + 1, len(times))
+            if times[last] - times[first] >= profile.shortest
+            and times[last - 1] - times[first] < profile.longest
+        ]
+        spans = Spans.between(times, profile)
+        found = zip(spans.first.tolist(), spans.last.tolist(), spans.rounds.tolist(), strict=True)
+        assert list(found) == expected
+        assert Spans.number_between(times, profile) == len(expected)
+
+
+def test_thousands_of_stages_are_not_listed_pair_by_pair() -> None:
+    times = np.arange(1_000_000)
+    assert Spans.number_between(times, LengthProfile.of(np.array([1, 3]))) == 2_999_994
+    costs = StageCosts(1.0, 1.0, 1, 2)
+    assert not list(spread_times(LengthProfile.of(np.full(5000, 2)), costs, np.random.default_rng(0), 1000))

@@ -15,7 +15,7 @@ from ..constructive import ski_rental_schedule
 from .level_split import LevelSplit
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
-from .spread import spread_times
+from .spread import MOST_SPANS, spread_times
 from .times import StageCosts, StageTimesSearch
 
 HOT, COLD = 0.5, 0.04
@@ -59,9 +59,6 @@ SPREAD = 5
 
 ENOUGH = 1.001
 """Times of the rounds that stages need by their price: lengths are whole, and so not scaled like times."""
-
-MOST_SPANS = 4000
-"""Spans between the stages of a start from which a price takes seconds: no walk gets far then."""
 
 FEW = 40
 """Requests of a small problem: cycles are short and hot, and its search tries orders of the requests too."""
@@ -256,12 +253,15 @@ def _start_times(
     most_spans: int,
 ) -> IntArray | None:
     """Return the stage times from which there is least to make up for, or None if all have too many."""
-    schedules = (ski_rental_schedule(problem, patience=patience) for patience in START_PATIENCE)
-    constructed = [np.asarray(schedule.starts) for schedule in schedules]
+    constructed: list[IntArray] = []
+    for patience in START_PATIENCE:
+        if late() and constructed:
+            break
+        constructed.append(np.asarray(ski_rental_schedule(problem, patience=patience).starts))
     capped = profile.starts_per_stage is not None
     some = islice(spread, 0 if capped else SPREAD)
     tried = [times for pair in zip_longest(some, constructed) for times in pair if times is not None]
-    sizes = [len(Spans.between(times, profile)) for times in tried]
+    sizes = [Spans.number_between(times, profile) for times in tried]
     # Those of a construction may have many more spans than the ones spread, and take as much longer.
     few = [times for times, size in zip(tried, sizes, strict=True) if size <= most_spans and not capped]
     priceable = few or [times for times, size in zip(tried, sizes, strict=True) if size <= MOST_SPANS]

@@ -97,12 +97,24 @@ class Spans:
         profile
             The requests' lengths.
         """
-        first, last = pairs(len(times))
+        begin, count = cls._reach(times, profile)
+        first = np.repeat(np.arange(len(times)), count)
+        last = np.arange(len(first)) - np.repeat(np.cumsum(count) - count - begin, count)
         rounds = times[last] - times[first]
-        useful = (rounds >= profile.shortest) & (times[last - 1] - times[first] < profile.longest)
-        useful |= (last == first + 1) & (rounds >= profile.shortest)
-        first, last, rounds = first[useful], last[useful], rounds[useful]
         return cls(first, last, np.minimum(rounds, profile.longest))
+
+    @classmethod
+    def number_between(cls, times: IntArray, profile: LengthProfile) -> int:
+        """Return how many spans :meth:`between` would list, without listing them: thousands of stages do."""
+        return int(cls._reach(times, profile)[1].sum())
+
+    @staticmethod
+    def _reach(times: IntArray, profile: LengthProfile) -> tuple[IntArray, IntArray]:
+        """Return the first point that closes a span from each point, and how many do, shape (points,)."""
+        point = np.arange(len(times))
+        begin = np.maximum(np.searchsorted(times, times + profile.shortest), point + 1)
+        end = np.minimum(np.searchsorted(times, times + profile.longest), len(times) - 1)
+        return begin, np.maximum(end - begin + 1, 0)
 
     def __len__(self) -> int:
         return len(self.first)

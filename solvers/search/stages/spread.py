@@ -20,6 +20,9 @@ DRAWS = 12
 KEPT = 3
 """Draws of each number of stages that are handed out."""
 
+MOST_SPANS = 4000
+"""Spans between the stages of a start from which a price takes seconds: no walk gets far then."""
+
 UNEVEN = 0.5
 """How far a stage is from its place among evenly spread ones at most, in their distances."""
 
@@ -53,12 +56,15 @@ def spread_times(
     count = fewest
     while True:
         drawn = _drawn(end, count, rng)
+        spans = Spans.number_between(drawn[0], profile)
+        if spans > MOST_SPANS:
+            break
         guide = costs.guide(drawn, slots_by_lengths(drawn, profile), 0.0)
         best = np.argsort(guide, kind="stable")[:KEPT]
         tried += [(float(guide[k]), count, drawn[k]) for k in best if np.isfinite(guide[k])]
         count = max(count + 1, round(RATIO * count))
         # No request needs a stage of its own, and one to spare helps nobody.
-        if count > profile.requests or len(Spans.between(drawn[0], profile)) * RATIO**2 > most_spans:
+        if count > profile.requests or spans * RATIO**2 > most_spans:
             break
     # The best of each number first: lengths alone say more of the numbers than of the draws.
     by_count: dict[int, list[IntArray]] = {}

@@ -1,0 +1,68 @@
+"""Requests put one by one, counted back from the end, where memory is scarce."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.solvers.exact.stage_states import best_by_states
+from batchbound.solvers.result import Limits
+from batchbound.solvers.search.insertion import InsertionAnnealing
+from batchbound.solvers.search.schedule_search import search_schedule
+
+ROUNDS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+
+
+def random_problem(seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = False) -> Problem:
+    rng = np.random.default_rng(seed)
+    prompts, outputs = rng.integers(1, 9, 6), rng.integers(1, 9, 6)
+    workload = Workload.from_lengths(prompts, outputs)
+    return Problem(
+        workload,
+        cost,
+        slots=int(rng.integers(2, 5)),
+        kv_capacity=int((prompts + outputs).max() + rng.integers(0, 12)),
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if capped else None,
+        prefill_emits_first_token=bool(seed % 2),
+    )
+
+
+def test_two_requests_overlap_as_far_as_memory_lets_them() -> None:
+    # Each holds 1 to 4 tokens. Of five there is room for 4 and 1, then the first has ended: a round is saved.
+    workload = Workload.from_lengths(np.array([1, 1]), np.array([4, 4]))
+    problem = Problem(workload, ROUNDS_ALONE, slots=2, kv_capacity=5)
+    schedule = InsertionAnnealing(problem, np.random.default_rng(0)).step(0.0)
+    assert schedule is not None
+    assert schedule.check(problem) is None
+    assert schedule.makespan(problem) == 7.0
+
+
+def test_every_order_gives_a_schedule_that_keeps_the_rules() -> None:
+    cost = CostModel(prefill_base=0.5, prefill_per_token=0.1, decode_base=1.0, decode_per_slot=0.1)
+    for seed in range(60):
+        problem = random_problem(seed, cost=cost, capped=seed % 3 == 0)
+        walk = InsertionAnnealing(problem, np.random.default_rng(seed))
+        for step in range(20):
+            schedule = walk.step(step / 20)
+            assert schedule is None or schedule.check(problem) is None, seed
+
+
+def test_some_order_needs_the_fewest_rounds_that_there_are() -> None:
+    for seed in range(25):
+        problem = random_problem(seed)
+        walk = InsertionAnnealing(problem, np.random.default_rng(seed))
+        found = [schedule for step in range(400) if (schedule := walk.step(step / 400)) is not None]
+        proven = best_by_states(problem, Limits(), found[0])
+        assert found[-1].makespan(problem) == proven.schedule.makespan(problem), seed
+
+
+def test_the_search_serves_requests_of_no_round_too() -> None:
+    # The two that take rounds, 3 and 2, hold too much together; the others are prefilled behind them.
+    workload = Workload.from_lengths(np.array([3, 2, 4, 2]), np.array([4, 1, 3, 1]))
+    problem = Problem(workload, ROUNDS_ALONE, slots=3, kv_capacity=8, prefill_emits_first_token=True)
+    assert problem.memory_can_run_out
+    found = search_schedule(problem, iterations=200)
+    assert found.schedule.check(problem) is None
+    assert found.makespan == 5.0
