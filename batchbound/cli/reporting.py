@@ -40,7 +40,9 @@ def run_line(report: Report) -> str:
     from ..executor.reports.tables import duration, percent
 
     took = duration(report.makespan)
-    pace = "" if report.pace is None else f" (the machine took {report.pace:.2f} x the cost model's seconds)"
+    pace = (
+        "" if report.pace is None else f" ({report.pace:.2f} x the cost model's seconds in the median stage)"
+    )
     if report.run_gap is None or report.run_bound is None:
         return f"in {took}{pace}; nothing is proven of it"
     model, bound = duration(report.model_makespan), duration(report.run_bound)

@@ -91,7 +91,9 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
     if not simulated and report.planned_makespan is not None:
         cards.append(("planned", duration(report.planned_makespan), "model seconds"))
     if report.pace is not None:
-        cards.append(("the machine took", f"{report.pace:.2f} x", "the cost model's seconds"))
+        cards.append(
+            ("machine's pace", f"{report.pace:.2f} x", "the cost model's seconds, in the median stage")
+        )
     return cards
 
 
