@@ -6,6 +6,7 @@ import heapq
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from itertools import combinations, count
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from batchbound.data.problem import Problem
+from batchbound.solvers.backends.worker import _Call
 
 settings.register_profile("batchbound", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("batchbound")
@@ -137,3 +139,23 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write_lines
+
+
+@pytest.fixture
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None]:
+    """Return what has Ctrl-C pressed some seconds after a step of a call to a solver's process has begun."""
+
+    def pressed(step: str, after: float) -> None:
+        carried_out = getattr(_Call, step)
+
+        def interrupted(call: _Call, *given: object) -> None:
+            timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            try:
+                carried_out(call, *given)
+            finally:
+                timer.cancel()
+
+        monkeypatch.setattr(_Call, step, interrupted)
+
+    return pressed

@@ -108,7 +108,7 @@ class _Log:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep this process's completion to SIGTERM: Ray puts one in its place that aborts."""
+    """Keep this process's handler of SIGTERM: Ray puts one in its place that aborts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -138,6 +138,8 @@ class RayFleet:
     ------
     ImportError
         If Ray is not installed.
+    RunStoppedError
+        If Ray does not start, or its cluster is not reached.
     """
 
     def __init__(
@@ -158,7 +160,10 @@ class RayFleet:
                 # Ray gives way to all else on the machine by default; here its actors are the work itself.
                 options["_system_config"] = {"worker_niceness": 0}
             with _own_sigterm():
-                ray.init(address=address, configure_logging=False, **options)
+                try:
+                    ray.init(address=address, configure_logging=False, **options)
+                except Exception as error:  # a node that takes too long to start raises a bare Exception
+                    raise RunStoppedError(f"Ray does not start ({error}); start the run again") from error
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= replicas else 0
         actor = ray.remote(max_concurrency=4, max_restarts=0, num_cpus=1, num_gpus=gpus)(ReplicaActor)
         self.actors: list[Any] = [actor.remote(spec) for _ in range(replicas)]

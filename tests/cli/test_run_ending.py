@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from batchbound.cli import main
+from batchbound.executor.models.faults import RunStoppedError
+from batchbound.executor.processes.engine_spec import EngineSpec
+from batchbound.executor.processes.ray_fleet import RayFleet
 from batchbound.executor.runs.journal import Journal
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -118,3 +121,25 @@ def test_files_of_the_user_named_like_outputs_or_their_parts_are_left(
     assert main(command(run, tmp_path)) == 2
     assert "trace.jsonl: exists already" in capsys.readouterr().err
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == mine
+
+
+def test_a_run_that_stops_before_it_has_begun_says_why_in_a_line(
+    planned: tuple[list[str], bytes, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RunStoppedError("the device failed")
+
+    monkeypatch.setattr("batchbound.cli.commands.run.run_plan", fails)
+    assert main(command(planned[0], tmp_path)) == 1
+    said = capsys.readouterr().err
+    assert said == "batchbound: stopped: the device failed\nbatchbound: no completion was finished\n"
+
+
+def test_a_ray_that_does_not_start_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(Exception("the node timed out")))
+    with pytest.raises(RunStoppedError, match=r"^Ray does not start \(the node timed out\)"):
+        RayFleet(EngineSpec("tiny:llama"), 2)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,9 +31,7 @@ from batchbound.models.formulations.slot_free import (
     slot_free_model,
     write_slot_free,
 )
-from batchbound.solvers import formulated as full
 from batchbound.solvers.backends.linear import solve_linear
-from batchbound.solvers.backends.worker import Outcome, run_in_worker
 from batchbound.solvers.formulated import Formulation, solve_full
 from batchbound.solvers.result import Limits, Status, StoppedBy
 
@@ -264,16 +259,12 @@ def test_ten_requests_on_three_slots_keep_a_checked_schedule_and_a_bound_at_a_wo
     assert (one.makespan, one.bound.seconds) == (other.makespan, other.bound.seconds if other.bound else None)
 
 
-def test_ctrl_c_on_intervals_returns_the_best_schedule_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_on_intervals_returns_the_best_schedule_so_far(
+    press_ctrl_c: Callable[[str, float], None],
+) -> None:
     rng = np.random.default_rng(1)
     problem = problem_of([68] * 30, rng.integers(20, 512, 30).tolist(), slots=6)
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-
-    def interrupted(*given: Any) -> Outcome:
-        timer.start()
-        return run_in_worker(*given)
-
-    monkeypatch.setattr(full, "run_in_worker", interrupted)
+    press_ctrl_c("listen", 2.0)
     found = solve_full(problem, limits=Limits(seconds=60.0))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
     assert found.schedule is not None

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,35 +162,26 @@ def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
     assert (one.objective, one.bound) == (other.objective, other.bound)
 
 
-@contextmanager
-def interrupted(after: float) -> Iterator[None]:
-    """Press Ctrl-C after some seconds, or never if the block ends before."""
-    timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def test_ctrl_c_returns_the_incumbent(backend: str) -> None:
+def test_ctrl_c_returns_the_incumbent(backend: str, press_ctrl_c: Callable[[str, float], None]) -> None:
     model, start = loads()
+    press_ctrl_c("listen", 1.0)
     begun = time.monotonic()
-    with interrupted(1.0):
-        found = solve_linear(model, backend, Limits(seconds=60.0), start)
+    found = solve_linear(model, backend, Limits(seconds=60.0), start)
     assert time.monotonic() - begun < 10
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
     assert found.values is not None
     assert model.violation(found.values) is None
 
 
-def test_ctrl_c_before_a_backend_has_begun_returns_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_a_backend_has_begun_returns_the_start(
+    monkeypatch: pytest.MonkeyPatch, press_ctrl_c: Callable[[str, float], None]
+) -> None:
     model, start = loads()
     # A worker that is slow to begin reads nothing, so that a large model fills the pipe to it.
     monkeypatch.setattr(worker, "_BOOT", "import time; time.sleep(60)")
     bulk = replace(model, column_names=tuple(f"{name}{'x' * 9999}" for name in model.column_names))
-    with interrupted(0.5):
-        found = solve_linear(bulk, "highs", Limits(seconds=60.0), start)
+    press_ctrl_c("hold", 0.5)
+    found = solve_linear(bulk, "highs", Limits(seconds=60.0), start)
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
     assert found.objective == model.objective_value(start)
 

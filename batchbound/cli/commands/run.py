@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -116,18 +116,18 @@ def run(args: argparse.Namespace) -> int:
         # To its end: outputs that are being written are no better a moment to die without a word.
         with terminating():
             failed, count = (_on_servers if args.server else _on_model)(args, under_way)
-    except (RunStoppedError, TerminatedError, WriteError) as error:
-        if under_way:
-            _say_stopped(str(error), under_way[0])
-        elif isinstance(error, TerminatedError):
-            warn(f"stopped: {error}")
-        else:
+    except (RunStoppedError, TerminatedError) as error:
+        _say_stopped(str(error), under_way)
+        return 1
+    except WriteError as error:
+        if not under_way:
             raise
+        _say_stopped(str(error), under_way)
         return 1
     except KeyboardInterrupt:
         if not under_way:
             raise
-        _say_stopped("interrupted", under_way[0])
+        _say_stopped("interrupted", under_way)
         return INTERRUPTED
     if failed:
         warn(f"{args.output}: {failed} of {count} requests failed; their lines say why")
@@ -255,18 +255,19 @@ def _progress(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], N
         yield lambda stage, done: advance(clock.after(stage, done))
 
 
-def _say_stopped(reason: str, journal: Journal) -> None:
-    """Say on stderr why a run ended early, and what is left of it."""
+def _say_stopped(reason: str, under_way: Sequence[Journal]) -> None:
+    """Say on stderr why a run ended early, and what is left of it; without a journal it had not begun."""
     warn(f"stopped: {reason}")
-    if journal.finished:
+    kept = [journal for journal in under_way if journal.finished]
+    for journal in kept:
         warn(f"{len(journal.finished)} finished completions are in {journal.path}; the same command goes on")
-    else:
+    if not kept:
         warn("no completion was finished")
 
 
 def _abandon(journal: Journal, seconds: int) -> None:
     """End the process from outside the call that hangs: each finished completion is on disk."""
-    _say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", journal)
+    _say_stopped(f"no stage ended for {seconds} s, a device call may hang (see --stall-seconds)", [journal])
     os._exit(1)
 
 
