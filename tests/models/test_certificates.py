@@ -272,6 +272,11 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, by_slots(2), lifted(7, 3, 1)),
         "rounds: 7 claimed, 6 proven",
     ),
+    "a round too many for two of three slots": (
+        problem_of([1] * 4, [2, 3, 3, 4], 3, UNIT),
+        trivial(3, by_slots(2), lifted(5, 4, 2)),
+        "rounds: 5 claimed, 4 proven",
+    ),
     "a round too many for all slots": (
         SMALL,
         trivial(2, by_slots(2), lifted(6, 3, 2)),
@@ -312,6 +317,11 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "limit": 5}),
         "prices: items that fit in 35 are priced 6, above 5",
     ),
+    "prices of fewer requests than fill a slot": (
+        PACKED,
+        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "lengths": [6], "prices": [3], "limit": 8}),
+        "prices: items that fit in 35 are priced 9, above 8",
+    ),
     "a limit of nothing": (
         PACKED,
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "limit": 0}),
@@ -351,6 +361,11 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         PACKED,
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "capacity": 10**15}),
         f"a certificate is small: its check takes more than {MOST_STEPS:,} steps",
+    ),
+    "a packing of less than no rounds": (
+        PACKED,
+        trivial(2, PACKED_STAGES, {"kind": "every packing", "at_least": 0, "capacity": -1}),
+        "rounds: capacity is -1, less than 0",
     ),
     "a packing that there is": (
         PACKED,
@@ -438,6 +453,14 @@ SOUND = bound_of(SMALL, trivial(2, by_slots(2), lifted(6, 3, 1)), 2, 6)
 def test_a_bound_is_what_its_parts_say(changes: dict[str, Any], message: str) -> None:
     assert verify_bound(SMALL, SOUND) is None
     assert str(verify_bound(SMALL, replace(SOUND, **changes))).startswith(message)
+
+
+def test_what_no_schedule_is_below_is_found_by_trying_every_state() -> None:
+    bound = bound_of(SMALL, {"kind": "states"}, 2, 6)
+    assert verify_bound(SMALL, bound) is None
+    assert str(verify_bound(SMALL, bound_of(SMALL, {"kind": "states"}, 2, 7))) == (
+        "states: a schedule takes less"
+    )
 
 
 def test_a_shared_prompt_is_paid_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,19 @@ from builders import UNIT, problem_of
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
-from batchbound.models.bounds.difference_set import difference_set_bound
+from batchbound.models.bounds.difference_set import (
+    difference_set_bound,
+    useful_differences,
+    useful_end_values,
+)
 from batchbound.models.bounds.makespan import trivial_bound
-from batchbound.models.certificates.checker import source_of, verify_bound
+from batchbound.models.certificates.checker import (
+    _end_values,
+    _near_beside,
+    _near_in_chain,
+    source_of,
+    verify_bound,
+)
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.slot_ends import PARTS, EndClaim, checked_ends
 from batchbound.solvers.bounds.proven_bound import proven_bound
@@ -57,9 +68,13 @@ def is_proven_and_no_more(problem: Problem, bound: Bound) -> None:
     assert violation.rule == "the certificate proves the bound"
 
 
+LATE = (308, 447, 563)
+"""Seeds whose bounds take what the longest requests waste that are held for longer."""
+
+
 @pytest.mark.parametrize("batch", range(4))
 def test_the_checker_derives_what_the_differences_prove_and_no_more(batch: int) -> None:
-    for seed in range(60 * batch, 60 * batch + 60):
+    for seed in (*range(60 * batch, 60 * batch + 60), *LATE[batch : batch + 1]):
         problem = tiny_problem(seed)
         for bound in (trivial_bound(problem), difference_set_bound(problem)):
             is_proven_and_no_more(problem, bound)
@@ -75,7 +90,7 @@ def with_ends(seed: int) -> Problem:
     return problem_of([1] * requests, lengths.tolist(), slots, CostModel(0.5, 0.0, 1.0, 0.0))
 
 
-SEEDS_OF_ENDS, SEEDS_OF_PRICES = (9, 46, 51, 61, 107), (0, 49, 74, 85, 92)
+SEEDS_OF_ENDS, SEEDS_OF_PRICES = (9, 46, 51, 61, 107, 432), (0, 49, 74, 85, 92)
 
 
 @pytest.mark.parametrize("seed", SEEDS_OF_ENDS + SEEDS_OF_PRICES)
@@ -212,3 +227,68 @@ def test_ends_add_up_and_must_be_more_than_the_room() -> None:
 def test_ends_of_endless_requests_are_given_up() -> None:
     with pytest.raises(RefutedError, match="its check takes more than"):
         checked_ends([(10**9, 1)], 1, ENDS, Work())
+
+
+SMALL_COUNTS = [
+    (stages, longest, rounds, spans, late)
+    for stages in range(1, 8)
+    for longest in range(1, 6)
+    for rounds in range(longest, 4 * longest + 2)
+    for spans in range(stages + 1)
+    for late in (0, 1, 2)
+]
+
+
+def test_the_checker_counts_near_pairs_of_points_as_the_prover_does_by_code_of_its_own() -> None:
+    for stages, longest, rounds, spans, late in SMALL_COUNTS:
+        near = _near_in_chain(stages, longest, rounds)
+        if spans:
+            beside = _near_in_chain(stages, longest + late + 1, rounds) - spans
+            near = max(0, min(near, beside, _near_beside(stages, longest + late, rounds, spans)))
+        assert near == useful_differences(stages, longest, rounds, spans, late)
+
+
+def test_the_checker_counts_values_at_the_ends_as_the_prover_does_by_code_of_its_own() -> None:
+    for stages, longest, rounds, spans, late in SMALL_COUNTS:
+        same = spans if late == 0 else 0
+        found = _end_values(stages, same, rounds % longest)
+        assert found == useful_end_values(stages, longest, rounds, same)
+    # Two stages of three points: the point between is seen from either end.
+    assert _end_values(2, 0, 0) == _end_values(2, 1, 0) == 2
+    assert _end_values(2, 1, 3) == 1
+    assert _end_values(4, 3, 0) == 2
+    assert _end_values(1, 2, 1) == 0
+
+
+def placements(stages: int, gap: int, rounds: int) -> Iterator[list[int]]:
+    """Yield all points that begin at 0, end in so many rounds or later, and leave no gap above one."""
+    for gaps in itertools.product(range(1, gap + 1), repeat=stages):
+        points = [0, *itertools.accumulate(gaps)]
+        if points[-1] >= rounds:
+            yield points
+
+
+@pytest.mark.parametrize(("stages", "gap"), [(1, 3), (2, 3), (3, 2), (3, 4), (4, 3), (5, 2), (5, 3)])
+def test_no_points_have_more_near_pairs_than_the_checker_counts(stages: int, gap: int) -> None:
+    met = 0
+    for rounds in range(gap, stages * gap + 1):
+        near = max(
+            sum(b - a < gap for a, b in itertools.combinations(points, 2))
+            for points in placements(stages, gap, rounds)
+        )
+        assert near <= _near_in_chain(stages, gap, rounds)
+        met += near == _near_in_chain(stages, gap, rounds)
+    assert met
+
+
+def test_an_end_claim_that_the_rounds_have_room_for_refutes_none() -> None:
+    problem, bound = replace(APART, cost=replace(UNIT, prefill_base=100.0)), difference()
+    rounds = int(bound.terms["decode rounds"])
+    free = {"filling": False, "share": 0, "value": 0, "end_value": 0, "end": 0, "dearer": []}
+    bound = difference(ends=[{"rounds": n, **free} for n in range(rounds, rounds + 3)])
+    bound = replace(bound, source="difference set and ends")
+    assert verify_bound(problem, bound) is None
+    terms = {**bound.terms, "decode rounds": rounds + 1.0}
+    violation = verify_bound(problem, replace(bound, seconds=bound.seconds + 1, terms=terms))
+    assert violation is not None
+    assert violation.rule == "the certificate proves the bound"
