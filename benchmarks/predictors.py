@@ -20,10 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from small_encoder import save_small_distilbert
 
 from batchbound.data.predictor import Examples, PredictionQuality
 from batchbound.executor.models.tokenizers import load_tokenizer
-from batchbound.executor.predictors.encoder import EncoderPredictor, save_small_distilbert
+from batchbound.executor.predictors.encoder import EncoderPredictor
 from batchbound.executor.predictors.kinds import GroupMeanPredictor, LengthPredictor, learn
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

@@ -67,12 +67,6 @@ class ServerRequest:
         text = prompt if isinstance(prompt, str) else json.dumps(self.body.get("messages", prompt))
         return max(1, -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN))
 
-    @property
-    def exact_prompt(self) -> bool:
-        """Whether :attr:`prompt_tokens` is counted, not estimated."""
-        prompt = self.body.get("prompt")
-        return isinstance(prompt, list) and all(type(token) is int for token in prompt)
-
 
 def read_server_batch(
     path: str | os.PathLike[str], columns: PromptColumns | None = None

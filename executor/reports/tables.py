@@ -64,20 +64,6 @@ def report_rows(report: Report) -> list[Row]:
     ]
 
 
-def report_text(report: Report) -> str:
-    """Return a report as plain text, a heading per group."""
-    rows = report_rows(report)
-    names, values = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
-    lines = []
-    group = ""
-    for row in rows:
-        if row.group != group:
-            lines += ([""] if group else []) + [row.group]
-            group = row.group
-        lines.append(f"  {row.name:<{names}}  {row.value:>{values}}  {row.note}".rstrip())
-    return "\n".join(lines) + "\n"
-
-
 def report_table(report: Report) -> Table:
     """Return a report as a table of rich, a section per group."""
     return rows_table(report_rows(report))

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_encoder import save_small_distilbert
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import IntArray
 from batchbound.data.files.disk import InputError
 from batchbound.data.predictor import Examples, Predicted, PredictionQuality, bucket_of
-from batchbound.executor.predictors.encoder import EncoderPredictor, save_small_distilbert
+from batchbound.executor.predictors.encoder import EncoderPredictor
 from batchbound.executor.predictors.kinds import METHODS, learn
 from batchbound.executor.predictors.predictor import TrainedPredictor
 from batchbound.executor.predictors.quantiles import QuantilePredictor

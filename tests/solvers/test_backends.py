@@ -26,9 +26,7 @@ from batchbound.models.formulations.full_model import (
 )
 from batchbound.models.formulations.linear_model import LinearModel, ModelBuilder
 from batchbound.models.formulations.partition_model import (
-    arc_flow_model,
     partition_model,
-    read_arc_flow,
     read_partition,
     write_partition,
 )
@@ -223,10 +221,6 @@ def test_both_bin_packings_agree(backend: str) -> None:
     assert (found.status, found.objective) == (Status.OPTIMAL, 12)
     assert found.values is not None
     assert np.bincount(read_partition(packing, found.values), weights=weights).tolist() == [12, 12]
-    flow = arc_flow_model(weights, 2, 12)
-    found = solve_linear(flow.model, backend, ENOUGH)
-    assert found.values is not None
-    assert np.bincount(read_arc_flow(flow, found.values), weights=weights).tolist() == [12, 12]
 
 
 def test_a_backend_is_not_asked_what_it_cannot_be_trusted_with() -> None:
