@@ -1,4 +1,8 @@
-"""``run --server`` against a real vLLM, where one is installed (``vllm`` on the path, or named by VLLM)."""
+"""
+``run --server`` against real servers, where they are installed.
+
+vLLM is taken from the path, or as VLLM names it; ``transformers serve`` needs fastapi, uvicorn and openai.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import json
 import os
 import random
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_server import VllmServer, save_tiny_llama
+from vllm_server import VllmServer, free_port, save_tiny_llama
 
 from batchbound.cli import main
 
@@ -61,6 +69,63 @@ def ran(
     value = json.loads(capsys.readouterr().out)
     assert isinstance(value, dict)
     return value
+
+
+@contextmanager
+def transformers_serving(model: Path, log: Path) -> Iterator[str]:
+    """Start ``transformers serve`` with continuous batching, and yield where it listens."""
+    for name in ("accelerate", "fastapi", "uvicorn", "openai"):
+        pytest.importorskip(name, reason="transformers serve is not installed")
+    port = free_port()
+    words = [str(Path(sys.executable).parent / "transformers"), "serve", str(model), "--continuous-batching"]
+    words += ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
+    with log.open("wb") as stream:
+        server = subprocess.Popen(words, stdout=stream, stderr=stream, env=environment)
+    try:
+        for _ in range(1200):
+            assert server.poll() is None, log.read_text()
+            with socket.socket() as trial:
+                if trial.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+@pytest.mark.slow
+def test_transformers_serve_completes_a_batch_and_what_it_ignores_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason="the engine extra is not installed")
+    monkeypatch.setenv("NO_PROXY", "*")
+    save_tiny_llama(tmp_path / "model")
+    batch = tmp_path / "in.jsonl"
+    with batch.open("w") as stream:
+        for number in range(12):
+            body = {"prompt": f"request {number}", "max_tokens": 3 + number}
+            extra = {"n": 2} if number == 11 else {}
+            stream.write(json.dumps({"custom_id": f"r{number}", "body": body | extra}) + "\n")
+    with transformers_serving(tmp_path / "model", tmp_path / "log") as url:
+        words = ["run", str(batch), "--server", url, "--slots", "4", "--model", str(tmp_path / "model")]
+        outputs = ["-o", str(tmp_path / "out.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
+        # One request fails: it asks for two completions, and this server gives one without a word.
+        assert main([*words, *outputs, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["requests"], said["failed"]) == (12, 1)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(12)]
+    for number, row in enumerate(rows[:11]):
+        usage = row["response"]["body"]["usage"]
+        assert 1 <= usage["completion_tokens"] <= 3 + number
+    assert rows[11]["response"] is None
+    # It counts no iterations; what its completions needed is bounded all the same.
+    assert said["iterations"] is None
+    assert said["bound_iterations"] >= max(
+        row["response"]["body"]["usage"]["completion_tokens"] for row in rows[:11]
+    )
 
 
 @pytest.mark.slow
