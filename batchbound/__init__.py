@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .data.report import Report
     from .data.trace import Trace
     from .executor.llm import LLM
+    from .executor.partial import Partial, Until
     from .executor.rollout import rollout_function
     from .heuristics.registry import policy_named
     from .heuristics.simulate import simulate
@@ -42,6 +43,7 @@ __all__ = [
     "CostModel",
     "Limits",
     "ModelOptions",
+    "Partial",
     "Plan",
     "Problem",
     "Report",
@@ -52,6 +54,7 @@ __all__ = [
     "ServerOptions",
     "ServerResult",
     "Trace",
+    "Until",
     "Workload",
     "__version__",
     "audit",
@@ -77,6 +80,7 @@ _HOMES = {
     "CostModel": ".data.costs.cost",
     "Limits": ".solvers.result",
     "ModelOptions": ".running.options",
+    "Partial": ".executor.partial",
     "Plan": ".data.plan",
     "Problem": ".data.problem",
     "Report": ".data.report",
@@ -87,6 +91,7 @@ _HOMES = {
     "ServerOptions": ".running.server",
     "ServerResult": ".running.server_result",
     "Trace": ".data.trace",
+    "Until": ".executor.partial",
     "Workload": ".data.workload",
     "audit": ".auditing",
     "compare": ".comparing.runner",

@@ -16,21 +16,24 @@ from ..data.readers.sampling import LogprobsMode, Sampling
 from ..data.report import Report
 from ..data.trace import Trace
 from ..data.workload import Workload
-from ..heuristics.loop import iterate
+from ..heuristics.loop import Execution
+from ..heuristics.policy import UNTIL_CHANGE
 from ..heuristics.registry import policy_named
 from ..models.bounds.makespan import best_bound
 from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from .engines.tiers import choose_tier
 from .models.endings import Ending
 from .models.mixed_sampling import MixedSampler
+from .models.recording import Recorder, TokenLogprob
 from .models.request_rules import check_tokens, rules_of
 from .models.source import LoadFormat, load_model, position_limit
 from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
 from .models.wrapped import unwrapped
+from .partial import Partial, Until
 from .reports.report import report
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text, token ids, or the messages of a chat."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
+"""Text, token ids, the messages of a chat, or a completion of an earlier call to go on with."""
 
 DEFAULT_MAX_TOKENS = 256
 """Tokens after which a completion ends if the caller does not say."""
@@ -57,6 +60,8 @@ class Completion:
         Beside each token, the likeliest ones with their log-probabilities; None unless asked for.
     sample
         Which of its prompt's completions it is, from 0.
+    versions
+        In which calls how many of its tokens were drawn, in their order: the weights are those of the call.
     """
 
     index: int
@@ -67,6 +72,7 @@ class Completion:
     log_probabilities: tuple[float, ...] | None = None
     likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
     sample: int = 0
+    versions: tuple[tuple[int, int], ...] = ()
 
 
 class LLM:
@@ -120,6 +126,17 @@ class LLM:
         self._forward = vars(unwrapped(model)).get("forward")
         self._cost = CostModel.paper() if cost is None else cost
         self._ran: tuple[Problem, Trace] | None = None
+        self._calls = 0
+        self._unfinished: tuple[Partial, ...] = ()
+
+    @property
+    def unfinished(self) -> tuple[Partial, ...]:
+        """
+        What the last call that ended early left undone, by position and sample.
+
+        Given among the prompts of a later call, each is gone on with.
+        """
+        return self._unfinished
 
     @classmethod
     def from_pretrained(
@@ -165,6 +182,7 @@ class LLM:
         log_probabilities: bool | LogprobsMode = False,
         chat_options: Mapping[str, Any] | None = None,
         on_token: Callable[[int, int], None] | None = None,
+        until: Until | None = None,
         **fields: Any,
     ) -> Iterator[Completion]:
         """
@@ -173,7 +191,8 @@ class LLM:
         Parameters
         ----------
         prompts
-            What to complete. The same prompt may come many times; each completion is drawn on its own.
+            What to complete. The same prompt may come many times; each completion is drawn on its own. A
+            completion that an earlier call left in :attr:`unfinished` is gone on with as it was asked for.
         sampling
             How tokens are chosen and when a completion ends: one for all prompts, or one for each.
         max_tokens
@@ -189,6 +208,8 @@ class LLM:
             What the chat template is told besides the messages, such as ``enable_thinking``.
         on_token
             Called with the position of the prompt and the token as soon as it is chosen.
+        until
+            When to end early; what is left is in :attr:`unfinished` then.
         **fields
             Those of :class:`~.sampling.Sampling` in place of ``sampling``:
             ``temperature=0.7, stop=("END",)``.
@@ -205,16 +226,30 @@ class LLM:
             If there is no such field.
         """
         self._look_again()
+        self._calls += 1
         asked = _asked(sampling, fields, len(prompts), log_probabilities)
+        begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
+        asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
         for one in dict.fromkeys(asked):
             check_tokens(one, vocabulary_of(self.model))
         tokens = [self._encoded(prompt, index, chat_options or {}) for index, prompt in enumerate(prompts)]
-        most = np.broadcast_to(np.asarray(max_tokens, dtype=np.int64), len(tokens))
+        most = np.broadcast_to(np.asarray(max_tokens, dtype=np.int64), len(tokens)).copy()
+        for index, left in enumerate(begun):
+            most[index] = left.max_tokens if left else most[index]
         expected = most if expected_tokens is None else np.asarray(expected_tokens, dtype=np.int64)
         self._check_lengths(tokens, most, expected)
-        tokens, asked, most, expected = _each_sample(tokens, asked, most, expected)
+        at = np.repeat(np.arange(len(tokens)), [one.n for one in asked])
+        call = _Call(
+            prompts=[tokens[i] for i in at],
+            asked=[asked[i] for i in at],
+            most=most[at],
+            expected=expected[at],
+            position=at,
+            partial=[begun[i] for i in at],
+            version=self._calls,
+        )
         order = "fcfs-ski" if expected_tokens is None else "lpt-ski"
-        return self._generate(tokens, asked, most, expected, order, on_token)
+        return self._generate(call, order, on_token, until)
 
     def report(self) -> Report:
         """
@@ -240,61 +275,85 @@ class LLM:
 
     def _generate(
         self,
-        prompts: list[tuple[int, ...]],
-        asked: list[Sampling],
-        most: np.ndarray[Any, np.dtype[np.int64]],
-        expected: np.ndarray[Any, np.dtype[np.int64]],
+        call: _Call,
         order: str,
         on_token: Callable[[int, int], None] | None,
+        until: Until | None,
     ) -> Iterator[Completion]:
-        if not prompts:
+        self._unfinished = ()
+        if not call.prompts:
             return
-        workload = Workload.from_lengths([len(prompt) for prompt in prompts], expected)
-        if self._share:
-            workload = replace(workload, group=_alike(prompts)).with_shared_prompts()
-        names = [str(name) for name in workload.ids]
+        problem = self._problem(call)
+        names = [str(name) for name in problem.workload.ids]
         eos = end_tokens(self.model, self.tokenizer)
-        rule = rules_of(dict(zip(names, asked, strict=True)), prompts, most.tolist(), self.tokenizer, eos)
-        slots = min(self._slots, len(prompts))
-        longest = int((workload.input_tokens + expected).max())
-        fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
-        kept = usual_prefix_cache(workload, fitting)
-        problem = Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
+        begun = {i: tokens for i, one in enumerate(call.partial) if one and (tokens := one.completion_ids)}
+        rule = rules_of(
+            dict(zip(names, call.asked, strict=True)),
+            call.prompts,
+            call.most.tolist(),
+            self.tokenizer,
+            eos,
+            begun={names[i]: tokens for i, tokens in begun.items()},
+        )
         engine = HuggingFaceEngine(
             problem,
             self.model,
-            prompts,
-            most,
-            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens),
+            call.prompts,
+            call.most,
+            decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, begun),
             tier=self._tier,
             on_token=on_token,
         )
-        serving = iterate(problem, policy_named(order, problem), engine)
-        first = _first_samples(asked)
-        while True:
-            try:
-                index = next(serving)
-            except StopIteration as done:
-                self._ran = problem, done.value
-                return
-            tokens, one = tuple(engine.answers[index]), asked[index]
-            text, reason = Ending.of(one, eos).text(tokens, self.tokenizer.decode)
-            told = None
-            if one.logprobs is not None and isinstance(rule, MixedSampler) and rule.recorder is not None:
-                told = rule.recorder.read(rule.stream(names[index]), len(tokens))
-            yield Completion(
-                int(np.searchsorted(first, index, side="right")) - 1,
-                prompts[index],
-                tokens,
-                text,
-                reason,
-                None if told is None else tuple(each.value for each in told),
-                tuple(each.likeliest for each in told) if told is not None and one.logprobs else None,
-                index - int(first[np.searchsorted(first, index, side="right") - 1]),
+        execution = Execution(problem, policy_named(order, problem), engine)
+        recorder = rule.recorder if isinstance(rule, MixedSampler) else None
+        done, group = [False] * len(names), _alike(call.prompts).tolist()
+        steps = UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE
+        while not all(done) and not (until and until.reached(done, group, engine.time)):
+            for index in execution.step(steps):
+                done[index] = True
+                tokens, one = tuple(engine.answers[index]), call.asked[index]
+                text, reason = Ending.of(one, eos).text(tokens, self.tokenizer.decode)
+                told = call.told(index, tokens, recorder, rule.stream(names[index]))
+                yield Completion(
+                    int(call.position[index]),
+                    call.prompts[index],
+                    tokens,
+                    text,
+                    reason,
+                    None if told is None else tuple(each.value for each in told),
+                    tuple(each.likeliest for each in told) if told is not None and one.logprobs else None,
+                    call.sample(index),
+                    call.versions(index, tokens),
+                )
+        left = [index for index, over in enumerate(done) if not over]
+        self._ran = None if left else (problem, execution.trace(np.arange(len(problem))))
+        self._unfinished = tuple(
+            call.unfinished(
+                index, tuple(engine.answers[index]), recorder, rule.stream(names[index]), names[index]
             )
+            for index in left
+        )
+
+    def _problem(self, call: _Call) -> Problem:
+        """Return what a call's completions need: of one that was begun, its tokens count as prompt."""
+        lengths = [len(prompt) for prompt in call.prompts]
+        begun = np.array([len(one.completion_ids) if one else 0 for one in call.partial])
+        workload = Workload.from_lengths(lengths + begun, np.maximum(1, call.expected - begun))
+        workload = replace(workload, ids=call.names(workload.ids.tolist()))
+        if self._share:
+            # What goes on from tokens of its own has no prompt in common with others.
+            group = np.where(begun > 0, -1, _alike(call.prompts))
+            workload = replace(workload, group=group).with_shared_prompts()
+        slots = min(self._slots, len(call.prompts))
+        longest = int((workload.input_tokens + workload.output_tokens).max())
+        fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
+        kept = usual_prefix_cache(workload, fitting)
+        return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
     def _encoded(self, prompt: Prompt, index: int, options: Mapping[str, Any]) -> tuple[int, ...]:
-        if isinstance(prompt, str):
+        if isinstance(prompt, Partial):
+            tokens = prompt.prompt_ids
+        elif isinstance(prompt, str):
             tokens = tuple(self.tokenizer.encode(prompt))
         elif messages := [each for each in prompt if isinstance(each, Mapping)]:
             tokens = tuple(self.tokenizer.encode_chat(messages, **options))
@@ -354,25 +413,89 @@ def _asked(
     return [replace(each, logprobs=each.logprobs or 0, logprobs_mode=mode) for each in asked]
 
 
-def _first_samples(asked: Sequence[Sampling]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return where each prompt's first completion stands, given what every completion asks."""
-    first, at = [], 0
-    while at < len(asked):
-        first.append(at)
-        at += asked[at].n
-    return np.array(first, dtype=np.int64)
-
-
 _Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _each_sample(
-    prompts: list[tuple[int, ...]], asked: list[Sampling], most: _Counts, expected: _Counts
-) -> tuple[list[tuple[int, ...]], list[Sampling], _Counts, _Counts]:
-    """Repeat what belongs to a prompt for each of its completions."""
-    counts = [one.n for one in asked]
-    at = np.repeat(np.arange(len(prompts)), counts)
-    return [prompts[i] for i in at], [asked[i] for i in at], most[at], expected[at]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """
+    The completions of one call, several of a prompt each on its own.
+
+    Parameters
+    ----------
+    prompts, asked, most, expected
+        Of each completion: its prompt, how it is drawn, the most and the expected tokens in all.
+    position
+        Of its prompt.
+    partial
+        What an earlier call left of it, or None.
+    version
+        Number of the call, which says of which weights its tokens are drawn.
+    """
+
+    prompts: list[tuple[int, ...]]
+    asked: list[Sampling]
+    most: _Counts
+    expected: _Counts
+    position: _Counts
+    partial: list[Partial | None]
+    version: int
+
+    def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
+        """Return the name of each completion's random stream: what is gone on with keeps its own."""
+        kept = {one.name for one in self.partial if one}
+        if len(kept) < sum(one is not None for one in self.partial):
+            raise ValueError("the same unfinished completion is given twice")
+        found = []
+        for one, name in zip(self.partial, usual, strict=True):
+            while one is None and name in kept:
+                name += "'"
+            found.append(name if one is None else one.name)
+        return np.array(found, dtype=np.str_)
+
+    def sample(self, index: int) -> int:
+        """Return which of its prompt's completions one is."""
+        one = self.partial[index]
+        return (
+            index - int(np.searchsorted(self.position, self.position[index])) if one is None else one.sample
+        )
+
+    def told(
+        self, index: int, tokens: tuple[int, ...], recorder: Recorder | None, stream: int
+    ) -> tuple[TokenLogprob, ...] | None:
+        """Return the log-probabilities of a completion's tokens, those of earlier calls as they were."""
+        if recorder is None or self.asked[index].logprobs is None:
+            return None
+        one = self.partial[index]
+        before = one.told or () if one else ()
+        return before + recorder.read(stream, len(tokens), len(before))
+
+    def versions(self, index: int, tokens: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Return of which weights how many of a completion's tokens were drawn."""
+        one = self.partial[index]
+        before = one.versions if one else ()
+        new = len(tokens) - sum(count for _, count in before)
+        if not new:
+            return before
+        if before and before[-1][0] == self.version:
+            return (*before[:-1], (self.version, before[-1][1] + new))
+        return (*before, (self.version, new))
+
+    def unfinished(
+        self, index: int, tokens: tuple[int, ...], recorder: Recorder | None, stream: int, name: str
+    ) -> Partial:
+        """Return what is left to do of a completion."""
+        return Partial(
+            int(self.position[index]),
+            self.sample(index),
+            self.prompts[index],
+            tokens,
+            self.told(index, tokens, recorder, stream),
+            self.versions(index, tokens),
+            replace(self.asked[index], n=1),
+            int(self.most[index]),
+            name,
+        )
 
 
 def _alike(prompts: Sequence[tuple[int, ...]]) -> _Counts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +43,15 @@ class DecodeOptions:
     kv_tokens
         The most tokens of KV cache to allocate on the device, padding included; requests beyond take turns
         with the host. None for as many as the slots need.
+    begun
+        Tokens that completions have already, by request: they are part of what the workload counts as its
+        prompt, and of the most tokens.
     """
 
     eos_ids: frozenset[int] = NO_EOS
     sampler: TokenRule | None = None
     kv_tokens: int | None = None
+    begun: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 _GREEDY = DecodeOptions()
@@ -103,18 +107,21 @@ class HuggingFaceEngine:
     ) -> None:
         if not problem.prefill_emits_first_token:
             raise ValueError("an engine's prefill emits the first token; the problem counts a round for it")
+        begun = np.zeros(len(prompts), dtype=np.int64)
+        begun[list(decoding.begun)] = [len(tokens) for tokens in decoding.begun.values()]
         for index, prompt in enumerate(prompts):
-            if problem.prompt_tokens[index] != len(prompt):
+            if problem.prompt_tokens[index] != len(prompt) + begun[index]:
                 name = str(problem.workload.ids[index])
                 planned = int(problem.prompt_tokens[index])
                 raise ValueError(
-                    f"the prompt of {name!r} has {len(prompt)} tokens, the plan counts {planned}"
+                    f"the prompt of {name!r} has {len(prompt) + begun[index]} tokens, the plan counts"
+                    f" {planned}"
                 )
         _refuse_unlike(problem, prompts)
         # The buffers grow for a completion that outgrows the plan; without max_tokens it might fill the
         # model.
-        expected = np.minimum(most_tokens, problem.workload.output_tokens)
-        capacity = int((np.array([len(prompt) for prompt in prompts]) + expected).max())
+        expected = np.minimum(most_tokens - begun, problem.workload.output_tokens)
+        capacity = int((problem.prompt_tokens + expected).max())
         self._model = inner = unwrapped(model)
         slots = (
             problem.slots
@@ -134,7 +141,7 @@ class HuggingFaceEngine:
         make = self._tier.batch
         options: dict[str, Any] = {"sampler": decoding.sampler}
         if problem.kv_capacity is not None and decoding.kv_tokens is None:
-            longest = int((problem.prompt_tokens + most_tokens).max())
+            longest = int((problem.prompt_tokens + most_tokens - begun).max())
             options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest), inner.device)
         with evaluating(inner):
             self._residence = OffloadingBatch(
@@ -148,7 +155,9 @@ class HuggingFaceEngine:
         self._cache = PrefixCache(problem) if len(problem.prefix_tokens) else None
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
-        self.answers: list[list[int]] = [[] for _ in prompts]
+        self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
+        # Of these the last token was not fed to the model either, but was drawn for good.
+        self._resumed = set(decoding.begun)
 
     @property
     def time(self) -> float:
@@ -161,7 +170,10 @@ class HuggingFaceEngine:
         self._slot_of.update((int(request), int(slot)) for request, slot in zip(requests, slots, strict=True))
         fresh = [int(request) for request in requests if not self._residence.go_on(int(request))]
         # The last token of an evicted request was never fed to the model: the prefill yields it once more.
-        kept = [self.answers[request][:-1] for request in fresh]
+        kept = [
+            self.answers[request] if request in self._resumed else self.answers[request][:-1]
+            for request in fresh
+        ]
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
         before = self._residence.prefilled
         with evaluating(self._model):
@@ -169,7 +181,8 @@ class HuggingFaceEngine:
                 fresh, prompts, [len(tokens) for tokens in kept], self._later(fresh)
             )
         for request, tokens, token in zip(fresh, kept, first, strict=True):
-            new = not self.answers[request]
+            new = not self.answers[request] or request in self._resumed
+            self._resumed.discard(request)
             self.answers[request] = [*tokens, token]
             if new and self._on_token is not None:
                 self._on_token(request, token)

@@ -106,12 +106,19 @@ class ServerClient:
         return response.text if response.status_code == 200 else None
 
     async def reachable(self) -> bool:
-        """Return whether the server answers at all, other than with an error of its own."""
-        try:
-            response = await self._http.get(self.url + "/v1/models", timeout=10.0)
-        except httpx2.HTTPError:
-            return False
-        return response.status_code < 500
+        """
+        Return whether the server answers at all, other than with an error of its own.
+
+        Offline, ``transformers serve`` fails to list its models, and completes requests all the same.
+        """
+        for path in ("/v1/models", "/health"):
+            try:
+                response = await self._http.get(self.url + path, timeout=10.0)
+            except httpx2.HTTPError:
+                return False
+            if response.status_code < 500:
+                return True
+        return False
 
     async def send(self, request: ServerRequest) -> Reply:
         """Return what comes of one attempt at a request; errors of the way there are replies, too."""

@@ -34,6 +34,8 @@ class Edit:
         Tokens not to be chosen before ``min_tokens``.
     bad_words
         Sequences not to be completed.
+    begun
+        Tokens that its completion has already.
     """
 
     sampling: Sampling
@@ -41,6 +43,7 @@ class Edit:
     most_tokens: int
     ends: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    begun: tuple[int, ...] = ()
 
     @property
     def looks_back(self) -> bool:
@@ -180,7 +183,9 @@ class _Tables:
         history = None
         if any(one.looks_back for one in asked):
             history = table(
-                [one.prompt + (0,) * (one.most_tokens + 1) for one in asked], 0, torch.int64
+                [one.prompt + one.begun + (0,) * (one.most_tokens + 1 - len(one.begun)) for one in asked],
+                0,
+                torch.int64,
             ).contiguous()
         return cls(
             torch.tensor(streams, device=device),

@@ -173,9 +173,9 @@ class Recorder:
         total = scores.logsumexp(dim=-1, keepdim=True)
         return scores, lambda some: some - total
 
-    def read(self, stream: int, tokens: int) -> tuple[TokenLogprob, ...]:
+    def read(self, stream: int, tokens: int, first: int = 0) -> tuple[TokenLogprob, ...]:
         """
-        Return what is kept of each token of a finished completion, and forget it.
+        Return what is kept of each token of a completion, and forget it.
 
         Parameters
         ----------
@@ -183,6 +183,8 @@ class Recorder:
             The request's.
         tokens
             Tokens of its completion.
+        first
+            Those before were chosen elsewhere.
 
         Raises
         ------
@@ -190,8 +192,8 @@ class Recorder:
             If fewer tokens were chosen for it.
         """
         self._read_back()
-        of_request = self._read.pop(stream)
-        return tuple(of_request[index] for index in range(tokens))
+        of_request = self._read.pop(stream) if tokens > first else {}
+        return tuple(of_request[index] for index in range(first, tokens))
 
     def _read_back(self) -> None:
         import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ...data.readers.sampling import Sampling
@@ -22,6 +23,7 @@ def rules_of(
     eos: Collection[int],
     *,
     pinned: bool = False,
+    begun: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> TokenRule:
     """
     Return how tokens are chosen for each request, and when its completion ends.
@@ -38,6 +40,8 @@ def rules_of(
         The model's end tokens.
     pinned
         Whether lengths are given, so that nothing else ends a completion.
+    begun
+        Tokens that completions have already, by the id of their requests.
     """
     samplers: dict[str, Sampler] = {}
     known: dict[Sampler, Sampler] = {}
@@ -49,7 +53,7 @@ def rules_of(
         endings[name] = Ending() if pinned else Ending.of(sampling, eos)
         if sampling.edits_logits:
             words = tuple(word for text in sampling.bad_words for word in word_tokens(text, tokenizer))
-            edit = Edit(sampling, tuple(prompt), int(most), endings[name].tokens, words)
+            edit = Edit(sampling, tuple(prompt), int(most), endings[name].tokens, words, begun.get(name, ()))
             edits[own.stream(name)] = edit
     told = {samplers[name].stream(name): one for name, one in asked.items() if one.logprobs is not None}
     plain = {Ending() if pinned else Ending(frozenset(eos))}
