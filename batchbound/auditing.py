@@ -13,6 +13,7 @@ from .data.costs.communication import with_all_reduce
 from .data.costs.cost import FloatArray
 from .data.costs.link import DEVICE_LINKS, LINKS
 from .data.files.disk import InputError, read_text
+from .data.files.kinds import refuse_other_kinds
 from .data.iterations import EngineLimits, Sequences
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
 from .data.readers.measured_run import MeasuredRun, read_vllm_run
@@ -87,6 +88,14 @@ class _Asked:
     kv_tokens: int | None
     block_tokens: int | None
 
+    def limits(self, sequences: int, batched: int, kv_tokens: int | None, block: int) -> EngineLimits:
+        """Return the server's limits, those that no server has as an error of the input."""
+        try:
+            return EngineLimits(sequences, batched, kv_tokens, block)
+        except ValueError as error:
+            hint = "Correct --kv-tokens or --block-tokens."
+            raise InputError(str(error), file=self.path, hint=hint) from None
+
 
 def audit(
     run: str | os.PathLike[str],
@@ -121,6 +130,7 @@ def audit(
         If the run cannot be read, or something is said that has no effect on a run of its kind.
     """
     path = Path(run)
+    refuse_other_kinds(path, "no run of a server", {"batchbound_server_run"})
     asked = _Asked(path, slots, batched_tokens, kv_tokens, block_tokens)
     if path.is_dir():
         if iterations is not None:
@@ -145,11 +155,11 @@ def _server_run(asked: _Asked) -> Audit:
     count = len(ran.servers)
     room = [server.kv_tokens for server in ran.servers if server.kv_tokens is not None]
     blocks = {server.block_tokens for server in ran.servers} - {None}
-    limits = EngineLimits(
-        sequences=(asked.slots or ran.slots) * count,
-        batched_tokens=(asked.batched_tokens or _BUDGET) * count,
-        kv_tokens=asked.kv_tokens or (sum(room) if len(room) == count else None),
-        block_tokens=asked.block_tokens or (next(iter(blocks)) or 16 if len(blocks) == 1 else 1),
+    limits = asked.limits(
+        (asked.slots or ran.slots) * count,
+        (asked.batched_tokens or _BUDGET) * count,
+        asked.kv_tokens or (sum(room) if len(room) == count else None),
+        asked.block_tokens or (next(iter(blocks)) or 16 if len(blocks) == 1 else 1),
     )
     try:
         found = audit_iterations(ran, limits, budget_known=asked.batched_tokens is not None)
@@ -277,7 +287,7 @@ def _lengths(asked: _Asked) -> Audit:
     work = read_lengths(asked.path)
     if asked.slots is None:
         raise InputError("a table of lengths does not say the slots", file=asked.path, hint="Say --slots.")
-    limits = EngineLimits(
+    limits = asked.limits(
         asked.slots, asked.batched_tokens or _BUDGET, asked.kv_tokens, asked.block_tokens or 16
     )
     sequences = Sequences(work.input_tokens, work.output_tokens)
@@ -292,7 +302,7 @@ def _lengths(asked: _Asked) -> Audit:
 
 def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:
     ran = read_vllm_run(asked.path)
-    limits = EngineLimits(
+    limits = asked.limits(
         asked.slots or ran.sequences,
         asked.batched_tokens or ran.batched_tokens,
         asked.kv_tokens or ran.kv_capacity,

@@ -294,7 +294,12 @@ def roofline_profiles(
         Between them; by default the device's usual one.
     """
     path = Path(config)
-    shape = ModelShape.from_config(read_json_object(path), path.stem)
+    try:
+        shape = ModelShape.from_config(read_json_object(path), path.stem)
+    except InputError as error:
+        if error.file is not None:
+            raise
+        raise InputError(str(error).removeprefix("config, ").removeprefix("config: "), file=path) from None
     degrees = [degree for degree in (1, 2, 4, 8) if degree <= devices]
     return [roofline_profile(shape, device, degree, link) for degree in degrees]
 

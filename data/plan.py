@@ -16,6 +16,7 @@ from .configuration import PlannedConfiguration
 from .costs.cost import CostModel
 from .expectation import Expectation
 from .files.disk import InputError, read_json_object, write_json
+from .files.kinds import refuse_other_kinds
 from .files.record import plain, record, refuse_unknown
 from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem
@@ -244,6 +245,7 @@ class Plan:
         InputError
             If the file is not a plan, or its schedule breaks a rule of its problem.
         """
+        refuse_other_kinds(path, "no plan", {"batchbound_plan", "batchbound_fleet_plan"})
         if holds_requests(path):
             hint = f"Make a plan of it: batchbound plan {os.fspath(path)}."
             raise InputError("holds requests, it is no plan", file=path, hint=hint)

@@ -23,6 +23,7 @@ from ..data.prompts.columns import PromptColumns
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
 from ..data.workload import LONGEST, Workload
+from .output import note
 
 DEFAULT_SLOTS = 32
 
@@ -168,6 +169,8 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         longest=args.longest_completion,
         columns=columns_of(args),
     )
+    if job.records and tokenizer == "bytes" and args.tokenizer is None:
+        note("no --model: prompts are counted in bytes")
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
     workload = job.workload if keep_arrivals else job.workload.without_arrivals()

@@ -29,7 +29,10 @@ class Parser(argparse.ArgumentParser):
             message = f"{what}: there is no {choice[2]!r}{_proposed(choice[2], known) or _listed(known)}"
         message = re.sub(r"^argument (\S+): ", r"\1: ", message)
         message = message.replace("expected one argument", "a value is missing after it")
-        message = re.sub(r"^the following arguments are required: ", "missing: ", message)
+        message = re.sub(r"invalid float value: ('.*')", r"\1 is not a number", message)
+        needed = message.removeprefix("the following arguments are required: ")
+        if needed != message:
+            message = f"missing: {', '.join(dict.fromkeys(needed.split(', ')))}"
         self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
     def parse_args(  # type: ignore[override]
@@ -61,8 +64,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _proposed(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    names = list(known)
+    begun = [name for name in names if len(word) > 2 and name.startswith(word)]
+    near = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.66)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _listed(known: Sequence[str]) -> str:

@@ -232,6 +232,8 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
 
 
 def _read_replicas(spec: str, one: Replica) -> list[Replica]:
+    if re.fullmatch(r"-?0*", spec):
+        raise InputError(f"{spec} replicas serve nothing", where="--replicas", hint=_MEND)
     if not Path(spec).is_file():
         raise InputError(f"{spec!r} is neither a number of replicas nor a file", hint=_MEND)
     entries = read_json_object(spec).get("replicas")

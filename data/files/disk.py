@@ -204,6 +204,8 @@ def write_json(path: str | os.PathLike[str], value: object, *, indent: int | Non
 
 def _why_not_json(text: str) -> tuple[str, str]:
     """Return what is wrong with a text that is not JSON, and the line if it is known."""
+    if not text.strip():
+        return "the file is empty", ""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:

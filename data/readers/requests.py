@@ -13,6 +13,7 @@ import numpy as np
 from ..costs.cost import IntArray
 from ..files.disk import InputError
 from ..files.jsonl import file_digest
+from ..files.kinds import refuse_other_kinds
 from ..prompts.columns import PromptColumns, asking_for_prompts
 from ..prompts.table import prompts_digest
 from ..workload import Workload, WorkloadError
@@ -89,6 +90,7 @@ def read_workload(
         If there is no such file or generator, or what it holds cannot be planned.
     """
     name = os.fspath(spec)
+    refuse_other_kinds(name, "no requests")
     if columns is not None:
         return _read_prompts(name, lengths, longest, count_tokens, columns)
     drawn = _drawn(name)

@@ -15,9 +15,14 @@ from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.plan import make_plan
-from batchbound.solvers import Limits, solve
+from batchbound.solvers import Limits, formulated, solve
+from batchbound.solvers.backends.linear import LinearResult
+from batchbound.solvers.bounds.proven_bound import proven_bound
+from batchbound.solvers.result import Status, StoppedBy
 
 
 def job(count: int, slots: int, first: bool = False) -> Problem:
@@ -97,3 +102,14 @@ def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
     share, left = asked
     assert share == pytest.approx(3.0)
     assert 0.0 < left <= 10.0 - 0.05
+
+
+def test_a_poor_solution_of_a_backend_loses_the_rounds_in_which_nothing_decodes() -> None:
+    problem = Problem(Workload.from_lengths([5, 5], [3, 2]), CostModel.paper(), slots=2)
+    idle = Schedule(np.array([0, 1]), np.array([0, 1]), np.array([9, 9]))
+    assert idle.check(problem) is not None
+    found = LinearResult(Status.FEASIBLE, StoppedBy.TIME, None, None, None, 0.0, "highs", "1")
+    judged = formulated._judged(problem, proven_bound(problem), "highs", found, idle, 0.0)
+    assert judged.schedule is not None
+    assert judged.schedule.check(problem) is None
+    assert judged.schedule.rounds.sum() == problem.rounds.sum()

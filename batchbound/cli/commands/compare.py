@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = next((name for name in solvers if name not in known_solvers()), None)
     if unknown is not None:
         near = get_close_matches(unknown, known_solvers(), n=1)
-        hint = f"{f'Did you mean {near[0]}? ' if near else ''}There are {', '.join(known_solvers())}."
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known_solvers())}."
         raise InputError(f"there is no solver {unknown!r}", where="solvers", hint=hint)
     instances = {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
     limit = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit

@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         model = MODELS[args.formulation](problem)
     except UnsupportedProblemError as error:
-        raise InputError(str(error), where=f"--formulation {args.formulation}") from None
+        hint = "Export fewer requests or slots, or another formulation."
+        raise InputError(str(error), where=f"--formulation {args.formulation}", hint=hint) from None
     write_mps(model, args.output)
     rows, columns = model.matrix.shape
     whole, unit = int(model.integer.sum()), "decode steps" if args.formulation == "packing" else "seconds"

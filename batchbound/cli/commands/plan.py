@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if inputs.job.workload.arrival.any():
         note("arrival times are left aside: a plan has every request at the start")
     if args.tokenizer is None and args.model is None and inputs.job.records:
-        note("no --model: prompts are counted in bytes, and the plan runs only with --tokenizer bytes")
+        note("the plan runs only with --tokenizer bytes")
     limits = _limits(args)
     if args.sweep is not None:
         return _sweep(args, inputs, limits)

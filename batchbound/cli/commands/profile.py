@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     for option in ("pinned", "extend", "encode_device"):
         if getattr(args, option) and not args.layers:
             named = option.replace("_", "-")
-            raise InputError(f"--{named} says nothing without --layers", hint="Leave it out.")
+            raise InputError(f"--{named} has no effect without --layers", hint="Leave it out.")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"

@@ -173,6 +173,12 @@ def _say_extrapolated(found: ConfigurationSearch) -> None:
 def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
     """Return the profiles that the options name; none where the cost model is searched as a whole."""
     profiles: list[LayerProfile] = []
+    for name, option in (("--roofline", args.roofline), ("--device-rates", args.device_rates)):
+        if args.profile and option:
+            raise InputError("has no effect beside --profile", where=name, hint="Leave one out.")
+    if args.model_config and not (args.roofline or args.device_rates):
+        hint = "Name a device with --roofline or --device-rates, or leave it out."
+        raise InputError("has no effect alone", where="--model-config", hint=hint)
     if args.profile:
         profiles = [read_profile(path) for path in args.profile]
     elif args.roofline and args.device_rates:

@@ -12,6 +12,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.costs.iteration_cost import read_distserve_cost
 from ...data.files.disk import InputError
+from ...data.files.kinds import refuse_other_kinds
 from ...data.readers.requests import read_workload
 from ...data.readers.tables import is_table
 from ...data.workload import LONGEST, Workload
@@ -113,6 +114,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate or serve, and print the figures."""
     _refuse_unused(args)
+    refuse_other_kinds(args.workload, "no requests")
     if Path(args.workload).is_file() and not is_table(args.workload):
         hint = "Give a table of lengths, or a generator; `run --policy` serves prompts."
         raise InputError("holds prompts, not lengths", file=args.workload, hint=hint)

@@ -43,8 +43,12 @@ def run(args: argparse.Namespace) -> int:
         if args.profile is None:
             hint = "Say --profile with the layer profile of the run's device."
             raise InputError("the run is a vLLM run and needs a layer profile", file=args.run_path, hint=hint)
+        if args.cost is not None:
+            raise InputError("is for a trace, this is a vLLM run", where="--cost", hint="Leave it out.")
         validation, warnings = _replayed(args)
     else:
+        if args.profile is not None:
+            raise InputError("is for a vLLM run, this is a trace", where="--profile", hint="Leave it out.")
         trace = Trace.load(args.run_path)
         if args.cost is None:
             hint = "Say --cost with a file of `batchbound profile`."

@@ -1,0 +1,53 @@
+"""Which of our own files a file is, so that one in another's place can be named."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from .disk import InputError
+
+KINDS = {
+    "batchbound_plan": "a plan",
+    "batchbound_fleet_plan": "a plan",
+    "batchbound_trace": "the trace of a run",
+    "batchbound_server_run": "the trace of a run on a server",
+    "batchbound_report": "a report",
+    "batchbound_cost": "a cost model",
+    "batchbound_layer_profile": "a layer profile",
+}
+"""What a file is whose first field has this name."""
+
+_HINTS = {
+    "batchbound_plan": "Give the file of requests that it was made of.",
+    "batchbound_fleet_plan": "Give the file of requests that it was made of.",
+    "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",
+    "batchbound_server_run": "`batchbound audit` reads it.",
+    "batchbound_cost": "Name it with --cost.",
+    "batchbound_layer_profile": "Name it with --profile.",
+}
+
+
+def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collection[str] = ()) -> None:
+    """
+    Raise InputError if a file is one of ours, of a kind that is not taken here.
+
+    Parameters
+    ----------
+    path
+        The file; one that is not there or is a folder is left to its reader.
+    wanted
+        What it should have been, as the error says: ``no plan``.
+    taken
+        Names in :data:`KINDS` that may stand here.
+    """
+    if not Path(path).is_file():
+        return
+    with open(path, "rb") as stream:
+        found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', stream.read(200))
+    name = found[1].decode() if found else ""
+    if name in KINDS and name not in taken:
+        hint = _HINTS.get(name, "Give another file.")
+        raise InputError(f"is {KINDS[name]}, {wanted}", file=path, hint=hint)
