@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..data.costs.cost import IntArray
 from ..data.problem import Problem
 from ..models.bounds.partition_heuristics import longest_processing_time
@@ -19,14 +17,7 @@ from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.preemption import PriorityPreemption
 from .queues.prefill_rules import Lagrangian, PrefillFirst, PrefillRule, SkiRental, Threshold
 from .queues.queue_policy import Queue, QueuePolicy
-from .rollouts.queues import (
-    GroupQueue,
-    Ranking,
-    expected_length,
-    group_numbers,
-    longest_seen,
-    moving_average,
-)
+from .rollouts.hidden import hidden_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +50,6 @@ def _arrival(problem: Problem, _: IntArray) -> Queue:
 
 def _longest(problem: Problem, _: IntArray) -> Queue:
     return Ordered(longest_first(problem))
-
-
-def _groups(ranking: Ranking, scouts: int) -> Callable[[Problem, IntArray], Queue]:
-    def queue(problem: Problem, _: IntArray) -> Queue:
-        numbers, _groups = group_numbers(problem)
-        if int(np.bincount(numbers).max()) <= scouts:
-            # All requests are scouts, which come by arrival.
-            return Ordered(arrival_order(problem))
-        return GroupQueue(problem, ranking, scouts=scouts)
-
-    return queue
 
 
 def _policy(
@@ -116,12 +96,17 @@ POLICIES: Mapping[str, Entry] = {
         _policy(SortingPreemptive, lambda: Lagrangian("token")),
         _packed,
     ),
+    "learned": Entry(
+        "lengths unknown: by arrival, and the last by what their groups have shown, as far as groups"
+        " are seen to differ in length, by the ski-rental rule",
+        lambda problem, _: hidden_policy("learned", problem),
+    ),
     "lpt": Entry("longest first, prefill first", _policy(_longest, PrefillFirst)),
     "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _policy(_longest, SkiRental)),
     "moving-average": Entry(
         "lengths unknown: three requests of each group, then the longest group by its moving average, by the"
         " ski-rental rule (vllm-ascend)",
-        _policy(_groups(moving_average, scouts=3), SkiRental, "present"),
+        lambda problem, _: hidden_policy("moving-average", problem),
     ),
     "priority": Entry(
         "most urgent first, preempting what is less urgent (BATON)",
@@ -129,12 +114,12 @@ POLICIES: Mapping[str, Entry] = {
     ),
     "scouts": Entry(
         "lengths unknown: one request of each group, then the longest group, by the ski-rental rule (Seer)",
-        _policy(_groups(longest_seen, scouts=1), SkiRental, "present"),
+        lambda problem, _: hidden_policy("scouts", problem),
     ),
     "survival": Entry(
         "lengths unknown: two requests of each group, then the longest expected, by the ski-rental rule;"
         " by arrival where the groups do not differ",
-        _policy(_groups(expected_length, scouts=2), SkiRental, "present"),
+        lambda problem, _: hidden_policy("survival", problem),
     ),
     "threshold": Entry(
         "longest first, prefill when a tenth of the slots is free",

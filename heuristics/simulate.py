@@ -17,7 +17,13 @@ from .registry import policy_named
 from .simulator import Simulator
 
 
-def simulate(problem: Problem, policy: Policy | str, output_tokens: IntArray | None = None) -> Trace:
+def simulate(
+    problem: Problem,
+    policy: Policy | str,
+    output_tokens: IntArray | None = None,
+    *,
+    swap: float | None = None,
+) -> Trace:
     """
     Return the trace of a job served in simulated time.
 
@@ -29,6 +35,8 @@ def simulate(problem: Problem, policy: Policy | str, output_tokens: IntArray | N
         A fresh policy, or the name of a built-in one.
     output_tokens
         The true length of each completion (tokens, shape (requests,)); the problem's own by default.
+    swap
+        Seconds a token of KV cache takes to the host or back; None to prefill again what is evicted.
 
     Raises
     ------
@@ -39,7 +47,7 @@ def simulate(problem: Problem, policy: Policy | str, output_tokens: IntArray | N
     """
     if isinstance(policy, str):
         policy = policy_named(policy, problem)
-    return execute(problem, policy, Simulator(problem, output_tokens))
+    return execute(problem, policy, Simulator(problem, output_tokens, swap=swap))
 
 
 def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike) -> tuple[Problem, Schedule]:

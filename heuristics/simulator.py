@@ -54,12 +54,20 @@ class Simulator:
         The true length of each completion (tokens, shape (requests,)); the problem's own by default.
     progress
         How far the requests have come, changed as they go on; by default, nothing has begun.
+    swap
+        Seconds a token that keys and values take to the host, and as many back: everything else waits
+        meanwhile. None for a device without a host: what is evicted is prefilled again.
     """
 
     def __init__(
-        self, problem: Problem, output_tokens: IntArray | None = None, *, progress: Progress | None = None
+        self,
+        problem: Problem,
+        output_tokens: IntArray | None = None,
+        *,
+        progress: Progress | None = None,
+        swap: float | None = None,
     ) -> None:
-        self._cost = problem.cost
+        self._cost, self._swap = problem.cost, swap
         progress = Progress.none(problem, output_tokens) if progress is None else progress
         self._decoded, self._held, self._left = progress.decoded, progress.held, progress.left
         self._prompt, self._cache = problem.prompt_tokens, PrefixCache(problem)
@@ -73,14 +81,17 @@ class Simulator:
         return self._time
 
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
-        """Prefill requests together; an evicted one again, on its own, with the tokens it had."""
+        """Prefill requests together; an evicted one again, with the tokens it had, or its KV cache moved."""
         chosen, taken = np.asarray(requests, dtype=np.int64), np.asarray(slots, dtype=np.int64)
         self._slot_request[taken] = chosen
         begun = self._begun[chosen] | (self._decoded[chosen] > 0)
         again, tokens = chosen[begun], self._cache.begin(chosen[~begun])
-        tokens += int((self._prompt[again] + self._decoded[again]).sum())
+        held = int((self._prompt[again] + self._decoded[again]).sum())
+        tokens += held if self._swap is None else 0
+        seconds = self._cost.prefill_seconds(tokens) if tokens else 0.0
+        seconds += 0.0 if self._swap is None else self._swap * held
         self._begun[chosen] = True
-        stage = self._advance("prefill", self._cost.prefill_seconds(tokens), 0, len(chosen), tokens, tokens)
+        stage = self._advance("prefill", seconds, 0, len(chosen), tokens, tokens)
         return stage, self._release(chosen, taken)
 
     def decode(self, rounds: int, until: float) -> tuple[Stage, list[int]]:
@@ -101,8 +112,11 @@ class Simulator:
         return stage, self._release(running, occupied)
 
     def evict(self, requests: Sequence[int]) -> None:
-        """Free the requests' slots."""
+        """Free the requests' slots, once their KV cache is on the host."""
         self._slot_request[np.isin(self._slot_request, requests)] = FREE
+        if self._swap is not None:
+            chosen = np.asarray(requests, dtype=np.int64)
+            self._time += self._swap * int((self._prompt[chosen] + self._decoded[chosen]).sum())
 
     def wait(self, until: float) -> None:
         """Set the clock forward to ``until``."""

@@ -36,6 +36,19 @@ class Queue(Protocol):
         ...
 
 
+class QueuedPolicy(Protocol):
+    """A policy whose queue can be told of requests that others put back."""
+
+    @property
+    def queue(self) -> Queue:
+        """The queue it serves."""
+        ...
+
+    def __call__(self, state: State) -> Step:
+        """Return what to do next."""
+        ...
+
+
 class QueuePolicy:
     """
     Serves a queue on free slots whenever a prefill rule says so, within the limits.

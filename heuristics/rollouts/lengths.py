@@ -18,6 +18,9 @@ SHARES = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9,
 EFFECTS = np.linspace(-3.5, 3.5, 41)
 """Group effects weighed against each other, in standard deviations; normal before anything is seen."""
 
+TRUSTS = np.array([0.0, 0.3, 0.5, 0.7, 0.85, 0.95])
+"""Correlations of a group's effect with what was predicted of it, weighed against each other."""
+
 FAR = 9.0
 """Standard deviations beyond which a normal variable does not lie."""
 
@@ -28,7 +31,7 @@ LEAST = 1e-300
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
     """
-    What has been seen of requests that have started: first those that ended, in the order they did.
+    What has been seen of requests that have started.
 
     Parameters
     ----------
@@ -46,6 +49,31 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """
+    What is known of lengths before a job runs, none of it a length of the job.
+
+    Parameters
+    ----------
+    longest
+        Decode steps after which every completion is cut; None for no limit.
+    past
+        Completions of earlier steps with their groups, which are none of this job's; None for none.
+    score
+        What is predicted of each group, by the lengths that other models or earlier epochs gave its prompt:
+        any number that grows with the length, not a number where nothing is predicted, shape (groups,).
+        Only the order of the scores counts. None for no predictions.
+    """
+
+    longest: int | None = None
+    past: Observed | None = None
+    score: FloatArray | None = None
+
+
+NOTHING = Known()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LengthModel:
     r"""
     Lengths whose normal scores are the sum of a group's effect and of the request's own.
@@ -53,59 +81,63 @@ class LengthModel:
     The score of a length is :math:`z = \Phi^{-1}(F(\text{length}))` with the pooled distribution ``F`` by
     Kaplan and Meier (1958), which allows for requests that still run. Then
     :math:`z_{ij} = \sqrt{\rho}\, g_i + \sqrt{1-\rho}\, e_{ij}` with independent standard normal parts, a
-    Gaussian copula; :math:`\rho` is the intraclass correlation. Its posterior and that of each effect are
-    summed over grids (:data:`SHARES`, :data:`EFFECTS`), so that an order of groups is worth no more than what
-    the data say of :math:`\rho`. Lengths that many share, as those cut at a cap, are one atom of ``F``.
+    Gaussian copula; :math:`\rho` is the intraclass correlation. Where something was predicted of a group,
+    :math:`g_i = c\, h_i + \sqrt{1-c^2}\, u_i` with the normal score :math:`h_i` of the prediction. The
+    posterior of :math:`\rho`, :math:`c` and each effect is summed over grids (:data:`SHARES`,
+    :data:`TRUSTS`, :data:`EFFECTS`), so that an order of groups is worth no more than what the data say.
+    Lengths that many share, as those cut at a cap, are one atom of ``F``.
 
     Parameters
     ----------
     lengths
         The atoms' lengths (decode steps, ascending), shape (atoms,).
     mass
-        Probability of each atom by share of variance and group effect, shape (shares, effects, atoms).
+        Probability of each atom for a request of each group that has yet to start, shape (groups, atoms).
     share_weight
         Posterior probability of each of :data:`SHARES`, shape (shares,).
-    effect_weight
-        Posterior probability of each effect, shape (groups, shares, effects).
+    predicted_share
+        Posterior mean of the share of the scores' variance that predictions explain; 0 without any.
     """
 
     lengths: FloatArray
     mass: FloatArray
     share_weight: FloatArray
-    effect_weight: FloatArray
+    predicted_share: float
 
     @classmethod
-    def learnt(cls, observed: Observed, groups: int) -> LengthModel:
+    def learnt(cls, observed: Observed, groups: int, known: Known = NOTHING) -> LengthModel:
         """
         Return the model after what was observed.
 
         Parameters
         ----------
         observed
-            Requests that have started, of which at least one has ended.
+            Requests that have started, of which at least one has ended, or of earlier steps has.
         groups
             How many groups there are, seen or not.
+        known
+            What was known before.
 
         Raises
         ------
         ValueError
             If nothing has ended: no length is known.
         """
-        if not observed.ended.any():
+        seen = observed if known.past is None else _joined(observed, known.past, groups)
+        if not seen.ended.any():
             raise ValueError("no request has ended, so that nothing is known of lengths")
-        lengths, tops, survival = _pooled(observed)
-        mass = _mass(survival)
-        log = _log_likelihood(observed, tops, mass)
-        per_group = np.zeros((groups, *mass.shape[:2]))
-        np.add.at(per_group, observed.group, log)
-        prior = np.exp(-(EFFECTS**2) / 2)
-        scores = per_group + np.log(prior / prior.sum())
-        peak = scores.max(axis=2, keepdims=True)
-        weight = np.exp(scores - peak)
-        total = weight.sum(axis=2, keepdims=True)
-        evidence = (np.log(total) + peak)[:, :, 0].sum(axis=0)
-        share_weight = np.exp(evidence - evidence.max())
-        return cls(lengths, mass, share_weight / share_weight.sum(), weight / total)
+        lengths, tops, survival = _pooled(seen, known.longest)
+        table = _mass(survival)
+        every = groups if known.past is None else int(max(seen.group.max() + 1, groups))
+        log = _log_likelihood(seen, tops, table, every)
+        score = np.full(every, np.nan)
+        if known.score is not None:
+            score[:groups] = _normal_scores(known.score)
+        trusts = np.zeros(1) if np.isnan(score).all() else TRUSTS
+        weight, joint = _posterior(log, score, trusts)
+        by_effect = weight[:groups].reshape(groups, -1)
+        mass: FloatArray = by_effect @ table.reshape(-1, table.shape[2])
+        return cls(lengths, mass, joint.sum(axis=0), float((trusts**2) @ joint @ SHARES))
 
     @property
     def share(self) -> float:
@@ -118,9 +150,7 @@ class LengthModel:
 
     def expected(self, group: IntArray) -> FloatArray:
         """Return the expected length (decode steps) of requests of these groups yet to start, same shape."""
-        mean = self.mass @ self.lengths
-        weight = self.effect_weight * self.share_weight[:, None]
-        found: FloatArray = (weight * mean).sum(axis=(1, 2))[group]
+        found: FloatArray = (self.mass @ self.lengths)[group]
         return found
 
     def remaining(self, group: IntArray, tokens: IntArray) -> FloatArray:
@@ -134,22 +164,31 @@ class LengthModel:
         tokens
             Decode steps each has had. A request that outlived every length seen has at least one left.
         """
-        weight = self.effect_weight * self.share_weight[:, None]
-        by_atom = np.einsum("gsn,sna->ga", weight, self.mass)[group]
         later = self.lengths > np.asarray(tokens)[:, None]
-        by_atom = np.where(later, by_atom, 0.0)
+        by_atom = np.where(later, self.mass[group], 0.0)
         total = by_atom.sum(axis=1)
         left = by_atom @ self.lengths / np.maximum(total, LEAST) - tokens
         found: FloatArray = np.where(total > LEAST, np.maximum(left, 1.0), 1.0)
         return found
 
 
-def _pooled(observed: Observed) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
+    """Return what was seen in this job and before, the groups of before after this job's."""
+    _, number = np.unique(past.group, return_inverse=True)
+    return Observed(
+        np.concatenate((observed.group, number + groups)),
+        np.concatenate((observed.tokens, past.tokens)),
+        np.concatenate((observed.ended, past.ended)),
+    )
+
+
+def _pooled(observed: Observed, longest: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
     """
     Return the pooled distribution: mean length of each atom, its longest, and survival from its start on.
 
     The last atom stands for what is longer than all that ended, as far as some still run: as if they ended
-    at the rate of the whole job (the exponential distribution's estimate, tokens over ends).
+    at the rate of the whole job (the exponential distribution's estimate, tokens over ends), and no later
+    than the cap.
     """
     ended = np.sort(observed.tokens[observed.ended])
     values, ends = np.unique(ended, return_counts=True)
@@ -165,6 +204,8 @@ def _pooled(observed: Observed) -> tuple[FloatArray, FloatArray, FloatArray]:
     tops = values[last].astype(np.float64)
     if survival[-1] > 0:
         beyond = float(observed.tokens.max()) + observed.tokens.sum() / len(ended)
+        if longest is not None:
+            beyond = max(min(beyond, float(longest)), float(values[-1]) + 1.0)
         lengths, tops = np.append(lengths, beyond), np.append(tops, np.inf)
         survival = np.append(survival, 0.0)
     return lengths, tops, survival
@@ -181,13 +222,64 @@ def _mass(survival: FloatArray) -> FloatArray:
     return np.diff(below, axis=2)
 
 
-def _log_likelihood(observed: Observed, tops: FloatArray, mass: FloatArray) -> FloatArray:
-    """Return the logarithm of each observation's probability, shape (started, shares, effects)."""
-    atom = np.searchsorted(tops, observed.tokens, side="left")
+def _log_likelihood(observed: Observed, tops: FloatArray, mass: FloatArray, groups: int) -> FloatArray:
+    """Return the logarithm of the probability of what each group showed, shape (groups, shares, effects)."""
+    atoms = mass.shape[2]
+    # What ended is within an atom; of what still runs only that it reached one is known.
+    atom = np.minimum(np.searchsorted(tops, observed.tokens, side="left"), atoms - 1)
     longer = mass[..., ::-1].cumsum(axis=2)[..., ::-1]
-    ended = np.log(np.maximum(mass, LEAST))
-    running = np.log(np.maximum(longer, LEAST))
-    found: FloatArray = np.where(
-        observed.ended[:, None, None], *(np.moveaxis(table, 2, 0)[atom] for table in (ended, running))
-    )
+    found = np.zeros((groups, SHARES.size * EFFECTS.size))
+    for seen, table in ((observed.ended, mass), (~observed.ended, longer)):
+        cell = observed.group[seen] * atoms + atom[seen]
+        count = np.bincount(cell, minlength=groups * atoms).reshape(groups, atoms)
+        some = count.any(axis=1)
+        found[some] += count[some] @ np.log(np.maximum(table, LEAST)).reshape(-1, atoms).T
+    return found.reshape(groups, SHARES.size, EFFECTS.size)
+
+
+def _posterior(log: FloatArray, score: FloatArray, trusts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """
+    Return the probability of each share and effect by group, and of each trust and share.
+
+    Parameters
+    ----------
+    log
+        Logarithm of the likelihood, shape (groups, shares, effects).
+    score
+        Normal score of the prediction of each group, not a number where there is none, shape (groups,).
+    trusts
+        Correlations of effects with predictions that are weighed.
+
+    Returns
+    -------
+    tuple of arrays
+        Shapes (groups, shares, effects) and (trusts, shares).
+    """
+    told = ~np.isnan(score)
+    peak = log.max(axis=2, keepdims=True)
+    likelihood = np.exp(log - peak)
+    weights, evidence = [], []
+    for trust in trusts:
+        mean = np.where(told, trust * np.nan_to_num(score), 0.0)[:, None]
+        width = np.where(told, np.sqrt(1.0 - trust**2), 1.0)[:, None]
+        prior = np.exp(-(((EFFECTS - mean) / width) ** 2) / 2)
+        weight = likelihood * (prior / prior.sum(axis=1, keepdims=True))[:, None, :]
+        total = np.maximum(weight.sum(axis=2, keepdims=True), LEAST)
+        weights.append(weight / total)
+        evidence.append((np.log(total) + peak)[:, :, 0].sum(axis=0))
+    joint = np.array(evidence)
+    joint = np.exp(joint - joint.max())
+    joint /= joint.sum()
+    found = sum(weight * each[:, None] for weight, each in zip(weights, joint, strict=True))
+    return np.asarray(found), joint
+
+
+def _normal_scores(values: FloatArray) -> FloatArray:
+    """Return the normal scores of numbers by their ranks, equals alike; what is none stays none."""
+    from scipy.special import ndtri
+    from scipy.stats import rankdata
+
+    found = np.full(len(values), np.nan)
+    told = ~np.isnan(values)
+    found[told] = ndtri((rankdata(values[told]) - 0.5) / max(1, int(told.sum())))
     return found

@@ -73,7 +73,8 @@ class GroupQueue:
             self._score = self._ranking(observed, self._groups)
         group = self._group[waiting]
         # What was put back has begun, and goes before all others.
-        first = self._started[waiting] | (self._place_in_group(group, observed) < self._scouts)
+        seen = np.bincount(observed.group, minlength=self._groups)
+        first = self._started[waiting] | (place_in_group(group) + seen[group] < self._scouts)
         order = np.lexsort((np.where(first, 0.0, -self._score[group]), ~first))
         requests: list[int] = waiting[order][: len(free)].tolist()
         return requests, free[: len(requests)].tolist()
@@ -97,16 +98,6 @@ class GroupQueue:
         ended = np.arange(len(begun)) < len(self._ended)
         return Observed(self._group[begun], state.decoded[begun], ended), len(self._ended) > known
 
-    def _place_in_group(self, group: IntArray, observed: Observed) -> IntArray:
-        """Return the place of each waiting request among its group's, those that started counted."""
-        order = np.argsort(group, kind="stable")
-        ordered = group[order]
-        first = np.searchsorted(ordered, ordered, side="left")
-        place = np.empty(len(group), dtype=np.int64)
-        place[order] = np.arange(len(group)) - first
-        found: IntArray = place + np.bincount(observed.group, minlength=self._groups)[group]
-        return found
-
 
 def group_numbers(problem: Problem) -> tuple[IntArray, int]:
     """Return the group of each request, counted from zero, shape (requests,), and how many there are."""
@@ -115,6 +106,15 @@ def group_numbers(problem: Problem) -> tuple[IntArray, int]:
     group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
     names, number = np.unique(group, return_inverse=True)
     return number.astype(np.int64), len(names)
+
+
+def place_in_group(group: IntArray) -> IntArray:
+    """Return how many of the same group stand before each, same shape."""
+    order = np.argsort(group, kind="stable")
+    ordered = group[order]
+    place = np.empty(len(group), dtype=np.int64)
+    place[order] = np.arange(len(group)) - np.searchsorted(ordered, ordered, side="left")
+    return place
 
 
 def longest_seen(observed: Observed, groups: int) -> FloatArray:

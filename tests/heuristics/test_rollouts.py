@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from batchbound.data.costs.cost import IntArray
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
+from batchbound.heuristics.policy import Step
 from batchbound.heuristics.registry import policy_named
-from batchbound.heuristics.rollouts.lengths import LengthModel, Observed
+from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
+from batchbound.heuristics.rollouts.learned import WAVES_AT_FIRST
+from batchbound.heuristics.rollouts.lengths import Known, LengthModel, Observed
 from batchbound.heuristics.rollouts.queues import (
     expected_length,
     group_numbers,
@@ -21,7 +24,7 @@ from batchbound.heuristics.rollouts.queues import (
 )
 from batchbound.heuristics.simulate import simulate
 
-HIDDEN = ("scouts", "survival", "moving-average")
+HIDDEN = ("scouts", "survival", "moving-average", "learned")
 """Policies that may not know a length."""
 
 
@@ -181,9 +184,8 @@ def test_every_probability_sums_to_one_and_something_always_remains(
     ended = tokens <= cut
     ended[0] = True
     model = LengthModel.learnt(Observed(group, np.where(ended, tokens, cut), ended), 7)
-    assert model.mass.sum(axis=2) == pytest.approx(1.0)
+    assert model.mass.sum(axis=1) == pytest.approx(1.0)
     assert model.share_weight.sum() == pytest.approx(1.0)
-    assert model.effect_weight.sum(axis=2) == pytest.approx(1.0)
     assert (model.remaining(group, tokens) >= 1).all()
     assert np.isfinite(model.expected(np.arange(7))).all()
 
@@ -199,3 +201,110 @@ def test_groups_that_do_not_differ_score_alike() -> None:
     assert alike.tolist() == [0.0] * 60
     differing = expected_length(observed_all(*drawn(0.9, 60, 8, seed=1)), 60)
     assert np.ptp(differing) > 0
+
+
+def test_the_learned_policy_serves_by_arrival_where_groups_do_not_differ() -> None:
+    group, tokens = drawn(0.0, 40, 8, seed=5)
+    problem = rollouts(group.tolist(), tokens.tolist(), slots=16)
+    blind = without_lengths(problem)
+    ours, plain = (
+        simulate(blind, hidden_policy(name, blind), problem.workload.output_tokens)
+        for name in ("learned", "fcfs-ski")
+    )
+    before = len(problem) - int(WAVES_AT_FIRST * problem.slots)
+    order = np.argsort(ours.prefilled[:before], kind="stable")
+    assert order.tolist() == list(range(before))
+    assert ours.makespan <= plain.makespan * 1.05
+
+
+def test_the_learned_policy_gains_where_groups_are_alike() -> None:
+    gains = []
+    for seed in range(6):
+        group, tokens = drawn(0.95, 12, 8, seed)
+        problem = rollouts(group.tolist(), tokens.tolist(), slots=16)
+        blind = without_lengths(problem)
+        seconds = {
+            name: simulate(blind, hidden_policy(name, blind), problem.workload.output_tokens).makespan
+            for name in ("learned", "fcfs-ski")
+        }
+        gains.append(1 - seconds["learned"] / seconds["fcfs-ski"])
+    assert np.mean(gains) > 0.03
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=groups_and_lengths(), swap=st.sampled_from([0.0, 0.01, 1.0]))
+def test_a_job_with_moved_kv_caches_completes_each_request_once(
+    case: tuple[list[int], list[int], list[int], int], swap: float
+) -> None:
+    groups, truth, _, slots = case
+    problem = rollouts(groups, truth, slots)
+    blind = without_lengths(problem)
+    trace = simulate(blind, hidden_policy("learned", blind, swap=swap), np.array(truth), swap=swap)
+    assert trace.tokens.tolist() == truth
+    assert np.isfinite(trace.finished).all()
+
+
+def test_moving_takes_its_seconds_out_and_back_and_no_prefill_stage() -> None:
+    # Request 0 holds 1 + 3 tokens when it goes to the host; at 0.5 s a token it takes 2 s there and 2 s back.
+    problem = rollouts([0, 1], [5, 2], slots=1)
+    steps = iter(
+        [
+            Step(prefill=[0], slots=[0], rounds=0),
+            Step(rounds=3),
+            Step(rounds=0, evict=[0]),
+            Step(prefill=[1], slots=[0], rounds=0),
+            Step(rounds=2),
+            Step(prefill=[0], slots=[0], rounds=0),
+            Step(rounds=2),
+        ]
+    )
+    moved = simulate(problem, lambda _state: next(steps), swap=0.5)
+    prefill, decode = UNIT.prefill_seconds(1), UNIT.decode_seconds(1)
+    assert moved.makespan == pytest.approx(2 * prefill + 7 * decode + 4.0)
+
+
+def test_preemption_swaps_what_is_nearly_done_for_what_may_be_long() -> None:
+    group, tokens = drawn(0.95, 12, 8, seed=2)
+    problem = rollouts(group.tolist(), tokens.tolist(), slots=32)
+    blind = without_lengths(problem)
+    trace = simulate(blind, hidden_policy("learned", blind, swap=1e-6), tokens, swap=1e-6)
+    assert trace.evictions > 0
+    assert trace.tokens.tolist() == tokens.tolist()
+
+
+def test_predictions_order_the_groups_from_the_start() -> None:
+    problem = rollouts([0, 1, 2, 3], [2, 9, 4, 7], slots=1)
+    known = Known(score=np.array([2.0, 9.0, 4.0, 7.0]))
+    blind = without_lengths(problem)
+    trace = simulate(blind, hidden_policy("learned", blind, known), problem.workload.output_tokens)
+    assert np.argsort(trace.prefilled)[0] == 1
+
+
+def test_predictions_that_say_nothing_are_given_up() -> None:
+    group, tokens = np.arange(300), drawn(0.0, 300, 1, seed=4)[1]
+    seen = observed_all(group, tokens)
+    told = LengthModel.learnt(seen, 300, Known(score=tokens.astype(float)))
+    noise = np.random.default_rng(0).standard_normal(300)
+    untold = LengthModel.learnt(seen, 300, Known(score=noise))
+    assert told.predicted_share > 0.7
+    assert untold.predicted_share < 0.05
+
+
+def test_earlier_steps_tell_the_share_before_anything_has_ended() -> None:
+    past = observed_all(*drawn(0.9, 60, 8, seed=6))
+    none = Observed(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
+    model = LengthModel.learnt(none, 5, Known(past=past))
+    assert model.share == pytest.approx(0.9, abs=0.06)
+    assert model.expected(np.arange(5)) == pytest.approx(np.mean(past.tokens), rel=0.1)
+
+
+def test_nothing_is_expected_beyond_the_cap() -> None:
+    seen = observed([0, 1, 2], [10, 900, 900], [True, False, False])
+    assert LengthModel.learnt(seen, 3, Known(longest=1000)).lengths.max() <= 1000
+    assert LengthModel.learnt(seen, 3).lengths.max() > 1000
+
+
+def test_a_policy_that_goes_by_lengths_is_refused_without_them() -> None:
+    problem = rollouts([0, 1], [5, 2], slots=1)
+    with pytest.raises(ValueError, match="'lpt' goes by lengths"):
+        hidden_policy("lpt", problem)

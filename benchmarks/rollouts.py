@@ -1,0 +1,247 @@
+"""
+Policies that know no length on real rollouts: how far above the clairvoyant bound, and what they recover.
+
+Each step of each trace is a job of its own, all there at the start, on the hybrid paper's costs; each of the
+models whose completions of GSM8K and MATH are known is a job, too, with the other models' completions as its
+history. A policy sees one token in the place of each length. Its loss is its makespan above the bound of the
+step with all lengths known; ``recovered`` is the share of first come, first served's loss that it does not
+have, ``worst`` the largest makespan beside that of first come, first served on any step.
+
+One step is one draw of luck: on a step whose longest request happens to stand first, nothing beats arrival's
+order. ``--orders N`` serves each step in N orders, the file's and others of the same groups, which says what
+a policy is worth apart from luck.
+
+Run: ``python benchmarks/rollouts.py --orders 3 --json rollouts.json --picture rollouts.png``
+(``BATCHBOUND_DATA`` names the folder of public data); prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
+from batchbound.heuristics.rollouts.lengths import NOTHING, Known
+from batchbound.heuristics.simulate import simulate
+from batchbound.models.bounds.makespan import best_bound
+
+DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+SWAP = 1.6e-5
+"""Seconds a token of KV cache takes to the host or back: a quarter of a megabyte at 16 GB/s."""
+
+BASELINE = "fcfs"
+HIDDEN = ("fcfs-ski", "moving-average", "scouts", "survival", "learned")
+MOVING = "learned, KV moved"
+CLAIRVOYANT = "lengths known"
+"""Longest first with the ski-rental rule: how near the bound a simple rule comes that knows all lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One job: its requests with their true lengths, and what is known of them beforehand."""
+
+    name: str
+    workload: Workload
+    known: Known = NOTHING
+
+    def shuffled(self, seed: int) -> Step:
+        """Return the step with its groups, and the requests of each, in another order; 0 for the file's."""
+        if not seed:
+            return self
+        rng = np.random.default_rng(seed)
+        group = self.workload.group
+        names = rng.permutation(np.unique(group))
+        order = np.concatenate([rng.permutation(np.flatnonzero(group == name)) for name in names])
+        return replace(self, workload=self.workload.select(order))
+
+
+def trace_steps(name: str, longest: int) -> list[Step]:
+    """Return the steps of a trace of rollouts, in the file's order."""
+    with (DATA / "rollouts" / f"{name}.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    found = []
+    for step in dict.fromkeys(row["step"] for row in rows):
+        mine = [row for row in rows if row["step"] == step]
+        number = {group: k for k, group in enumerate(dict.fromkeys(row["group"] for row in mine))}
+        workload = Workload(
+            np.array([row["id"] for row in mine]),
+            np.array([int(row["input_tokens"]) for row in mine]),
+            np.array([int(row["output_tokens"]) for row in mine]),
+            group=np.array([number[row["group"]] for row in mine]),
+        )
+        found.append(Step(step, workload, Known(longest=longest)))
+    return found
+
+
+def model_steps(name: str) -> list[Step]:
+    """Return a step for each model, with the mean log length of the other models' completions as history."""
+    with (DATA / "rollouts" / f"{name}.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    prompts = {prompt: k for k, prompt in enumerate(dict.fromkeys(row["session_id"] for row in rows))}
+    models = {model: k for k, model in enumerate(dict.fromkeys(row["model"] for row in rows))}
+    tokens = np.full((len(models), len(prompts)), np.nan)
+    inputs = np.zeros(len(prompts), dtype=np.int64)
+    for row in rows:
+        at = prompts[row["session_id"]]
+        tokens[models[row["model"]], at] = max(1, int(row["output_tokens"]))
+        inputs[at] = int(row["prompt_tokens"])
+    found = []
+    for model, k in models.items():
+        has = np.flatnonzero(~np.isnan(tokens[k]))
+        others = np.nanmean(np.log(np.delete(tokens[:, has], k, axis=0)), axis=0)
+        workload = Workload(
+            np.array([f"{model}/{prompt}" for prompt in has]),
+            inputs[has],
+            tokens[k, has].astype(np.int64),
+            group=np.arange(len(has)),
+        )
+        found.append(Step(model, workload, Known(score=others)))
+    return found
+
+
+DATASETS: Mapping[str, tuple[int, Callable[[], list[Step]]]] = {
+    "deepcoder": (32, lambda: trace_steps("deepcoder14b", 16_000)),
+    "dapo": (64, lambda: trace_steps("dapo_qwen32b", 20_480)),
+    "video": (64, lambda: trace_steps("video_qwen7b", 16_000)),
+    "gsm8k": (64, lambda: model_steps("gsm8k_models")),
+    "math": (64, lambda: model_steps("math_level5_models")),
+}
+"""Each data set's slots, and what reads its steps."""
+
+
+def losses(step: Step, slots: int) -> dict[str, float]:
+    """Return each policy's loss on a step, as a share of the bound."""
+    problem = Problem(step.workload, CostModel.paper(), slots)
+    bound = best_bound(problem).seconds
+    blind, truth = without_lengths(problem), problem.workload.output_tokens
+    found = {}
+    for name in (BASELINE, *HIDDEN):
+        found[name] = simulate(blind, hidden_policy(name, blind, step.known), truth).makespan
+    moving = hidden_policy("learned", blind, step.known, SWAP)
+    found[MOVING] = simulate(blind, moving, truth, swap=SWAP).makespan
+    found[CLAIRVOYANT] = simulate(problem, policy_named("lpt-ski", problem)).makespan
+    return {name: seconds / bound - 1 for name, seconds in found.items()}
+
+
+def summary(loss: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """
+    Return what each policy comes to over steps.
+
+    Returns
+    -------
+    dict
+        By policy: ``loss``, its mean; ``recovered``, the share of the baseline's that it does not have;
+        ``worst``, the largest makespan beside the baseline's, as a share above it; ``worse``, the share of
+        steps on which it is more than 0.5 % above; ``best``, its mean makespan beside the least of all that
+        know no length.
+    """
+    base = np.array([step[BASELINE] for step in loss])
+    found = {}
+    least = min(np.mean([step[name] for step in loss]) for name in loss[0] if name != CLAIRVOYANT)
+    for name in loss[0]:
+        mine = np.array([step[name] for step in loss])
+        beside = (1 + mine) / (1 + base) - 1
+        found[name] = {
+            "loss": round(float(mine.mean()), 4),
+            "recovered": round(float(1 - mine.mean() / base.mean()), 4),
+            "worst": round(float(beside.max()), 4),
+            "worse": round(float((beside > 0.005).mean()), 4),
+            "best": round(float((1 + mine.mean()) / (1 + least) - 1), 4),
+        }
+    return found
+
+
+def evaluated(name: str, orders: int, most: int | None) -> dict[str, Any]:
+    """Return the losses on the steps of a data set, in so many orders, and what they come to."""
+    slots, read = DATASETS[name]
+    steps = read()[:most]
+    rows = {
+        f"{step.name}/{order}": losses(step.shuffled(order), slots)
+        for step in steps
+        for order in range(orders if step.known.score is None else 1)
+    }
+    given = [row for key, row in rows.items() if key.endswith("/0")]
+    rounded = {key: {policy: round(value, 4) for policy, value in row.items()} for key, row in rows.items()}
+    found: dict[str, Any] = {"slots": slots, "given order": summary(given), "steps": rounded}
+    if len(given) < len(rows):
+        found["all orders"] = summary(list(rows.values()))
+    return found
+
+
+def table(report: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a line for each policy: on each data set what it recovers, and its worst step, in per cent."""
+    kinds = [
+        (data, kind) for data, row in report.items() for kind in ("given order", "all orders") if kind in row
+    ]
+    lines = [
+        "| | " + " | ".join(f"{data}, {kind}" for data, kind in kinds) + " |",
+        "|---" * (len(kinds) + 1) + "|",
+    ]
+    cells: dict[str, list[str]] = {}
+    for data, kind in kinds:
+        for policy, row in report[data][kind].items():
+            text = (
+                f"{row['loss']:.1%}"
+                if policy == BASELINE
+                else f"{row['recovered']:.0%} ({row['worst']:+.1%})"
+            )
+            cells.setdefault(policy, []).append(text)
+    return "\n".join([*lines, *(f"| {policy} | " + " | ".join(row) + " |" for policy, row in cells.items())])
+
+
+def draw(report: Mapping[str, Mapping[str, Any]], path: str) -> None:
+    """Draw each policy's mean loss on each data set."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(report), figsize=(2.6 * len(report) + 1.5, 3.2), squeeze=False)
+    for axis, (data, row) in zip(axes[0], report.items(), strict=True):
+        means = row.get("all orders", row["given order"])
+        names = list(means)[::-1]
+        values = [100 * means[name]["loss"] for name in names]
+        colours = ["#2a6f97" if name.startswith("learned") else "#b0b7bd" for name in names]
+        axis.barh(names, values, color=colours)
+        axis.set_title(data)
+        axis.set_xlabel("% above the bound")
+        if axis is not axes[0][0]:
+            axis.set_yticks([])
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Print the table of every policy on every data set."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1] if __doc__ else None)
+    parser.add_argument("--data", nargs="*", choices=list(DATASETS), default=list(DATASETS))
+    parser.add_argument("--orders", type=int, default=1, help="of each trace's step (default %(default)s)")
+    parser.add_argument("--most", type=int, help="steps of each data set, at most (default: all)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--picture", metavar="FILE", help="draw the mean losses")
+    args = parser.parse_args()
+    report = {}
+    for name in args.data:
+        report[name] = evaluated(name, args.orders, args.most)
+        if args.json:
+            Path(args.json).write_text(json.dumps(report, indent=1))
+    print(table(report))
+    if args.picture:
+        draw(report, args.picture)
+
+
+if __name__ == "__main__":
+    main()

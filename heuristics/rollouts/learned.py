@@ -1,0 +1,286 @@
+"""Our policy for lengths nobody knows: arrival's order, but where the groups are seen to differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.problem import Problem
+from ..policy import State, Step
+from ..queues.admission import Admission
+from ..queues.ordered import Ordered, arrival_order
+from ..queues.prefill_rules import SkiRental
+from ..queues.queue_policy import QueuedPolicy, QueuePolicy
+from .lengths import NOTHING, Known, LengthModel, Observed
+from .queues import LEAST_SHARE, SURE, group_numbers, place_in_group
+
+SCOUTS = 2
+"""Requests of each group, of which nothing is predicted, that start before others of the last waves."""
+
+WAVES_AT_FIRST = 3.0
+"""Waves (as many waiting requests as there are slots) that are ordered before anything has ended."""
+
+WAVES_AT_ONE = 100.0
+"""Waves that would be ordered at an intraclass correlation of one; they go with its square."""
+
+LEARN_EVERY = 16
+"""The model is learnt again when one in so many more has ended."""
+
+ALIKE = 0.3
+"""Intraclass correlation from which what runs is compared with what waits, and may give way to it."""
+
+REST = 0.15
+"""Least time between two changes of a request, as a share of the mean length."""
+
+MARGIN = 0.3
+"""Share of the mean length by which what waits must be expected to have more left than what it replaces."""
+
+
+class Learner:
+    """
+    What is known of a job's lengths as it runs.
+
+    Parameters
+    ----------
+    problem
+        Its groups are read, its lengths are not.
+    known
+        What was known before.
+    """
+
+    def __init__(self, problem: Problem, known: Known = NOTHING) -> None:
+        self.group, self.groups = group_numbers(problem)
+        self.known, self._slots = known, problem.slots
+        self.started = np.zeros(len(problem), dtype=np.bool_)
+        self.ended = np.zeros(len(problem), dtype=np.bool_)
+        self.stopped = np.zeros(len(problem), dtype=np.bool_)
+        """Requests put back: of those that do not wait again, no length is known."""
+        self._ends = self._learnt_at = -1
+        self._model: LengthModel | None = None
+
+    def observe(self, state: State) -> None:
+        """Note who has ended since the last call."""
+        self.ended = self.started & ~state.waiting & ~self.stopped
+        self.ended[state.running] = False
+        self._ends = int(np.count_nonzero(self.ended))
+
+    def model(self, state: State, *, now: bool = False) -> LengthModel | None:
+        """
+        Return the model of lengths, or None as long as nothing has ended.
+
+        Parameters
+        ----------
+        state
+            The job as it stands.
+        now
+            Whether what has been decoded since the last end counts, too.
+        """
+        past = self.known.past is not None and bool(self.known.past.ended.any())
+        if not self._ends and not past:
+            return None
+        due = self._learnt_at + max(1, self._learnt_at // LEARN_EVERY)
+        if self._model is None or self._ends >= due or now:
+            begun = np.flatnonzero(self.started)
+            seen = Observed(self.group[begun], state.decoded[begun], self.ended[begun])
+            self._model = LengthModel.learnt(seen, self.groups, self.known)
+            self._learnt_at = self._ends
+        return self._model
+
+    def ordered_requests(self, state: State) -> float:
+        """
+        Return how many of the requests that wait are worth an order; those before are served as they arrive.
+
+        An order by a group's effect moves requests that may be the longest to the end as well. Arrival does
+        so no less, on average, but who compares the two on one step sees the difference. What an order
+        gains is at the end of the job, where slots run dry, so only the last waves are ordered: the more,
+        the larger the share of the variance that groups explain (:data:`WAVES_AT_ONE`), and none where it
+        may be next to nothing.
+        """
+        model = self.model(state)
+        if self.known.score is not None and (model is None or model.predicted_share >= LEAST_SHARE):
+            return float(len(self.group))
+        if model is None:
+            return WAVES_AT_FIRST * self._slots
+        if model.probability_of_share(LEAST_SHARE) < SURE:
+            return 0.0
+        return WAVES_AT_ONE * model.share**2 * self._slots
+
+
+class LearnedOrder:
+    """
+    Requests as they arrive, and the last of them by what is expected to be left.
+
+    Parameters
+    ----------
+    problem
+        Its arrivals are read, its lengths are not.
+    learner
+        What is known of lengths.
+    """
+
+    def __init__(self, problem: Problem, learner: Learner) -> None:
+        self._learner = learner
+        self._arrival_rank = np.empty(len(problem), dtype=np.int64)
+        self._arrival_rank[arrival_order(problem)] = np.arange(len(problem))
+        score = learner.known.score
+        told = np.zeros(learner.groups, dtype=np.bool_) if score is None else ~np.isnan(score)
+        self._scouted: npt.NDArray[np.bool_] = ~told[learner.group]
+        self.since = np.zeros(len(problem), dtype=np.int64)
+        """Decode steps each request had when it last joined."""
+
+    def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
+        """Return the waiting requests that come next, one per free slot."""
+        learner = self._learner
+        learner.observe(state)
+        waiting = np.flatnonzero(state.waiting)
+        begun = learner.started[waiting]
+        waiting = waiting[np.lexsort((self._arrival_rank[waiting], ~begun))]
+        before = max(0, math.ceil(len(waiting) - learner.ordered_requests(state)))
+        if before < len(free):
+            last = waiting[before:]
+            waiting = np.concatenate((waiting[:before], last[self._by_length(state, last)]))
+        requests: list[int] = waiting[: len(free)].tolist()
+        return requests, free[: len(requests)].tolist()
+
+    def take(self, requests: Sequence[int]) -> None:
+        """Note that these requests are prefilled."""
+        self._learner.started[requests] = True
+        self._learner.stopped[requests] = False
+
+    def put_back(self, requests: Sequence[int]) -> None:
+        """Note that these requests wait again, or are given up."""
+        self._learner.stopped[requests] = True
+
+    def left(self, state: State, requests: IntArray) -> FloatArray:
+        """Return the expected decode steps left of each request, shape (requests,); all alike at first."""
+        model, learner = self._learner.model(state), self._learner
+        if model is None:
+            score = learner.known.score
+            return np.zeros(len(requests)) if score is None else np.nan_to_num(score)[learner.group[requests]]
+        return model.remaining(learner.group[requests], state.decoded[requests])
+
+    def _by_length(self, state: State, waiting: IntArray) -> IntArray:
+        """Return the order of these waiting requests: scouts first, then the longest expected."""
+        learner = self._learner
+        group = learner.group[waiting]
+        seen = np.bincount(learner.group[learner.started], minlength=learner.groups)
+        scout = (place_in_group(group) + seen[group] < SCOUTS) & self._scouted[waiting]
+        scout &= ~learner.started[waiting]
+        return np.lexsort((np.where(scout, 0.0, -self.left(state, waiting)), ~scout))
+
+
+class LearnedLengths:
+    """
+    Arrival's order with the ski-rental rule, and more where what was seen of lengths says it is worth it.
+
+    It sees the groups, who has started, what each has decoded and who has ended, and never the length of a
+    request. Requests are served as they arrive until the last waves; these are ordered by a model of
+    lengths (:class:`~.lengths.LengthModel`), with :data:`SCOUTS` of each group first. In the last wave
+    what runs gives way to what waits and is expected to have much more left, if KV cache can be moved to the
+    host: by :data:`MARGIN` of the mean length and by what the way costs all slots, and no request before
+    :data:`REST` of the mean length since it joined.
+
+    Parameters
+    ----------
+    problem
+        Its groups, arrivals and prompts are read, its lengths are not.
+    known
+        What was known of lengths before.
+    swap
+        Seconds a token of KV cache takes to the host or back; None if it cannot be moved.
+    """
+
+    def __init__(self, problem: Problem, known: Known = NOTHING, swap: float | None = None) -> None:
+        self._learner = Learner(problem, known)
+        self.queue = LearnedOrder(problem, self._learner)
+        self._admission = Admission(problem, "present")
+        self._dispatch = QueuePolicy(self.queue, SkiRental(), self._admission)
+        self._swap, self._problem = swap, problem
+        self._looked = 0
+
+    def __call__(self, state: State) -> Step:
+        """Return what to do next."""
+        step = self._preempting(state) if self._may_preempt(state) else None
+        if step is None:
+            step = self._dispatch(state)
+        if len(step.prefill):
+            chosen = np.asarray(step.prefill)
+            self.queue.since[chosen] = state.decoded[chosen]
+        elif self._swap is not None and step.rounds and self._learner.ended.any() and state.waiting.any():
+            step = Step(rounds=min(step.rounds, max(1, round(REST * self._mean(state) / 4))))
+        return step
+
+    def _mean(self, state: State) -> float:
+        """Return the mean length expected of requests yet to start, decode steps."""
+        model = self._learner.model(state)
+        return 0.0 if model is None else float((model.mass @ model.lengths).mean())
+
+    def _may_preempt(self, state: State) -> bool:
+        if self._swap is None or self._problem.cost.decode_base == 0 or state.free_slots.size:
+            return False
+        waiting = int(np.count_nonzero(state.waiting))
+        if not 0 < waiting <= self._problem.slots:
+            return False
+        self._learner.observe(state)
+        if waiting > self._learner.ordered_requests(state):
+            return False
+        model = self._learner.model(state)
+        if model is None or model.probability_of_share(ALIKE) < SURE:
+            return False
+        return state.rounds_done - self._looked >= REST * self._mean(state) / 4
+
+    def _preempting(self, state: State) -> Step | None:
+        """Return the step in which requests that wait take the slots of others, or None."""
+        self._looked = state.rounds_done
+        if self._learner.model(state, now=True) is None:
+            return None
+        queue, mean = self.queue, self._mean(state)
+        running, waiting = state.running, np.flatnonzero(state.waiting)
+        running = running[state.decoded[running] - queue.since[running] >= REST * mean]
+        running_left, waiting_left = queue.left(state, running), queue.left(state, waiting)
+        running = running[(least := np.argsort(running_left, kind="stable"))]
+        waiting = waiting[(most := np.argsort(-waiting_left, kind="stable"))]
+        pairs = min(len(running), len(waiting))
+        out, into = running[:pairs], waiting[:pairs]
+        gain = waiting_left[most][:pairs] - running_left[least][:pairs]
+        worth = gain > np.maximum(MARGIN * mean, self._moved_rounds(state, out, into))
+        count = pairs if worth.all() else int(np.argmin(worth))
+        if not count or not self._fits(state, out[:count], into[:count]):
+            return None
+        slots = [int(np.flatnonzero(state.slot_request == request)[0]) for request in out[:count]]
+        entering = into[:count].tolist()
+        queue.take(entering)
+        self._admission.enter(entering)
+        leaving = out[:count].tolist()
+        queue.put_back(leaving)
+        return Step(prefill=entering, slots=slots, rounds=0, evict=leaving)
+
+    def _moved_rounds(self, state: State, out: IntArray, into: IntArray) -> FloatArray:
+        """Return the slot-rounds lost to moving each pair: one out and back again, the other in."""
+        assert self._swap is not None
+        held = self._problem.prompt_tokens + state.decoded
+        tokens = 2 * held[out] + np.where(self._learner.started[into], held[into], 0)
+        found = self._swap * tokens / self._problem.cost.decode_base * self._problem.slots
+        return np.asarray(found, dtype=np.float64)
+
+    def _fits(self, state: State, out: IntArray, into: IntArray) -> bool:
+        """Return whether memory and a stage's tokens have room for the change."""
+        held = self._problem.kv_at_start + state.decoded
+        if self._admission.capacity is not None:
+            after = state.kv_held - int(held[out].sum()) + int(held[into].sum())
+            if after > self._admission.room_at_entry:
+                return False
+        cap = self._problem.prefill_token_cap
+        return cap is None or int(held[into].sum()) <= cap
+
+
+def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None = None) -> QueuedPolicy:
+    """Return :class:`LearnedLengths`, or arrival's order where there is nothing that it could learn from."""
+    numbers, groups = group_numbers(problem)
+    if known.score is None and groups == len(numbers):
+        return QueuePolicy(Ordered(arrival_order(problem)), SkiRental(), Admission(problem, "present"))
+    return LearnedLengths(problem, known, swap)
