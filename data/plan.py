@@ -229,7 +229,7 @@ class Plan:
         value: dict[str, Any] = plain(self)
         columns = value["fleet"]["workload"]
         for name, default in _DEFAULTS.items():
-            if all(entry == default for entry in columns[name]):
+            if columns[name].count(default) == len(columns[name]):
                 del columns[name]
         return value
 

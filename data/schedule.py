@@ -102,14 +102,18 @@ class Schedule:
         """
         bins, starts = np.asarray(bin_of), _starts(np.asarray(rounds))
         slot_of = np.empty(len(bins), dtype=np.int64)
+        order = np.argsort(bins, kind="stable")
+        begins = starts[bins[order]]
+        columns = (bins[order], begins, begins + problem.rounds[order])
         free: list[tuple[int, int, int]] = [(0, -1, slot) for slot in range(problem.slots)]
-        for request in np.argsort(bins, kind="stable").tolist():
-            k = int(bins[request])
-            until, last, slot = heapq.heappop(free)
-            if until > starts[k] or last == k:
+        slots: list[int] = []
+        for k, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+            until, last, slot = free[0]
+            if until > begin or last == k:
                 raise ValueError(f"more than {problem.slots} requests overlap in bin {k}")
-            slot_of[request] = slot
-            heapq.heappush(free, (int(starts[k] + problem.rounds[request]), k, slot))
+            slots.append(slot)
+            heapq.heapreplace(free, (end, k, slot))
+        slot_of[order] = slots
         return cls(bins, slot_of, np.asarray(rounds))
 
     def without_idle_rounds(self, problem: Problem) -> Schedule:

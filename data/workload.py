@@ -256,8 +256,10 @@ def _refuse(wrong: npt.NDArray[np.bool_], column: npt.NDArray[Any], name: str, r
 
 
 def _refuse_repeated(ids: npt.NDArray[np.str_]) -> None:
+    by_name = np.sort(ids)
+    if not (by_name[1:] == by_name[:-1]).any():
+        return
     order = np.argsort(ids, kind="stable")
     repeats = np.flatnonzero(ids[order][1:] == ids[order][:-1])
-    if repeats.size:
-        first, second = sorted(order[repeats[0] : repeats[0] + 2].tolist())
-        raise WorkloadError(f"{str(ids[second])!r} also names request {first}", row=second, column="id")
+    first, second = sorted(order[repeats[0] : repeats[0] + 2].tolist())
+    raise WorkloadError(f"{str(ids[second])!r} also names request {first}", row=second, column="id")

@@ -197,8 +197,10 @@ def discard_partial(path: str | os.PathLike[str]) -> None:
 
 def write_json(path: str | os.PathLike[str], value: object, *, indent: int | None = None) -> None:
     """Write ``value`` as JSON to ``path``, whole or not at all."""
+    # As one text: written piece by piece, a plan of a million requests takes ten times as long.
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as stream:
-        json.dump(value, stream, indent=indent, ensure_ascii=False, allow_nan=False)
+        stream.write(text)
         stream.write("\n")
 
 

@@ -19,7 +19,7 @@ from .backward import schedule_backwards
 MOST_REQUESTS = 60
 """Requests up to which orders are annealed: of more, too few are tried for it in a second."""
 
-HOT, COLD = 0.02, 0.0002
+HOT, COLD = 0.005, 0.0002
 """Temperatures at the start and the end, as shares of the rounds."""
 
 
