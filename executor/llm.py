@@ -25,7 +25,7 @@ from .engines.tiers import choose_tier
 from .models.endings import Ending
 from .models.mixed_sampling import MixedSampler
 from .models.recording import Recorder, TokenLogprob
-from .models.request_rules import check_tokens, rules_of
+from .models.request_rules import check_tokens, declared_sampling, rules_of
 from .models.source import LoadFormat, load_model, position_limit
 from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
 from .models.wrapped import unwrapped
@@ -194,7 +194,9 @@ class LLM:
             What to complete. The same prompt may come many times; each completion is drawn on its own. A
             completion that an earlier call left in :attr:`unfinished` is gone on with as it was asked for.
         sampling
-            How tokens are chosen and when a completion ends: one for all prompts, or one for each.
+            How tokens are chosen and when a completion ends: one for all prompts, or one for each. Without
+            it, what ``fields`` do not say is as the model's ``generation_config`` asks, as transformers'
+            ``generate`` takes it.
         max_tokens
             Tokens after which a completion ends: one number, or one for each prompt.
         expected_tokens
@@ -227,7 +229,13 @@ class LLM:
         """
         self._look_again()
         self._calls += 1
-        asked = _asked(sampling, fields, len(prompts), log_probabilities)
+        asked = _asked(
+            sampling,
+            fields,
+            declared_sampling(self.model) if sampling is None else {},
+            len(prompts),
+            log_probabilities,
+        )
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
         for one in dict.fromkeys(asked):
@@ -397,13 +405,14 @@ class LLM:
 def _asked(
     sampling: Sampling | Sequence[Sampling] | None,
     fields: Mapping[str, Any],
+    declared: Mapping[str, Any],
     prompts: int,
     told: bool | LogprobsMode,
 ) -> list[Sampling]:
     """Return what each prompt asks."""
     if fields and sampling is not None:
         raise ValueError(f"{', '.join(sorted(fields))} would have no effect beside sampling: put it in there")
-    one = Sampling(**fields) if sampling is None else sampling
+    one = Sampling(**{**declared, **fields}) if sampling is None else sampling
     asked = [one] * prompts if isinstance(one, Sampling) else list(one)
     if len(asked) != prompts:
         raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,9 @@ def load_job(
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = len(plan.fleet.replicas) == 1
     model = source.load() if alone else source.shape()
+    if alone and records:
+        records = _with_declared(records, model, source.model, remark)
+        asked = _asked(records, plan, source, options)
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
     tokenizer = load_tokenizer(options.tokenizer or counted)
     if records is None:
@@ -89,8 +93,6 @@ def load_job(
         record_failures=record,
         refused=not_carried,
     )
-    if alone:
-        _name_unused_settings(model, asked, source.model, remark)
     return _with_rules(job, asked, prompts_at)
 
 
@@ -169,21 +171,23 @@ def _refused_fields(
     return {i: str(error) for i, error in refused.items()}
 
 
-def _name_unused_settings(
-    model: Any, asked: Sequence[Sampling], name: str, remark: Callable[[str], None]
-) -> None:
-    """Say which of the model's own generation settings no request asks for: other engines heed them."""
+def _with_declared(
+    records: Sequence[PromptRecord], model: Any, name: str, remark: Callable[[str], None]
+) -> tuple[PromptRecord, ...]:
+    """Return requests that ask, where they do not say otherwise, what the model's own settings ask."""
     from ..executor.models.request_rules import declared_sampling
 
-    plain = Sampling()
-    unused = {
-        field: value
-        for field, value in declared_sampling(model).items()
-        if all(getattr(one, field) == getattr(plain, field) for one in asked)
-    }
-    if unused:
-        said = ", ".join(f"{field} {value:g}" for field, value in unused.items())
-        remark(f"{name}: its generation_config.json asks for {said}; not used, as no request asks for it")
+    try:
+        declared = declared_sampling(model)
+        Sampling(**declared)
+    except ValueError as error:
+        hint = "Take it out of the model's generation_config.json."
+        raise InputError(str(error), file=name, hint=hint) from None
+    if not declared:
+        return tuple(records)
+    said = ", ".join(f"{field} {value}" for field, value in declared.items())
+    remark(f"{name}: its generation_config.json asks for {said}: used where a request does not say")
+    return tuple(replace(record, asked={**declared, **record.asked}) for record in records)
 
 
 def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:

@@ -115,7 +115,7 @@ class ServerClient:
             try:
                 response = await self._http.get(self.url + path, timeout=10.0)
             except httpx2.HTTPError:
-                return False
+                continue
             if response.status_code < 500:
                 return True
         return False

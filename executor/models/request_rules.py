@@ -13,6 +13,7 @@ from .mixed_sampling import MixedSampler
 from .recording import Recorder
 from .sampling import Sampler, TokenRule
 from .tokenizers import Tokenizer
+from .wrapped import unwrapped
 
 
 def rules_of(
@@ -68,20 +69,62 @@ def rules_of(
     )
 
 
-def declared_sampling(model: Any) -> dict[str, float]:
+_WHEN_SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
+"""What transformers takes where a model's settings ask to sample and say no more."""
+
+_NOT_SERVED = (
+    "bad_words_ids",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "sequence_bias",
+    "typical_p",
+    "top_h",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "guidance_scale",
+    "watermarking_config",
+    "num_beams",
+)
+
+_OFF = (None, False, 0, 0.0, 1, 1.0)
+
+
+def declared_sampling(model: Any) -> dict[str, Any]:
     """
     Return what a model's generation settings ask for, where that differs from what is done without asking.
+
+    As transformers' ``generate`` heeds them: what belongs to sampling only where they ask to sample.
 
     Parameters
     ----------
     model
-        A transformers causal language model; its ``generation_config`` is read.
+        A transformers causal language model, wrapped or not; its ``generation_config`` is read.
+
+    Raises
+    ------
+    ValueError
+        If they ask for something that changes the tokens and is not served; the message names it.
     """
-    settings, plain = getattr(model, "generation_config", None), Sampling()
-    names = ["repetition_penalty", "min_p"]
+    settings, plain = getattr(unwrapped(model), "generation_config", None), Sampling()
+    for name in _NOT_SERVED:
+        value = getattr(settings, name, None)
+        # Tokens are asked for by their numbers, also by 0 and 1.
+        if value not in (_OFF if not name.endswith("_id") else (None,)):
+            raise ValueError(f"generation_config.json asks for {name}={value!r}, which is not served")
+    found: dict[str, Any] = {"repetition_penalty": getattr(settings, "repetition_penalty", None)}
+    found["min_tokens"] = getattr(settings, "min_new_tokens", None)
+    texts = getattr(settings, "stop_strings", None)
+    found["stop"] = (texts,) if isinstance(texts, str) else None if texts is None else tuple(texts)
     if getattr(settings, "do_sample", False):
-        names += ["temperature", "top_p", "top_k"]
-    found = {name: getattr(settings, name, None) for name in names}
+        for name, usual in _WHEN_SAMPLED.items():
+            value = getattr(settings, name, None)
+            found[name] = usual if value is None else value
     return {name: value for name, value in found.items() if value not in (None, getattr(plain, name))}
 
 

@@ -234,11 +234,48 @@ def test_what_is_out_of_range_is_refused_by_name(engine: LLM, asked: dict[str, A
 
 def test_what_a_models_generation_settings_ask_for_is_told(engine: LLM) -> None:
     asked = transformers.GenerationConfig(do_sample=True, temperature=0.7, top_k=20, repetition_penalty=1.1)
-    model = type("Model", (), {"generation_config": asked})()
+    assert declared_sampling(engine.model) == {}
+    model = LLM.from_pretrained("tiny:llama", device="cpu").model
+    model.generation_config = asked
     assert declared_sampling(model) == {"repetition_penalty": 1.1, "temperature": 0.7, "top_k": 20}
     asked.do_sample = False
     assert declared_sampling(model) == {"repetition_penalty": 1.1}, "what counts for greedy completions, too"
     assert declared_sampling(engine.model) == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.4},
+        {"repetition_penalty": 1.2, "min_new_tokens": 7, "eos_token_id": [3, 9, 40]},
+        # One token is kept of those that sampling may take: as random as greedy.
+        {"do_sample": True, "top_k": 1, "temperature": 0.4, "repetition_penalty": 1.1},
+    ],
+)
+def test_a_models_generation_settings_are_heeded_as_generate_does(settings: dict[str, Any]) -> None:
+    llm = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=2)
+    llm.model.generation_config = transformers.GenerationConfig(pad_token_id=0, **settings)
+    for one in llm.generate(PROMPTS, max_tokens=24, ignore_eos="eos_token_id" not in settings):
+        ids = torch.tensor([one.prompt_ids])
+        out = llm.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24)
+        assert one.completion_ids == tuple(out[0, ids.shape[1] :].tolist())
+
+
+def test_generation_settings_that_change_tokens_and_are_not_served_are_refused_by_name() -> None:
+    llm = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=2)
+    wrong: list[dict[str, Any]] = [
+        {"no_repeat_ngram_size": 3}, {"suppress_tokens": [5]}, {"forced_eos_token_id": 0}, {"num_beams": 4},
+        {"bad_words_ids": [[4]]}, {"typical_p": 0.9}, {"guidance_scale": 2.0},
+    ]  # fmt: skip
+    for settings in wrong:
+        llm.model.generation_config = transformers.GenerationConfig(**settings)
+        with pytest.raises(ValueError, match=f"asks for {next(iter(settings))}="):
+            llm.generate(PROMPTS)
+    asked = transformers.GenerationConfig(do_sample=True)
+    llm.model.generation_config = asked
+    assert declared_sampling(llm.model) == {"temperature": 1.0, "top_k": 50}
+    # What is said takes precedence.
+    assert all(one.completion_ids for one in llm.generate(PROMPTS, temperature=0.0, max_tokens=3))
 
 
 def test_sampling_and_fields_beside_it_are_refused(engine: LLM) -> None:
