@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ...data.files.disk import InputError
 from .families import check_supported
 from .faults import available_bytes
-from .tiny import tiny_config, tiny_settings
+from .tiny import SPELLER, speller_weights, tiny_config, tiny_settings
 
 LoadFormat = Literal["auto", "partial", "dummy"]
 """``auto`` reads all weights; ``partial`` draws those at random that are missing; ``dummy`` draws all."""
@@ -181,6 +181,9 @@ def load_model(
             seed = seed if named is None else named
         model = build_random(config, seed=seed, dtype=dtype)
         take_generation_settings(model, spec)
+        if spec == f"tiny:{SPELLER}" and load_format != "dummy":
+            # The output layer is the embedding, which the file holds.
+            model.load_state_dict(speller_weights(), strict=False)
     else:
         model = _checkpoint(spec, dtype, seed, partial=load_format == "partial")
     if model.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
@@ -302,6 +305,8 @@ def _tiny_family(spec: str) -> tuple[str, int | None]:
         raise ModelLoadError(
             spec, "it is not tiny:FAMILY or tiny:FAMILY:SEED", "write for example tiny:llama:0"
         )
+    if parts[1:2] == [SPELLER] and len(parts) == 3:
+        raise ModelLoadError(spec, "its weights are trained, no seed draws them", f"write tiny:{SPELLER}")
     return parts[1], int(parts[2]) if len(parts) == 3 else None
 
 

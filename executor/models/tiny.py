@@ -1,7 +1,9 @@
-"""Tiny random models of many families, built on the spot: for tests, demos and measurements."""
+"""Tiny random models of many families, built on the spot, and one that is trained: for tests and demos."""
 
 from __future__ import annotations
 
+import difflib
+from pathlib import Path
 from typing import Any
 
 from ...data.files.disk import InputError
@@ -148,17 +150,20 @@ def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
     Parameters
     ----------
     family
-        A name in :data:`FAMILIES`.
+        A name in :data:`FAMILIES`, or :data:`SPELLER`.
 
     Raises
     ------
     InputError
         If the family is not known.
     """
+    if family == SPELLER:
+        return "llama", _SPELLER
     if family not in FAMILIES:
-        raise InputError(
-            f"there is no tiny model 'tiny:{family}'", hint=f"Choose from {', '.join(sorted(FAMILIES))}."
-        )
+        known = [SPELLER, *sorted(FAMILIES)]
+        near = difflib.get_close_matches(family, known, n=1)
+        hint = f"Did you mean tiny:{near[0]}?" if near else f"Choose from {', '.join(known)}."
+        raise InputError(f"there is no tiny model 'tiny:{family}'", hint=hint)
     return FAMILIES[family]
 
 
@@ -169,7 +174,7 @@ def tiny_config(family: str) -> Any:
     Parameters
     ----------
     family
-        A name in :data:`FAMILIES`.
+        A name in :data:`FAMILIES`, or :data:`SPELLER`.
 
     Returns
     -------
@@ -186,3 +191,22 @@ def tiny_config(family: str) -> Any:
 
     settings = {name: value for name, value in settings.items() if value is not None}
     return AutoConfig.for_model(model_type, **settings, bos_token_id=256, eos_token_id=257, pad_token_id=258)
+
+
+SPELLER = "speller"
+"""The one tiny model that is trained: it spells, counts and reverses, as ``batchbound demo`` shows."""
+
+_SPELLER: dict[str, Any] = {
+    **_COMMON,
+    "vocab_size": 259,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": True,
+}
+
+
+def speller_weights() -> dict[str, Any]:
+    """Return the weights of ``tiny:speller``, as ``benchmarks/train_speller.py`` wrote them."""
+    from safetensors.torch import load_file
+
+    return load_file(Path(__file__).parent / "speller.safetensors")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from ...data.files.disk import InputError
 from ...data.readers.requests import bundled_prompts_path
 from ..output import note
 
-MODEL = "tiny:llama"
+MODEL = "tiny:speller"
+SHOWN = 9
+"""Completions printed: one of each kind of prompt."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Profile, plan, run and report, by the commands a user would type."""
+    """Profile, plan, run and report, by the commands a user would type, and show what came of it."""
     from .. import main
 
     if not args.output:
@@ -35,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = str(bundled_prompts_path())
     model = ["--model", MODEL, "--threads", "1"]
     for words in (
-        ["profile", *model, "--slots", "8", "--prompt-tokens", "256", "-o", cost, "--overwrite"],
+        ["profile", *model, "--slots", "8", "--prompt-tokens", "64", "-o", cost, "--overwrite"],
         ["plan", prompts, "--model", MODEL, "--slots", "8", "--cost", cost, "-o", plan, "--overwrite"],
         ["run", plan, *model, "-o", answers, "--trace", trace, "--overwrite"],
         ["report", plan, trace, "--gantt", picture],
@@ -44,4 +47,18 @@ def run(args: argparse.Namespace) -> int:
         status = main(words)
         if status:
             return status
+    print(f"\nThe first of 48 completions, all of them in {answers}:")
+    for prompt, completion in read_pairs(prompts, answers)[:SHOWN]:
+        short = completion if len(completion) <= 60 else f"{completion[:56]} ..."
+        print(f"  {prompt:42} {short}")
     return 0
+
+
+def read_pairs(prompts: str, answers: str) -> list[tuple[str, str]]:
+    """Return each prompt of a batch with one message, and its completion, in the order of the file."""
+    told = {}
+    for line in Path(answers).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        told[row["custom_id"]] = row["response"]["body"]["choices"][0]["message"]["content"]
+    rows = [json.loads(line) for line in Path(prompts).read_text(encoding="utf-8").splitlines()]
+    return [(row["body"]["messages"][0]["content"], told[row["custom_id"]]) for row in rows]
