@@ -168,6 +168,37 @@ def read_table(
     return frame.reset_index(drop=True)
 
 
+def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
+    """
+    Return the values of one column of a table of lengths, as texts, in the order of its rows.
+
+    Parameters
+    ----------
+    path
+        As in :func:`read_lengths`.
+    name
+        The column's.
+
+    Raises
+    ------
+    InputError
+        If the table has no such column, or a row no value in it.
+    """
+    import pandas as pd
+
+    raw, unit = _read(path)
+    if unit == "line" and name not in raw.columns and not _is_parquet(path):
+        lines: dict[int, Mapping[str, object]] = dict(json_lines(path)) if read_text(path)[:1] == "{" else {}
+        if any(name in line for line in lines.values()):
+            raw = pd.DataFrame(
+                {name: [line.get(name) for line in lines.values()]}, index=list(lines), dtype=object
+            )
+    if name not in raw.columns:
+        message = f"has no column {name!r}, but {listed(list(map(str, raw.columns)))}"
+        raise InputError(message, file=path, hint="Name one of its columns.")
+    return _Table(path, unit, raw).ids(name).tolist()
+
+
 def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dict[str, pd.Series[float]]:
     """Return the numbers of a table by the workload's columns, whose names in the table are given."""
     import pandas as pd

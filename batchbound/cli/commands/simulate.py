@@ -28,6 +28,7 @@ from ...planning.fleet import fleet_of
 from ...running.outputs import trace_paths
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
+from ..hidden_lengths import add_hidden_lengths, print_hidden, refuse_without_effect, run_hidden
 from ..inputs import add_problem, named_files, read_inputs
 from ..reporting import print_report
 
@@ -80,6 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dispatch", choices=sorted(RULES), help="which replica gets which request (default: lpt)"
     )
+    add_hidden_lengths(parser)
     parser.add_argument("--trace", metavar="FILE", help="write the trace")
     parser.add_argument("--overwrite", action="store_true", help="replace the trace if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -88,17 +90,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate, and say what the policy reaches beside the bound."""
     begun = time.perf_counter()
+    refuse_without_effect(args)
+    if args.hidden_lengths:
+        traces, found = run_hidden(args)
+        _write_traces(args, traces)
+        print_hidden({**found, "seconds": time.perf_counter() - begun}, as_json=args.json)
+        return 0
     if args.dispatch is not None and args.replicas is None:
         raise InputError("--dispatch has no effect without --replicas", hint="Give --replicas N.")
     carried_out = _followed if args.plan is not None else _by_policy if args.replicas is None else _by_fleet
     traces, value = carried_out(args)
-    if args.trace is not None:
-        paths = trace_paths(args.trace, len(traces))
-        refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
-        for path, trace in zip(paths, traces, strict=True):
-            trace.save(path)
+    _write_traces(args, traces)
     print_report(replace(value, seconds=time.perf_counter() - begun), as_json=args.json)
     return 0
+
+
+def _write_traces(args: argparse.Namespace, traces: Sequence[Trace]) -> None:
+    if args.trace is None:
+        return
+    paths = trace_paths(args.trace, len(traces))
+    refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
+    for path, trace in zip(paths, traces, strict=True):
+        trace.save(path)
 
 
 def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:

@@ -1,0 +1,268 @@
+"""``simulate --hidden-lengths``: jobs, and steps of rollouts, whose policy sees no length."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..data.files.disk import InputError
+from ..data.prefix_cache import usual_prefix_cache
+from ..data.problem import Problem
+from ..data.readers.tables import is_table, read_column, read_lengths
+from ..data.trace import Trace
+from ..heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
+from ..heuristics.rollouts.steps import BARRIER, Way
+from ..planning.hidden import (
+    COVERAGE,
+    History,
+    expected_makespan,
+    shared_variance,
+    sharing_prompts,
+    simulate_hidden,
+    simulate_hidden_steps,
+)
+from ..solvers.bounds.proven_bound import proven_bound
+from .inputs import read_inputs
+from .reporting import print_rows
+
+if TYPE_CHECKING:
+    from ..executor.reports.tables import Row
+
+_ONLY_HIDDEN = ("history", "swap", "steps", "share_prompts")
+_ONLY_STEPS = ("ahead", "keep", "restart", "keep_kv")
+
+
+def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
+    """Add the options of jobs whose lengths nobody knows."""
+    group = parser.add_argument_group("lengths nobody knows")
+    group.add_argument(
+        "--hidden-lengths",
+        action="store_true",
+        help=f"the policy sees no length ({', '.join(WITHOUT_LENGTHS)}; default {CHOSEN}); the bound beside"
+        " it knows all",
+    )
+    group.add_argument(
+        "--history",
+        metavar="FILE",
+        nargs="+",
+        help="tables of earlier completions: of other requests, for how lengths are distributed; of the same"
+        " ids (an earlier epoch, another model), for how long each is. Gives an expected makespan, too",
+    )
+    group.add_argument(
+        "--swap",
+        type=_seconds,
+        metavar="SECONDS",
+        help="that a token of KV cache takes to the host or back: what runs may give way to what waits",
+    )
+    group.add_argument(
+        "--share-prompts",
+        action="store_true",
+        help="compute the prompt of a group once, as its requests share it",
+    )
+    group.add_argument(
+        "--steps", metavar="COLUMN", help="of the table, that says which step of training a request is of"
+    )
+    group.add_argument(
+        "--ahead",
+        type=_share,
+        metavar="SHARE",
+        help="groups in play beyond those that a step waits for; what is not complete goes on in the next"
+        " (APRIL; default 0: a barrier)",
+    )
+    group.add_argument(
+        "--keep", type=int, metavar="K", help="completions of each group that are kept, the first to end"
+    )
+    group.add_argument(
+        "--restart",
+        action="store_true",
+        help="groups that are not complete start again, in rounds of their own (RollPacker)",
+    )
+    group.add_argument(
+        "--keep-kv", action="store_true", help="what goes on keeps the KV cache of the weights before"
+    )
+
+
+def refuse_without_effect(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect beside the others."""
+    if not args.hidden_lengths:
+        _refuse_given(args, (*_ONLY_HIDDEN, *_ONLY_STEPS), "without --hidden-lengths")
+        return
+    _refuse_given(args, ("plan", "replicas", "dispatch"), "beside --hidden-lengths")
+    if args.assignment != "own":
+        raise InputError("--assignment has no effect beside --hidden-lengths", hint="Leave it out.")
+    name = args.policy or CHOSEN
+    entry = WITHOUT_LENGTHS.get(name)
+    if entry is None:
+        raise InputError(
+            f"--policy {name} goes by lengths", hint=f"Without them there are {', '.join(WITHOUT_LENGTHS)}."
+        )
+    if args.steps is None:
+        _refuse_given(args, _ONLY_STEPS, "without --steps")
+    else:
+        _refuse_given(args, ("swap", "trace"), "beside --steps")
+    if args.swap is not None and not entry.takes_swap:
+        raise InputError(f"--swap has no effect on the policy {name}", hint=f"Say --policy {CHOSEN}.")
+
+
+def _refuse_given(args: argparse.Namespace, names: Sequence[str], where: str) -> None:
+    given = next((name for name in names if getattr(args, name) not in (None, False)), None)
+    if given is not None:
+        raise InputError(f"--{given.replace('_', '-')} has no effect {where}", hint="Leave one of them out.")
+
+
+def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:
+    """Simulate, and return the trace of a single step and what the policy reaches."""
+    problem = read_inputs(args, keep_arrivals=args.steps is None).problem
+    if args.share_prompts:
+        shared = problem.workload.with_shared_prompts()
+        if not shared.shared_tokens.any():
+            message = "--share-prompts has no effect: no two requests of a group have prompts as long"
+            raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
+        problem = sharing_prompts(problem, usual_prefix_cache(shared, problem.slots))
+    history = History(tuple(read_lengths(path) for path in args.history or ()))
+    if args.steps is None:
+        trace, found = _one(args, problem, history)
+        return [trace], found
+    return [], _several(args, problem, history)
+
+
+def print_hidden(found: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what a policy reaches on stdout: as one JSON object, or as a table."""
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print_rows(_rows(found))
+
+
+def _one(args: argparse.Namespace, problem: Problem, history: History) -> tuple[Trace, dict[str, Any]]:
+    """Return the trace of a step, and what is said of it."""
+    name, longest = args.policy or CHOSEN, _longest(args, problem)
+    known = history.known(problem, longest)
+    trace = simulate_hidden(problem, name, known, args.swap)
+    first_come = simulate_hidden(problem, "fcfs").makespan
+    bound = proven_bound(problem)
+    lost = first_come - bound.seconds
+    found: dict[str, Any] = {
+        "policy": name,
+        "makespan_s": trace.makespan,
+        "fcfs_s": first_come,
+        "bound_s": bound.seconds,
+        "bound_source": bound.source,
+        "gap": trace.makespan / bound.seconds - 1,
+        "recovered": None if lost <= 0 else (first_come - trace.makespan) / lost,
+        "intraclass_correlation": shared_variance(problem, trace),
+        "evictions": trace.evictions,
+        "prefill_stages": trace.prefill_stages,
+        "requests": len(problem),
+        "slots": problem.slots,
+    }
+    if history.workloads:
+        expected = expected_makespan(problem, history, policy=name, longest=longest, swap=args.swap)
+        found |= {f"expected_{key}_s": value for key, value in asdict(expected).items()}
+        found["coverage"] = COVERAGE
+    return trace, found
+
+
+def _several(args: argparse.Namespace, problem: Problem, history: History) -> dict[str, Any]:
+    """Return what is said of several steps."""
+    if not is_table(args.workload):
+        message = "--steps is for a table of lengths, that has a column of steps"
+        raise InputError(message, file=args.workload, hint="Give a table, or leave --steps out.")
+    labels = read_column(args.workload, args.steps)
+    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    step = np.array([number[label] for label in labels], dtype=np.int64)
+    if len(step) != len(problem):
+        raise InputError(
+            "rows were left out, so that steps fit no more", file=args.workload, hint="Give whole rows."
+        )
+    name = args.policy or CHOSEN
+    known, truth = history.known(problem, _longest(args, problem)), problem.workload.output_tokens
+    try:
+        way = Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv)
+        ran = simulate_hidden_steps(problem, step, way, name, known)
+    except ValueError as error:
+        raise InputError(str(error), file=args.workload, hint="Correct the table or the option.") from None
+    barrier = simulate_hidden_steps(problem, step, BARRIER, "fcfs").makespan
+    return {
+        "policy": name,
+        "steps": len(ran.seconds),
+        "makespan_s": ran.makespan,
+        "fcfs_barrier_s": barrier,
+        "saved": 1 - ran.makespan / barrier,
+        "step_s": ran.seconds.tolist(),
+        "kept": int(ran.kept.sum()),
+        "stale_share": ran.stale_share,
+        "staleness_steps": ran.staleness,
+        "kept_length_bias": ran.kept_bias(truth),
+        "early_length_bias": ran.early_bias(truth),
+        "lost_tokens": ran.lost,
+        "requests": len(problem),
+        "slots": problem.slots,
+    }
+
+
+def _longest(args: argparse.Namespace, problem: Problem) -> int | None:
+    """Return the decode steps after which every completion is cut, if the user says."""
+    if args.longest_completion is None:
+        return None
+    return max(1, int(args.longest_completion) - int(problem.prefill_emits_first_token))
+
+
+def _rows(found: Mapping[str, Any]) -> list[Row]:
+    """Return the lines of a table for people."""
+    from ..executor.reports.tables import Row, duration, percent
+
+    shares = {
+        "gap": "above the bound",
+        "recovered": "of FCFS's loss recovered",
+        "intraclass_correlation": "alike within a group (ICC)",
+        "saved": "less time than FCFS with a barrier",
+        "stale_share": "completions begun in an earlier step",
+        "kept_length_bias": "kept completions longer by",
+        "early_length_bias": "those before the last step longer by",
+    }
+    seconds = {
+        "makespan_s": "makespan",
+        "fcfs_s": "first come, first served",
+        "fcfs_barrier_s": "FCFS with a barrier",
+        "bound_s": "bound with lengths known",
+    }
+    rows = []
+    for key, value in found.items():
+        if key in seconds:
+            note = str(found.get("bound_source", "")) if key == "bound_s" else ""
+            rows.append(Row("seconds", seconds[key], duration(value), note))
+        elif key in shares:
+            rows.append(Row("shares", shares[key], "none lost" if value is None else percent(value), ""))
+        elif key == "expected_mean_s":
+            between = f"{duration(found['expected_low_s'])} to {duration(found['expected_high_s'])}"
+            rows.append(
+                Row("seconds", "expected", duration(value), f"{percent(COVERAGE, 0)} within {between}")
+            )
+        elif isinstance(value, int | str) and key != "bound_source":
+            rows.append(Row("counts", key.replace("_", " "), str(value), ""))
+    return rows
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "seconds")
+
+
+def _share(text: str) -> float:
+    return _number(text, "a share")
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}, zero or more")
+    return value

@@ -1,0 +1,132 @@
+"""``simulate --hidden-lengths``: what is printed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+
+HEADER = "step,group,id,input_tokens,output_tokens\n"
+
+
+def table(folder: Path, name: str, seed: int, *, share: float = 0.9, steps: int = 1) -> str:
+    """Write a table of 12 groups of 4 a step, alike within groups by an intraclass correlation."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for step in range(steps):
+        for group in range(12):
+            effect = rng.standard_normal()
+            for sample in range(4):
+                score = np.sqrt(share) * effect + np.sqrt(1 - share) * rng.standard_normal()
+                tokens = max(1, int(np.exp(4.5 + 0.7 * score)))
+                rows.append(f"s{step},s{step}g{group},s{step}g{group}-{sample},20,{tokens}")
+    path = folder / name
+    path.write_text(HEADER + "\n".join(rows) + "\n")
+    return str(path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["simulate", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_hidden_job_stands_between_first_come_and_the_bound_that_knows_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = table(tmp_path, "one.csv", 1)
+    found = printed(capsys, one, "--slots", "12", "--hidden-lengths")
+    assert found["bound_s"] <= found["makespan_s"]
+    assert found["policy"] == "learned"
+    assert found["intraclass_correlation"] > 0.6
+    plain = printed(capsys, one, "--slots", "12", "--hidden-lengths", "--policy", "fcfs")
+    assert plain["makespan_s"] == plain["fcfs_s"] == found["fcfs_s"]
+    assert plain["recovered"] == 0
+    loss = found["fcfs_s"] - found["bound_s"]
+    assert found["recovered"] == pytest.approx((found["fcfs_s"] - found["makespan_s"]) / loss)
+
+
+def test_the_trace_of_a_hidden_job_is_written_with_every_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = table(tmp_path, "one.csv", 1)
+    trace = tmp_path / "trace.jsonl"
+    assert main(["simulate", one, "--slots", "12", "--hidden-lengths", "--trace", str(trace)]) == 0
+    assert "makespan" in capsys.readouterr().out
+    assert trace.read_text().count('"finished"') >= 48
+
+
+def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = table(tmp_path, "one.csv", 1), table(tmp_path, "other.csv", 2)
+    words = (one, "--slots", "12", "--hidden-lengths")
+    found = printed(capsys, *words, "--history", table(tmp_path, "past.csv", 3, steps=2))
+    assert found["expected_low_s"] <= found["expected_mean_s"] <= found["expected_high_s"]
+    assert found["coverage"] == 0.9
+    # The same requests, known to the token: longest first from the start, near the bound.
+    told = printed(capsys, *words, "--history", one)
+    untold = printed(capsys, *words)
+    assert told["makespan_s"] < untold["makespan_s"]
+    assert told["expected_low_s"] <= told["makespan_s"] <= told["expected_high_s"]
+    assert Path(other).exists()
+
+
+def test_moving_kv_caches_costs_what_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (table(tmp_path, "one.csv", 4), "--slots", "24", "--hidden-lengths")
+    cheap = printed(capsys, *words, "--swap", "1e-7")
+    assert cheap["evictions"] > 0
+    dear = printed(capsys, *words, "--swap", "1")
+    assert dear["evictions"] == 0
+
+
+def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (table(tmp_path, "steps.csv", 5, steps=3), "--slots", "12", "--hidden-lengths", "--steps", "step")
+    barrier = printed(capsys, *words, "--policy", "fcfs")
+    assert barrier["saved"] == 0
+    assert barrier["stale_share"] == barrier["kept_length_bias"] == 0
+    ahead = printed(capsys, *words, "--ahead", "0.5", "--keep-kv", "--share-prompts")
+    assert ahead["saved"] > 0.03
+    assert ahead["stale_share"] > 0
+    kept = printed(capsys, *words, "--keep", "3")
+    assert kept["kept"] == 3 * 12 * 3
+    assert kept["kept_length_bias"] < 0
+    assert kept["lost_tokens"] > 0
+    assert printed(capsys, *words, "--ahead", "0.5", "--restart")["stale_share"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--swap", "1e-5"], "--swap has no effect without --hidden-lengths"),
+        (["--ahead", "0.5"], "--ahead has no effect without --hidden-lengths"),
+        (["--hidden-lengths", "--keep", "2"], "--keep has no effect without --steps"),
+        (["--hidden-lengths", "--policy", "lpt"], "--policy lpt goes by lengths"),
+        (["--hidden-lengths", "--policy", "fcfs", "--swap", "1"], "--swap has no effect on the policy fcfs"),
+        (["--hidden-lengths", "--replicas", "2"], "--replicas has no effect beside --hidden-lengths"),
+        (["--hidden-lengths", "--steps", "no"], "has no column 'no'"),
+        (["--hidden-lengths", "--steps", "step", "--keep", "4"], "it has no effect"),
+        (["--hidden-lengths", "--steps", "step", "--keep", "0"], "keep is 0"),
+        (["--hidden-lengths", "--steps", "step", "--restart"], "restart has no effect"),
+        (["--hidden-lengths", "--steps", "id"], "a group has requests in several steps"),
+        (["--hidden-lengths", "--history", "none.csv"], "none.csv"),
+    ],
+)
+def test_what_has_no_effect_or_no_sense_is_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", table(tmp_path, "one.csv", 1), "--slots", "4", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_number_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", table(tmp_path, "one.csv", 1), "--hidden-lengths", "--swap", "nan"])
+    assert "'nan' is not seconds" in capsys.readouterr().err
