@@ -312,6 +312,11 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "limit": 7}),
         "rounds: prices of 13 fit 2 slots of 7",
     ),
+    "prices that just fit the slots": (
+        problem_of([1] * 4, [10] * 4, 2, UNIT),
+        trivial(2, by_slots(2), priced(21, 20, 2, {10: 1})),
+        "rounds: prices of 4 fit 2 slots of 2",
+    ),
     "prices that a slot exceeds": (
         PACKED,
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "limit": 5}),
@@ -321,6 +326,16 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         PACKED,
         trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "lengths": [6], "prices": [3], "limit": 8}),
         "prices: items that fit in 35 are priced 9, above 8",
+    ),
+    "prices of two requests that fill a slot together": (
+        problem_of([1] * 3, [3, 5, 9], 2, UNIT),
+        trivial(2, by_slots(2), priced(9, 8, 4, {3: 2, 5: 3})),
+        "prices: items that fit in 8 are priced 5, above 4",
+    ),
+    "prices of a capacity below none": (
+        PACKED,
+        trivial(2, PACKED_STAGES, {**PACKED_ROUNDS, "capacity": -1}),
+        "prices: capacity is -1, less than 0",
     ),
     "a limit of nothing": (
         PACKED,

@@ -213,6 +213,13 @@ def test_a_packing_is_refuted_by_just_the_prices_that_trying_all_roundings_gives
         assert refusal(limit) == said
 
 
+def test_requests_of_no_rounds_leave_stages_alone() -> None:
+    problem = problem_of([1] * 3, [1] * 3, 2, UNIT, prefill_emits_first_token=True)
+    bound = difference_set_bound(problem)
+    assert bound.seconds == bound.terms["prefill stages"] == 2
+    is_proven_and_no_more(problem, bound)
+
+
 def test_ends_add_up_and_must_be_more_than_the_room() -> None:
     # Two values of 3 and five end values of 2 are taken away, and four late rounds of 7 are added.
     claim = EndClaim(rounds=9, constant=20, value=3, end_value=2, rest=7)
