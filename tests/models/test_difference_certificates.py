@@ -90,6 +90,21 @@ def with_ends(seed: int) -> Problem:
     return problem_of([1] * requests, lengths.tolist(), slots, CostModel(0.5, 0.0, 1.0, 0.0))
 
 
+def with_many_longest(seed: int) -> Problem:
+    """Problems most of whose requests are the longest: spans of just that length follow one another."""
+    rng = np.random.default_rng(seed)
+    requests, longest = int(rng.integers(4, 16)), int(rng.integers(3, 8))
+    lengths = np.where(rng.random(requests) < 0.6, longest, rng.integers(1, longest + 1, requests))
+    slots, stage = int(rng.integers(1, 4)), float(rng.choice([0.5, 2.0]))
+    return problem_of([1] * requests, lengths.tolist(), slots, CostModel(stage, 0.0, 1.0, 0.0))
+
+
+@pytest.mark.parametrize("seed", [1012, 1029, 1037, 1049])
+def test_the_checker_derives_what_spans_of_the_longest_prove_and_no_more(seed: int) -> None:
+    problem = with_many_longest(seed)
+    is_proven_and_no_more(problem, difference_set_bound(problem))
+
+
 SEEDS_OF_ENDS, SEEDS_OF_PRICES = (9, 46, 51, 61, 107, 432), (0, 49, 74, 85, 92)
 
 
