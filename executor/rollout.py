@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any, TypedDict
 
+import numpy as np
+
+from ..data.lengths.history import LengthHistory
 from ..data.readers.sampling import LogprobsMode, Sampling
 from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
 from .models.wrapped import unwrapped
@@ -36,6 +40,7 @@ def rollout_function(
     logprobs: LogprobsMode = "processed",
     expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
     on_completion: Callable[[Completion], None] | None = None,
+    history: str | os.PathLike[str] | None = None,
     **sampling: Any,
 ) -> Callable[[Sequence[Prompt], object], Rollout]:
     """
@@ -58,6 +63,10 @@ def rollout_function(
         saves time then. Without it prompts are served in the order given.
     on_completion
         Called with each completion as it finishes: rewards can be computed while others still decode.
+    history
+        File that keeps the lengths of each prompt's completions: those expected to be longest are served
+        first, and it is written after each call. It need not be there yet; each process of several keeps one
+        of its own (``FILE.1`` and on). ``plan --lengths history:FILE`` reads it, too.
     **sampling
         Fields of :class:`~.sampling.Sampling`; by default the trainer's, else a temperature of
         1. ``seed`` is of the first call, and every call and process draws from streams of its own.
@@ -71,6 +80,8 @@ def rollout_function(
     Sampling(**sampling)
     if sampling.get("n", 1) != 1:
         raise ValueError("n has no effect here: each prompt comes as often as it is to be completed")
+    if history is not None and expected_tokens is not None:
+        raise ValueError("expected_tokens would have no effect beside history: give one of them")
     calls = count()
 
     def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
@@ -80,12 +91,25 @@ def rollout_function(
                 "the trainer trains another model than the engine's: make LLM with trainer.model"
             )
         seed = _seed(settings.sampling.seed, settings.process, settings.step, next(calls))
+        kept = (
+            None
+            if history is None
+            else f"{os.fspath(history)}.{settings.process}"
+            if settings.process
+            else history
+        )
+        known = None if kept is None else LengthHistory.at(kept)
+        expected: Sequence[int] | None = None
+        if expected_tokens is not None:
+            expected = expected_tokens(prompts)
+        elif known is not None and len(known):
+            expected = np.minimum(known.expected(prompts), settings.max_tokens).tolist()
         done: list[Completion | None] = [None] * len(prompts)
         for completion in engine.generate(
             prompts,
             settings.with_seed(seed),
             max_tokens=settings.max_tokens,
-            expected_tokens=None if expected_tokens is None else expected_tokens(prompts),
+            expected_tokens=expected,
             log_probabilities=logprobs,
             chat_options=settings.chat_options,
         ):
@@ -93,6 +117,9 @@ def rollout_function(
             if on_completion is not None:
                 on_completion(completion)
         answers = [completion for completion in done if completion is not None]
+        if known is not None and kept is not None:
+            known.saw((prompts[one.index], len(one.completion_ids)) for one in answers)
+            known.save(kept)
         return Rollout(
             prompt_ids=[list(answer.prompt_ids) for answer in answers],
             completion_ids=[list(answer.completion_ids) for answer in answers],

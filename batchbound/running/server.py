@@ -270,7 +270,9 @@ def _read(path: Path, options: ServerOptions) -> _Batch:
         known = [request.output_tokens for request in requests]
         source = LengthSource.parse(options.lengths or ("cap" if None in known else "known"))
         ids = [request.custom_id for request in requests]
-        output = source.resolve(ids, caps=[request.max_tokens for request in requests], known=known)
+        caps = [request.max_tokens for request in requests]
+        says = [request.body.get("prompt", request.body.get("messages")) for request in requests]
+        output = source.resolve(ids, caps=caps, known=known, prompts=says)
         return _Batch(path, requests, output, None, None)
     if options.lengths is not None:
         raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")

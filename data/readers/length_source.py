@@ -12,6 +12,7 @@ from ..files.disk import InputError
 from ..files.jsonl import file_digest
 from ..files.record import Positive, plain, record, refuse_unknown
 from ..lengths.distributions import FAMILIES, LengthDistribution
+from ..lengths.history import LengthHistory
 from ..workload import LONGEST
 from .completions import read_answer_lengths
 from .tables import is_table, read_table
@@ -26,8 +27,8 @@ class LengthSource:
     ----------
     kind
         ``known`` (each request carries its own), ``completions`` (an earlier run's, by name; older plans call
-        it ``answers``), ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the request's own
-        ``max_tokens``).
+        it ``answers``), ``history`` (what the same prompts' completions had, by :class:`.LengthHistory`),
+        ``constant``, ``quantile`` (of the lengths in a file) or ``cap`` (the request's own ``max_tokens``).
     value
         Tokens of a constant, or the quantile.
     file, digest
@@ -64,7 +65,7 @@ class LengthSource:
         Parameters
         ----------
         spec
-            ``known``, ``cap``, ``constant:N``, ``completions:FILE``, ``quantile:Q:FILE`` or
+            ``known``, ``cap``, ``constant:N``, ``completions:FILE``, ``history:FILE``, ``quantile:Q:FILE`` or
             ``quantile:Q:FAMILY:FILE``.
 
         Raises
@@ -80,7 +81,7 @@ class LengthSource:
                 rest, spec, "a whole number of tokens", lambda n: n == int(n) and 1 <= n <= LONGEST
             )
             return cls(kind, value=int(tokens))
-        if kind in ("completions", "answers") and rest:
+        if kind in ("completions", "answers", "history") and rest:
             return cls(kind, file=rest, digest=file_digest(rest))
         share, _, file = rest.partition(":")
         if kind == "quantile" and file:
@@ -91,7 +92,8 @@ class LengthSource:
         raise InputError(
             f"{spec!r} names no source of completion lengths",
             where="lengths",
-            hint=f"Give known, cap, constant:N, completions:FILE, quantile:Q:FILE or quantile:Q:FAMILY:FILE "
+            hint="Give known, cap, constant:N, completions:FILE, history:FILE, quantile:Q:FILE or"
+            " quantile:Q:FAMILY:FILE "
             f"(FAMILY one of {', '.join(FAMILIES)}).",
         )
 
@@ -101,6 +103,7 @@ class LengthSource:
         *,
         caps: Sequence[int | None] | None = None,
         known: Sequence[int | None] | None = None,
+        prompts: Sequence[object] | None = None,
     ) -> IntArray:
         """
         Return the planned completion length of each request: tokens, at least one, never above its cap.
@@ -113,6 +116,8 @@ class LengthSource:
             Most tokens each request allows (its ``max_tokens``), None where it sets none.
         known
             The lengths the requests carry, None where they carry none.
+        prompts
+            What each request asks, as :func:`.prompt_key` takes it; None for lengths without prompts.
 
         Raises
         ------
@@ -121,7 +126,7 @@ class LengthSource:
         """
         nothing: Sequence[int | None] = [None] * len(ids)
         caps, known = self.capped(nothing if caps is None else caps), nothing if known is None else known
-        lengths = self._choose(ids, caps, known)
+        lengths = self._of_history(prompts) if self.kind == "history" else self._choose(ids, caps, known)
         missing = [i for i, length in enumerate(lengths) if length is None]
         if missing:
             raise InputError(
@@ -158,6 +163,17 @@ class LengthSource:
             hint = "Use the empirical quantile: quantile:Q:FILE."
             raise InputError(str(error), file=self.file, where="lengths 'quantile'", hint=hint) from None
         return [fitted.quantile(self.value or 0)] * len(ids)
+
+    def _of_history(self, prompts: Sequence[object] | None) -> Sequence[int]:
+        history = LengthHistory.load(self.file or "")
+        if prompts is None or not len(history):
+            what = (
+                "has no lengths yet" if prompts is not None else "is of prompts, and there are only lengths"
+            )
+            hint = "Choose another source of lengths."
+            raise InputError(what, file=self.file, where="lengths 'history'", hint=hint)
+        found: list[int] = history.expected(prompts).tolist()
+        return found
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that are set, as plain JSON values."""
@@ -199,6 +215,7 @@ _MEND = {
     "completions": "The file must hold a completion of every request; for an estimate choose"
     " quantile:Q:FILE.",
     "constant": "",
+    "history": "",
     "quantile": "",
 }
 

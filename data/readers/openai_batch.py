@@ -102,6 +102,13 @@ class PromptRecord:
         """The conversation as a tokenizer's chat template takes it."""
         return [{"role": message.role, "content": message.content} for message in self.messages]
 
+    @property
+    def says(self) -> str | tuple[int, ...] | list[dict[str, str]]:
+        """The prompt as it was given: text, token ids, or messages."""
+        if self.prompt is not None:
+            return self.prompt
+        return [{"role": one.role, "content": one.content} for one in self.messages]
+
     def sampling(self, **given: Any) -> Sampling:
         """Return what the request asks; what is given here takes precedence."""
         return Sampling(**{**self.asked, **given})

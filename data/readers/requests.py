@@ -135,7 +135,8 @@ def _read_prompts(
     source = LengthSource.parse(lengths or ("cap" if None in known else "known"))
     source = replace(source, longest=longest)
     ids = [record.custom_id for record in records]
-    outputs = source.resolve(ids, caps=[record.max_tokens for record in records], known=known)
+    caps, asked = [record.max_tokens for record in records], [record.says for record in records]
+    outputs = source.resolve(ids, caps=caps, known=known, prompts=asked)
     if count_tokens is not None:
         inputs = count_tokens(records)
     else:

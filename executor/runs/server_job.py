@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 
 from ...data.costs.cost import IntArray
+from ...data.lengths.repair import LengthRepair
 from ...data.readers.server_batch import ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
-from ...heuristics.rollouts.repair import LengthRepair
 from ..engines.server_client import Kind, Reply, ServerClient
 from ..engines.server_dispatch import Dispatch, Patience, Served, in_flight_of
 from ..engines.server_probe import ServerFacts, Watch, probe

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+
+from batchbound.data.lengths.history import LengthHistory
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
@@ -122,3 +126,28 @@ def test_settings_are_checked_when_they_are_given(engine: LLM, given: dict[str, 
         rollout_function(engine, **given)
     with pytest.raises(TypeError, match="temprature"):
         rollout_function(engine, temprature=1.0)
+
+
+def test_a_history_puts_the_longest_first_and_is_written_after_each_call(
+    engine: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected: list[Any] = []
+    generate = LLM.generate
+
+    def noted(llm: LLM, *given: Any, **more: Any) -> Any:
+        expected.append(more["expected_tokens"])
+        return generate(llm, *given, **more)
+
+    monkeypatch.setattr(LLM, "generate", noted)
+    path = tmp_path / "history.jsonl"
+    rollout = rollout_function(engine, history=path)
+    first = rollout(PROMPTS, trainer_of(engine))
+    known = LengthHistory.load(path)
+    assert len(known) == len(PROMPTS)
+    rollout(PROMPTS, trainer_of(engine, step=1))
+    assert expected[0] is None
+    assert expected[1] == np.minimum(7, known.expected(PROMPTS)).tolist()
+    assert LengthHistory.load(path).error is not None
+    assert [len(ids) for ids in first["completion_ids"]]
+    with pytest.raises(ValueError, match="give one of them"):
+        rollout_function(engine, history=path, expected_tokens=lambda prompts: [1] * len(prompts))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from batchbound.heuristics.rollouts.repair import LEAST_SEEN, LengthRepair
+from batchbound.data.lengths.repair import LEAST_SEEN, LengthRepair
 
 Whole = np.ndarray[tuple[int], np.dtype[np.int64]]
 

@@ -1,0 +1,176 @@
+"""Lengths that completions of each prompt had, kept in a file from step to step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..costs.cost import IntArray
+from ..files.disk import InputError, atomic_write
+from ..files.jsonl import json_lines
+from .repair import LengthRepair
+
+HISTORY_VERSION = 1
+
+_KEPT = 16
+"""Lengths kept of each prompt, the newest: what a model wrote many steps ago says little of it now."""
+
+_HINT = "Give a file that a rollout function or LengthHistory.save has written."
+
+
+class LengthHistory:
+    """
+    What is known of the lengths of a model's completions, by prompt.
+
+    The length of a prompt's next completion is expected to be as its others were, drawn towards those of all
+    prompts as far as prompts do not differ; see :class:`.LengthRepair`. A prompt that was never seen is
+    expected to be as the others.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: dict[str, list[int]] = {}
+        self._missed: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def error(self) -> float | None:
+        """Median share by which completions missed what was expected before they were seen; None for none."""
+        return float(np.median(self._missed)) if self._missed else None
+
+    def expected(self, prompts: Sequence[Any]) -> IntArray:
+        """
+        Return the tokens that a completion of each prompt is expected to have, shape (prompts,).
+
+        Parameters
+        ----------
+        prompts
+            Texts, token ids or messages, or what :func:`prompt_key` makes of them.
+
+        Raises
+        ------
+        ValueError
+            If nothing was seen yet.
+        """
+        if not self._lengths:
+            raise ValueError("the history holds no length yet")
+        keys = [prompt_key(prompt) for prompt in prompts]
+        number = {key: k for k, key in enumerate(dict.fromkeys((*self._lengths, *keys)))}
+        seen = [(number[key], tokens) for key, lengths in self._lengths.items() for tokens in lengths]
+        groups = np.array([*(k for k, _ in seen), *(number[key] for key in keys)], dtype=np.int64)
+        usual = float(np.exp(np.mean(np.log([tokens for _, tokens in seen]))))
+        repair = LengthRepair(groups, np.full(len(groups), usual))
+        for request, (_, tokens) in enumerate(seen):
+            repair.seen(request, tokens)
+        found: IntArray = np.maximum(1, np.rint(repair.expected()[len(seen) :])).astype(np.int64)
+        return found
+
+    def saw(self, completions: Iterable[tuple[Any, int]]) -> None:
+        """
+        Note the lengths of completions.
+
+        Parameters
+        ----------
+        completions
+            The prompt and the tokens of each.
+        """
+        found = [(prompt_key(prompt), int(tokens)) for prompt, tokens in completions]
+        if self._lengths and found:
+            expected = self.expected([key for key, _ in found])
+            had = np.array([tokens for _, tokens in found], dtype=np.float64)
+            missed: list[float] = np.abs(expected / had - 1).tolist()
+            self._missed = [*self._missed, *missed][-1000:]
+        for key, tokens in found:
+            # The newest prompts stand last.
+            lengths = self._lengths.pop(key, [])
+            self._lengths[key] = [*lengths, tokens][-_KEPT:]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """
+        Write the history as JSON lines, whole or not at all.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be written.
+        """
+        header = {"batchbound_length_history": HISTORY_VERSION, "prompts": len(self), "missed": self._missed}
+        with atomic_write(path) as stream:
+            stream.write(json.dumps(header) + "\n")
+            for key, lengths in self._lengths.items():
+                stream.write(json.dumps({"prompt": key, "lengths": lengths}) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LengthHistory:
+        """
+        Return the history that :meth:`save` wrote.
+
+        Raises
+        ------
+        InputError
+            If the file is not a whole history of this version.
+        """
+        rows = list(json_lines(path))
+        if not rows or rows[0][1].get("batchbound_length_history") != HISTORY_VERSION:
+            what = f"is not a history of lengths of version {HISTORY_VERSION}"
+            raise InputError(what, file=path, hint=_HINT)
+        (_, header), *lines = rows
+        if header.get("prompts") != len(lines):
+            raise InputError("the file ends before the history does", file=path, hint="Copy it whole.")
+        missed = header.get("missed")
+        if not isinstance(missed, list) or not all(type(one) is float and one >= 0 for one in missed):
+            raise InputError("is no list of errors", file=path, where="line 1, field 'missed'", hint=_HINT)
+        history = cls()
+        history._missed = missed
+        for number, line in lines:
+            key, lengths = line.get("prompt"), line.get("lengths")
+            if not isinstance(key, str) or key in history._lengths:
+                where = f"line {number}, field 'prompt'"
+                raise InputError(f"{key!r} names no prompt of its own", file=path, where=where, hint=_HINT)
+            if (
+                not isinstance(lengths, list)
+                or not lengths
+                or not all(type(one) is int and one >= 1 for one in lengths)
+            ):
+                where = f"line {number}, field 'lengths'"
+                raise InputError("are no numbers of tokens", file=path, where=where, hint=_HINT)
+            history._lengths[key] = lengths
+        return history
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> LengthHistory:
+        """Return the history in a file, an empty one if there is no such file."""
+        return cls.load(path) if Path(path).exists() else cls()
+
+
+def prompt_key(prompt: Any) -> str:
+    """
+    Return the name under which a prompt is known: a digest of what it says.
+
+    Parameters
+    ----------
+    prompt
+        A text, token ids, or messages; a name is its own.
+    """
+    if isinstance(prompt, _Key):
+        return prompt
+    if isinstance(prompt, str):
+        told: object = prompt
+    elif any(isinstance(one, Mapping) for one in prompt):
+        told = [{name: one[name] for name in ("role", "content") if name in one} for one in prompt]
+    else:
+        told = [int(token) for token in prompt]
+    return _Key(hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest())
+
+
+class _Key(str):
+    """A digest, told apart from a text."""
+
+    __slots__ = ()
