@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from batchbound.cli import main
+from batchbound.data.trace import Trace
 from batchbound.executor.reports.tables import percent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,6 +136,14 @@ def test_a_run_asked_to_end_before_its_first_stage_says_so(
     )
     assert main(["run", str(planned(tmp_path)), "--model", "tiny:llama"]) == 1
     assert "stopped: the system asked the process to end (SIGTERM)" in capsys.readouterr().err
+
+
+def test_a_trace_in_which_nothing_ran_cannot_be_validated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trace.empty(2).save(tmp_path / "trace.jsonl")
+    said = refused(["validate", str(tmp_path / "trace.jsonl"), "--cost", "paper"], capsys)
+    assert "trace.jsonl: the trace has no request" in said
 
 
 def test_a_plan_whose_prompts_were_moved_asks_for_them(

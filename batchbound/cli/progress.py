@@ -75,4 +75,6 @@ def standing_text(standing: Standing, now: datetime.datetime) -> str:
     end = now + datetime.timedelta(seconds=standing.left)
     day = "" if end.date() == now.date() else f"{end:%a} "
     text += f", {clock_text(standing.left)} left, done {day}{end:%H:%M:%S}"
+    if standing.longer:
+        text += f", {standing.longer:,} completions longer than planned"
     return text if standing.gap is None else f"{text}, gap {standing.gap:.1%}"

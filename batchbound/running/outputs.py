@@ -103,6 +103,10 @@ class RunFiles:
         for path, trace in zip(self.traces, traces, strict=False):
             replace(trace, engine={**trace.engine, "run": run}).save(path)
         if not traces:
+            # Cut off before its trace: one without stages tells the finished job from another's.
+            for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
+                if _run_of(path) != run:
+                    replace(Trace.empty(replica.slots), engine={"run": run}).save(path)
             return
         if self.picture is not None:
             save_perfetto(self.picture, traces)
@@ -142,16 +146,25 @@ def run_digest(identity: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def _run_of(path: Path) -> object:
+    """Return the run that a trace names, or None if there is no trace."""
+    try:
+        return Trace.load(path).engine.get("run") if path.is_file() else None
+    except InputError:
+        return None
+
+
 def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -> bool:
     """Return whether the outputs are whole and of this very run: its trace says so, nothing is left to do."""
     from ..executor.runs.job import journal_path
 
-    if journal_path(files.output).exists() or not files.traces[0].is_file() or not files.output.is_file():
+    if journal_path(files.output).exists() or not files.output.is_file():
+        return False
+    if _run_of(files.traces[0]) != run_digest(identity):
         return False
     try:
         named = [one.custom_id for one in read_completions(files.output)]
-        found = Trace.load(files.traces[0]).engine.get("run")
     except InputError:
         return False
     names = [record.custom_id for record in job.prompts.records]
-    return found == run_digest(identity) and list(dict.fromkeys(named)) == list(dict.fromkeys(names))
+    return list(dict.fromkeys(named)) == list(dict.fromkeys(names))

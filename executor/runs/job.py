@@ -21,6 +21,7 @@ from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
 from ...heuristics.follow import following
 from ...heuristics.loop import execute
+from ...heuristics.policy import State, Step
 from ...heuristics.registry import policy_named
 from ...heuristics.simulate import remaining_schedule
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
@@ -33,6 +34,7 @@ from ..models.recording import TokenLogprob
 from ..models.source import position_limit
 from ..models.tokenizers import Tokenizer, end_tokens
 from .journal import Journal
+from .plan_clock import Follower
 
 if TYPE_CHECKING:
     from ..models.sampling import TokenRule
@@ -218,8 +220,14 @@ class Job:
             if on_stage is not None:
                 on_stage(stage, served + done)
 
+        def followed(state: State) -> Step:
+            step = policy(state)
+            if isinstance(on_stage, Follower) and len(step.prefill):
+                on_stage.on_begin(left[list(step.prefill)])
+            return step
+
         with device_failures():
-            return execute(problem, policy, engine, on_finish=keep, on_stage=staged)
+            return execute(problem, followed, engine, on_finish=keep, on_stage=staged)
 
     def fail(self, journal: Journal, index: int, code: str, why: str) -> None:
         """Put an error in the place of a request's completion, given the request's position in the plan."""

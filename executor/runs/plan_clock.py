@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,10 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage
 from ...heuristics.simulate import remaining_schedule
+from .learned_lengths import LearnedLengths
+
+EACH = 1e-4
+"""Seconds for each request after which lengths are looked at again: a hundredth of that is spent on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Standing:
     gap
         How far above the bound the run will be, in model seconds, if the rest goes as planned; None where it
         has left the plan, or nothing is proven.
+    longer
+        Completions under way that are beyond their planned lengths.
     """
 
     done: float
@@ -36,6 +43,28 @@ class Standing:
     slowdown: float
     left: float
     gap: float | None
+    longer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """
+    Is told of a run as it goes on.
+
+    Parameters
+    ----------
+    on_stage
+        Called after each stage with its record and the number of requests finished so far.
+    on_begin
+        Called with the requests that are prefilled next, as positions in the plan.
+    """
+
+    on_stage: Callable[[Stage, int], None]
+    on_begin: Callable[[npt.NDArray[np.int64]], None]
+
+    def __call__(self, stage: Stage, finished: int) -> None:
+        """Tell of a stage."""
+        self.on_stage(stage, finished)
 
 
 class PlanClock:
@@ -44,6 +73,8 @@ class PlanClock:
 
     Between two planned ends of requests the clock follows the cost model; a run that finishes requests
     sooner, as completions end before their caps, is moved on to where the plan would have finished as many.
+    Where completions are longer or shorter than planned, what is left is foretold by the lengths seen so far,
+    of those that ended and of those under way.
 
     Parameters
     ----------
@@ -53,10 +84,18 @@ class PlanClock:
         Requests that this run serves, ascending; another run has completed the others.
     bound
         Proven model seconds of the whole plan, or None.
+    ended
+        Returns the requests that ended since it was last called, as positions in the plan, and the tokens of
+        each, UNKNOWN where there are none; one may be told of a stage late.
     """
 
     def __init__(
-        self, problem: Problem, schedule: Schedule, left: npt.ArrayLike, bound: float | None = None
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        left: npt.ArrayLike,
+        bound: float | None = None,
+        ended: Callable[[], Iterable[tuple[int, int]]] = tuple,
     ) -> None:
         kept = np.asarray(left, dtype=np.int64)
         self._cost, self._bound = problem.cost, bound if len(kept) == len(problem) else None
@@ -67,11 +106,18 @@ class PlanClock:
         self._before = max(0.0, self._planned - self._rest)
         self._ends = np.append(np.sort(schedule.finishes(problem)), self._rest)
         self._at = self._modelled = self._charged = 0.0
+        self._lengths = LearnedLengths(problem, schedule)
+        self._position = {int(request): k for k, request in enumerate(kept)}
+        self._ended, self._end, self._foretold = ended, 0.0, -1.0
 
     @property
     def begin(self) -> Standing:
         """Where the run stands before its first stage."""
         return Standing(self._before, self._planned, 1.0, self._rest, None)
+
+    def begun(self, requests: npt.ArrayLike) -> None:
+        """Note requests that are prefilled next, as positions in the plan: what is known of their lengths."""
+        self._lengths.begun([self._position[int(request)] for request in np.asarray(requests)])
 
     def after(self, stage: Stage, finished: int) -> Standing:
         """
@@ -89,9 +135,30 @@ class PlanClock:
         reached = float(self._ends[finished - 1]) if finished else 0.0
         coming = float(self._ends[min(finished, len(self._ends) - 1)])
         self._at = max(self._at, min(max(self._modelled, reached), coming))
+        self._learn(stage)
+        if not self._lengths.as_planned:
+            return self._off_plan(stage)
         slowdown = stage.end / self._at if self._at else 1.0
         gap = None
         if self._bound and abs(self._modelled - self._at) <= 1e-6 * self._rest:
             gap = (self._charged + self._rest - self._at) / self._bound - 1
         left = slowdown * (self._rest - self._at)
         return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
+
+    def _learn(self, stage: Stage) -> None:
+        for request, tokens in self._ended():
+            self._lengths.ended(self._position[request], tokens)
+        self._lengths.decoded(stage.rounds)
+
+    def _off_plan(self, stage: Stage) -> Standing:
+        """Return where a run stands whose lengths are not the planned ones."""
+        slowdown = stage.end / self._modelled if self._modelled else 1.0
+        if stage.end >= self._end:
+            # Not after each stage: it takes time itself where there are many requests.
+            self._foretold = stage.end + slowdown * self._lengths.seconds_left()
+            self._end = 1.01 * stage.end + EACH * len(self._position)
+        left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
+        done = self._at
+        if longer and stage.end:
+            done = min(done, self._rest * stage.end / (stage.end + left))
+        return Standing(self._before + done, self._before + self._rest, slowdown, left, None, longer)

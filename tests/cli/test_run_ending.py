@@ -62,7 +62,11 @@ def kill_at(call: int, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
-    call: int, planned: tuple[list[str], bytes, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: int,
+    planned: tuple[list[str], bytes, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, expected, _ = planned
     words = command(run, tmp_path)
@@ -78,7 +82,11 @@ def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
             main(words)
     assert main(words) == 0
     assert (tmp_path / "answers.jsonl").read_bytes() == expected
-    assert {path.name for path in tmp_path.iterdir()} <= {"answers.jsonl", "trace.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"answers.jsonl", "trace.jsonl"}
+    # Finished, also where the run that served it was cut off before its trace.
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "this job is finished" in capsys.readouterr().err
 
 
 def test_a_finished_job_typed_again_says_so_and_changes_nothing(

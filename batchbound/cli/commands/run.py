@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...data.files.disk import WriteError
 from ...data.plan import Plan
@@ -30,6 +31,7 @@ from ..server_report import show_server
 if TYPE_CHECKING:
     from ...data.trace import Stage
     from ...executor.runs.journal import Journal
+    from ...executor.runs.plan_clock import Follower
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +197,7 @@ def _options(args: argparse.Namespace) -> RunOptions:
 @contextmanager
 def _watched(plan: Plan, journal: Journal, seconds: int) -> Iterator[Callable[[Stage, int], None]]:
     """Yield what is told of each stage: progress, and a watchdog."""
+    from ...executor.runs.plan_clock import Follower
     from ...executor.runs.watchdog import Watchdog
 
     with (
@@ -206,7 +209,7 @@ def _watched(plan: Plan, journal: Journal, seconds: int) -> Iterator[Callable[[S
             watchdog.alive()
             on_progress(stage, done)
 
-        yield on_stage
+        yield Follower(on_stage, on_progress.on_begin)
 
 
 def _show(result: RunResult, args: argparse.Namespace) -> None:
@@ -239,20 +242,37 @@ def _show(result: RunResult, args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _progress(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
+def _progress(plan: Plan, journal: Journal) -> Iterator[Follower]:
     """Yield what is told each stage and the requests finished: by the plan, or by requests for a fleet."""
-    from ...executor.runs.plan_clock import PlanClock
+    from ...executor.runs.plan_clock import Follower, PlanClock
 
     names = plan.workload.ids.tolist()
     left = [i for i, name in enumerate(names) if name not in journal.finished]
     if len(plan.fleet.replicas) > 1 or not left:
         with progress(len(left), "requests") as count:
-            yield lambda _, done: count(done)
+            yield Follower(lambda _, done: count(done), lambda _: None)
         return
     bound = None if plan.bound is None else plan.bound.seconds
-    clock = PlanClock(plan.problem, plan.schedule, left, bound)
+    position = {name: i for i, name in enumerate(names)}
+    told = len(journal.finished)
+
+    def ended() -> Iterator[tuple[int, int]]:
+        nonlocal told
+        new = itertools.islice(reversed(journal.finished.items()), len(journal.finished) - told)
+        told = len(journal.finished)
+        return ((position[name], _tokens(row)) for name, row in new)
+
+    clock = PlanClock(plan.problem, plan.schedule, left, bound, ended)
     with plan_progress(clock.begin) as advance:
-        yield lambda stage, done: advance(clock.after(stage, done))
+        yield Follower(lambda stage, done: advance(clock.after(stage, done)), clock.begun)
+
+
+def _tokens(row: Mapping[str, Any]) -> int:
+    """Return the tokens of a completion by its line, or UNKNOWN of one that failed."""
+    from ...executor.runs.learned_lengths import UNKNOWN
+
+    body = (row.get("response") or {}).get("body") or {}
+    return int(body.get("usage", {}).get("completion_tokens", UNKNOWN))
 
 
 def _say_stopped(reason: str, under_way: Sequence[Journal]) -> None:
@@ -261,7 +281,9 @@ def _say_stopped(reason: str, under_way: Sequence[Journal]) -> None:
     kept = [journal for journal in under_way if journal.finished]
     for journal in kept:
         warn(f"{len(journal.finished)} finished completions are in {journal.path}; the same command goes on")
-    if not kept:
+    if not under_way:
+        warn("it had not begun; the same command goes on")
+    elif not kept:
         warn("no completion was finished")
 
 

@@ -1,0 +1,163 @@
+"""How long completions turn out beside their planned lengths, learned as a run goes on, and what is left."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.problem import Problem
+from ...data.schedule import Schedule
+
+UNKNOWN = -1
+"""Stands for the tokens of a completion that none are known of."""
+
+AS_PLANNED = 0.02
+"""How far, relatively, a completion's length may be off its plan and count as planned."""
+
+
+class Stretch:
+    """
+    The distribution of lengths as multiples of the planned ones: the product-limit estimate (Kaplan-Meier).
+
+    Completions under way count for what they have reached. What none has ended beyond is put at the planned
+    length, or, once that is passed, as far again as the longest has reached.
+
+    Parameters
+    ----------
+    ended
+        Length over planned length of each completion that ended.
+    reached
+        The same so far of each one under way.
+    """
+
+    def __init__(self, ended: FloatArray, reached: FloatArray) -> None:
+        seen = np.concatenate((ended, reached))
+        last = np.concatenate((np.ones(len(ended), dtype=bool), np.zeros(len(reached), dtype=bool)))
+        order = np.lexsort((~last, seen))
+        at_risk = np.arange(len(seen), 0, -1)
+        surviving = np.cumprod(1 - last[order] / at_risk)
+        before = np.concatenate(([1.0], surviving[:-1]))
+        furthest = float(seen.max(initial=0.0))
+        tail = 1.0 if furthest <= 1 else 2 * furthest
+        self._at = np.append(seen[order], max(tail, furthest))
+        self._mass = np.append(before - surviving, surviving[-1] if len(seen) else 1.0)
+        # From each value on: the mass, and its mean.
+        self._above = np.cumsum(self._mass[::-1])[::-1]
+        self._weighted = np.cumsum((self._mass * self._at)[::-1])[::-1]
+
+    @property
+    def mean(self) -> float:
+        """Of a completion that has not begun."""
+        return float(self._weighted[0] / self._above[0])
+
+    def beyond(self, reached: FloatArray) -> FloatArray:
+        """Return the mean of those that are longer than what each has reached."""
+        first = np.searchsorted(self._at, reached, side="right")
+        first = np.minimum(first, len(self._at) - 1)
+        above = self._above[first]
+        means = np.where(above > 1e-12, self._weighted[first] / np.maximum(above, 1e-12), self._at[-1])
+        return np.maximum(means, reached)
+
+
+class LearnedLengths:
+    """
+    What has begun and ended of a plan, and what is left by the lengths seen.
+
+    Parameters
+    ----------
+    problem, schedule
+        The plan; requests are taken to begin in its order.
+    """
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        count = len(problem)
+        self._problem, self._bins = problem, schedule.bin_of
+        self._order = np.lexsort((np.arange(count), schedule.bin_of))
+        self._first = int(problem.prefill_emits_first_token)
+        self._planned = problem.workload.output_tokens.astype(np.float64)
+        self._begin = np.full(count, UNKNOWN, dtype=np.int64)
+        self._ended = np.zeros(count, dtype=np.bool_)
+        self._tokens = np.full(count, UNKNOWN, dtype=np.int64)
+        self._rounds = 0
+        self._share = schedule.makespan(problem) / max(self._seconds(self._planned), 1e-300)
+
+    def begun(self, requests: npt.ArrayLike) -> None:
+        """Note requests that are prefilled next."""
+        self._begin[np.asarray(requests, dtype=np.int64)] = self._rounds
+
+    def decoded(self, rounds: int) -> None:
+        """Note decode steps."""
+        self._rounds += rounds
+
+    def ended(self, request: int, tokens: int) -> None:
+        """Note a completion of so many tokens, or of UNKNOWN ones."""
+        self._ended[request] = True
+        self._tokens[request] = tokens
+
+    @property
+    def longer(self) -> int:
+        """Completions under way that are beyond their planned lengths."""
+        running = self._running
+        return int(np.count_nonzero(self._reached(running) > self._planned[running] * (1 + AS_PLANNED)))
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether every length seen so far is the planned one."""
+        known = np.flatnonzero(self._tokens > 0)
+        off = np.abs(self._tokens[known] - self._planned[known])
+        return bool((off <= AS_PLANNED * self._planned[known]).all()) and not self.longer
+
+    def seconds_left(self) -> float:
+        """Return the model seconds that what is left takes if lengths go on as they were."""
+        known, running = np.flatnonzero(self._tokens > 0), self._running
+        reached = self._reached(running) / self._planned[running]
+        stretch = Stretch(self._tokens[known] / self._planned[known], reached)
+        lengths = self._planned * stretch.mean
+        lengths[running] = self._planned[running] * stretch.beyond(reached)
+        return self._share * self._seconds(lengths)
+
+    @property
+    def _waiting(self) -> IntArray:
+        waiting: IntArray = self._order[(self._begin[self._order] == UNKNOWN) & ~self._ended[self._order]]
+        return waiting
+
+    @property
+    def _running(self) -> IntArray:
+        return np.flatnonzero((self._begin != UNKNOWN) & ~self._ended)
+
+    def _reached(self, requests: IntArray) -> FloatArray:
+        reached: FloatArray = (self._rounds - self._begin[requests] + self._first).astype(np.float64)
+        return reached
+
+    def _seconds(self, lengths: FloatArray) -> float:
+        """Return the model seconds of what has not ended, at given lengths, slots taken as they get free."""
+        cost, running, waiting = self._problem.cost, self._running, self._waiting
+        held = self._problem.kv_at_start.astype(np.float64)
+        decoded = np.zeros(len(held))
+        decoded[running] = self._rounds - self._begin[running]
+        left = np.maximum(lengths - self._first - decoded, 0.0)
+        rounds = _rounds(left[running], left[waiting], self._problem.slots)
+        chosen = np.concatenate((running, waiting))
+        each = left[chosen]
+        kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
+        prompts = np.bincount(self._bins[waiting], weights=self._problem.prompt_tokens[waiting])
+        stages = np.bincount(self._bins[waiting])
+        prefill = cost.prefill_seconds(prompts[stages > 0]).sum() if len(waiting) else 0.0
+        slots = cost.decode_per_slot * each.sum() + cost.decode_per_kv_token * kept.sum()
+        return float(prefill + cost.decode_base * rounds + slots)
+
+
+def _rounds(running: FloatArray, waiting: FloatArray, slots: int) -> float:
+    """Return the decode steps until all have ended, each that waits begun as a slot gets free."""
+    ends = sorted(running.tolist())
+    last = ends[-1] if ends else 0.0
+    ends = [0.0] * max(0, slots - len(ends)) + ends
+    heapq.heapify(ends)
+    for rounds in waiting.tolist():
+        end = ends[0] + rounds
+        heapq.heapreplace(ends, end)
+        last = max(last, end)
+    return last
