@@ -21,6 +21,7 @@ from batchbound.data.trace import Stage
 from batchbound.data.workload import Workload
 from batchbound.executor.runs.plan_clock import PlanClock, Standing
 from batchbound.heuristics.loop import execute
+from batchbound.heuristics.policy import State, Step
 from batchbound.heuristics.replay import Replay
 from batchbound.heuristics.simulator import Simulator
 from batchbound.solvers.result import Limits
@@ -61,9 +62,15 @@ def standings(problem: Problem, real: IntArray, rng: np.random.Generator) -> Ite
     def on_finish(request: int) -> None:
         new.append((request, int(real[request])))
 
-    execute(
-        problem, Replay(schedule, problem), Simulator(problem, real), on_stage=on_stage, on_finish=on_finish
-    )
+    replay = Replay(schedule, problem)
+
+    def policy(state: State) -> Step:
+        step = replay(state)
+        if len(step.prefill):
+            clock.begun(step.prefill)
+        return step
+
+    execute(problem, policy, Simulator(problem, real), on_stage=on_stage, on_finish=on_finish)
     yield from said
 
 

@@ -10,9 +10,13 @@ import numpy.typing as npt
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from ...data.trace import Stage
 
 UNKNOWN = -1
 """Stands for the tokens of a completion that none are known of."""
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, without their whole parts, are spread evenly, however many there are."""
 
 AS_PLANNED = 0.02
 """How far, relatively, a completion's length may be off its plan and count as planned."""
@@ -23,7 +27,7 @@ class Stretch:
     The distribution of lengths as multiples of the planned ones: the product-limit estimate (Kaplan-Meier).
 
     Completions under way count for what they have reached. What none has ended beyond is put at the planned
-    length, or, once that is passed, as far again as the longest has reached.
+    length, or, once that is passed, beyond the longest: as far again if none ended, less the more did.
 
     Parameters
     ----------
@@ -41,25 +45,18 @@ class Stretch:
         surviving = np.cumprod(1 - last[order] / at_risk)
         before = np.concatenate(([1.0], surviving[:-1]))
         furthest = float(seen.max(initial=0.0))
-        tail = 1.0 if furthest <= 1 else 2 * furthest
+        tail = 1.0 if furthest <= 1 else furthest * (1 + 1 / (1 + len(ended)))
         self._at = np.append(seen[order], max(tail, furthest))
         self._mass = np.append(before - surviving, surviving[-1] if len(seen) else 1.0)
-        # From each value on: the mass, and its mean.
-        self._above = np.cumsum(self._mass[::-1])[::-1]
-        self._weighted = np.cumsum((self._mass * self._at)[::-1])[::-1]
+        self._below = np.concatenate(([0.0], np.cumsum(self._mass)))
 
-    @property
-    def mean(self) -> float:
-        """Of a completion that has not begun."""
-        return float(self._weighted[0] / self._above[0])
-
-    def beyond(self, reached: FloatArray) -> FloatArray:
-        """Return the mean of those that are longer than what each has reached."""
+    def quantile(self, share: FloatArray, reached: FloatArray) -> FloatArray:
+        """Return a quantile of those that are longer than what each has reached; 0 is one not begun."""
         first = np.searchsorted(self._at, reached, side="right")
         first = np.minimum(first, len(self._at) - 1)
-        above = self._above[first]
-        means = np.where(above > 1e-12, self._weighted[first] / np.maximum(above, 1e-12), self._at[-1])
-        return np.maximum(means, reached)
+        wanted = self._below[first] + share * (self._below[-1] - self._below[first])
+        found = np.searchsorted(self._below[1:], wanted, side="right")
+        return np.maximum(self._at[np.minimum(found, len(self._at) - 1)], reached)
 
 
 class LearnedLengths:
@@ -74,7 +71,7 @@ class LearnedLengths:
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         count = len(problem)
-        self._problem, self._bins = problem, schedule.bin_of
+        self._problem = problem
         self._order = np.lexsort((np.arange(count), schedule.bin_of))
         self._first = int(problem.prefill_emits_first_token)
         self._planned = problem.workload.output_tokens.astype(np.float64)
@@ -82,15 +79,20 @@ class LearnedLengths:
         self._ended = np.zeros(count, dtype=np.bool_)
         self._tokens = np.full(count, UNKNOWN, dtype=np.int64)
         self._rounds = 0
-        self._share = schedule.makespan(problem) / max(self._seconds(self._planned), 1e-300)
+        self._prefill = 0.0
+        self._decoded = 0
 
     def begun(self, requests: npt.ArrayLike) -> None:
         """Note requests that are prefilled next."""
         self._begin[np.asarray(requests, dtype=np.int64)] = self._rounds
 
-    def decoded(self, rounds: int) -> None:
-        """Note decode steps."""
-        self._rounds += rounds
+    def ran(self, stage: Stage) -> None:
+        """Note a stage."""
+        if stage.kind == "prefill":
+            self._prefill += stage.model_seconds(self._problem.cost)
+        else:
+            self._decoded += stage.tokens
+        self._rounds += stage.rounds
 
     def ended(self, request: int, tokens: int) -> None:
         """Note a completion of so many tokens, or of UNKNOWN ones."""
@@ -113,11 +115,13 @@ class LearnedLengths:
     def seconds_left(self) -> float:
         """Return the model seconds that what is left takes if lengths go on as they were."""
         known, running = np.flatnonzero(self._tokens > 0), self._running
-        reached = self._reached(running) / self._planned[running]
-        stretch = Stretch(self._tokens[known] / self._planned[known], reached)
-        lengths = self._planned * stretch.mean
-        lengths[running] = self._planned[running] * stretch.beyond(reached)
-        return self._share * self._seconds(lengths)
+        reached = np.zeros(len(self._planned))
+        reached[running] = self._reached(running) / self._planned[running]
+        stretch = Stretch(self._tokens[known] / self._planned[known], reached[running])
+        # Spread as they are, not the mean for each: the longest of what is left makes the end.
+        share = (0.5 + GOLDEN * np.arange(len(reached))) % 1.0
+        lengths = self._planned * stretch.quantile(share, reached)
+        return self._seconds(lengths)
 
     @property
     def _waiting(self) -> IntArray:
@@ -143,11 +147,11 @@ class LearnedLengths:
         chosen = np.concatenate((running, waiting))
         each = left[chosen]
         kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
-        prompts = np.bincount(self._bins[waiting], weights=self._problem.prompt_tokens[waiting])
-        stages = np.bincount(self._bins[waiting])
-        prefill = cost.prefill_seconds(prompts[stages > 0]).sum() if len(waiting) else 0.0
+        # Stages and idle slots as they were so far: off its plan, a run has others than planned.
+        busy = self._decoded / (self._rounds * self._problem.slots) if self._rounds else 1.0
+        prefill = self._prefill * len(waiting) / max(np.count_nonzero(self._begin != UNKNOWN), 1)
         slots = cost.decode_per_slot * each.sum() + cost.decode_per_kv_token * kept.sum()
-        return float(prefill + cost.decode_base * rounds + slots)
+        return float(prefill + cost.decode_base * rounds / max(busy, 0.1) + slots)
 
 
 def _rounds(running: FloatArray, waiting: FloatArray, slots: int) -> float:

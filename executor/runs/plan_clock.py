@@ -108,7 +108,7 @@ class PlanClock:
         self._at = self._modelled = self._charged = 0.0
         self._lengths = LearnedLengths(problem, schedule)
         self._position = {int(request): k for k, request in enumerate(kept)}
-        self._ended, self._end, self._foretold = ended, 0.0, -1.0
+        self._ended, self._due, self._foretold = ended, 0.0, -1.0
 
     @property
     def begin(self) -> Standing:
@@ -135,30 +135,33 @@ class PlanClock:
         reached = float(self._ends[finished - 1]) if finished else 0.0
         coming = float(self._ends[min(finished, len(self._ends) - 1)])
         self._at = max(self._at, min(max(self._modelled, reached), coming))
-        self._learn(stage)
-        if not self._lengths.as_planned:
-            return self._off_plan(stage)
+        pace = stage.end / self._modelled if self._modelled else 1.0
+        self._learn(stage, pace)
+        if finished == len(self._position):
+            self._at = max(self._at, self._rest)
+        elif not self._lengths.as_planned and self._foretold >= 0:
+            return self._off_plan(stage, pace)
         slowdown = stage.end / self._at if self._at else 1.0
         gap = None
         if self._bound and abs(self._modelled - self._at) <= 1e-6 * self._rest:
             gap = (self._charged + self._rest - self._at) / self._bound - 1
-        left = slowdown * (self._rest - self._at)
+        left = max(0.0, slowdown * (self._rest - self._at))
         return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
 
-    def _learn(self, stage: Stage) -> None:
-        for request, tokens in self._ended():
-            self._lengths.ended(self._position[request], tokens)
-        self._lengths.decoded(stage.rounds)
-
-    def _off_plan(self, stage: Stage) -> Standing:
+    def _off_plan(self, stage: Stage, slowdown: float) -> Standing:
         """Return where a run stands whose lengths are not the planned ones."""
-        slowdown = stage.end / self._modelled if self._modelled else 1.0
-        if stage.end >= self._end:
-            # Not after each stage: it takes time itself where there are many requests.
-            self._foretold = stage.end + slowdown * self._lengths.seconds_left()
-            self._end = 1.01 * stage.end + EACH * len(self._position)
         left, longer = max(0.0, self._foretold - stage.end), self._lengths.longer
         done = self._at
         if longer and stage.end:
             done = min(done, self._rest * stage.end / (stage.end + left))
         return Standing(self._before + done, self._before + self._rest, slowdown, left, None, longer)
+
+    def _learn(self, stage: Stage, slowdown: float) -> None:
+        """Note what ended before a stage, foretell the end by that if it is time to, and note the stage."""
+        for request, tokens in self._ended():
+            self._lengths.ended(self._position[request], tokens)
+        if not self._lengths.as_planned and stage.start >= self._due:
+            # Not after each stage: it takes time itself where there are many requests.
+            self._foretold = stage.start + slowdown * self._lengths.seconds_left()
+            self._due = 1.01 * stage.start + EACH * len(self._position)
+        self._lengths.ran(stage)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import datetime
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from batchbound.cli import main
 from batchbound.cli.progress import standing_text
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.trace import Stage
 from batchbound.data.workload import Workload
+from batchbound.executor.runs.learned_lengths import Stretch
 from batchbound.executor.runs.plan_clock import PlanClock, Standing
 from batchbound.heuristics.loop import execute
+from batchbound.heuristics.policy import State, Step
 from batchbound.heuristics.replay import Replay
 from batchbound.heuristics.simulate import remaining_schedule
 from batchbound.heuristics.simulator import Simulator
@@ -39,6 +46,7 @@ def run(
     clock: PlanClock,
     slowdown: float,
     tokens: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None,
+    ended: list[tuple[int, int]] | None = None,
 ) -> list[tuple[float, Standing]]:
     """Return when each stage ended on a machine that is slower than the model, and what the clock said."""
     said, time = [], 0.0
@@ -48,8 +56,25 @@ def run(
         begin, time = time, time + slowdown * stage.model_seconds(problem.cost)
         said.append((time, clock.after(replace(stage, start=begin, end=time), done)))
 
-    execute(problem, Replay(schedule, problem), Simulator(problem, tokens), on_stage=on_stage)
+    replay = Replay(schedule, problem)
+
+    def policy(state: State) -> Step:
+        step = replay(state)
+        if ended is not None and len(step.prefill):
+            clock.begun(step.prefill)
+        return step
+
+    def on_finish(request: int) -> None:
+        if ended is not None and tokens is not None:
+            ended.append((request, int(tokens[request])))
+
+    execute(problem, policy, Simulator(problem, tokens), on_stage=on_stage, on_finish=on_finish)
     return said
+
+
+def take(new: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    taken, new[:] = list(new), []
+    return taken
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -87,6 +112,58 @@ def test_a_run_whose_answers_end_early_is_moved_on_with_those_it_finished() -> N
     assert np.median(errors) < 0.35
 
 
+@pytest.mark.parametrize("planned", [10, 400])
+def test_the_end_foretold_learns_from_lengths_that_are_not_the_planned_ones(planned: int) -> None:
+    errors, longer = [], []
+    for seed in range(12):
+        real = random_plan(seed, 300)[0].workload.output_tokens
+        guess = Workload.from_lengths([20] * len(real), [planned] * len(real))
+        problem = Problem(guess, COST, slots=8, prefill_emits_first_token=True)
+        schedule, new = ski_rental_schedule(problem), []
+        clock = PlanClock(problem, schedule, range(len(problem)), None, lambda new=new: take(new))
+        said = run(problem, schedule, clock, 3.0, real, new)
+        end = said[-1][0]
+        time, standing = next(each for each in said if each[0] >= end / 2)
+        errors.append(abs(standing.left - (end - time)) / (end - time))
+        longer.append(standing.longer)
+        assert standing.done < standing.planned
+        assert said[-1][1].left == 0
+    assert np.median(errors) < 0.2
+    assert all(longer) if planned == 10 else not any(longer)
+
+
+def test_lengths_are_learned_from_those_under_way_too() -> None:
+    """One ended at its planned length, one at twice that, one is beyond 1.5 times: the estimate by hand."""
+    stretch = Stretch(np.array([1.0, 2.0]), np.array([1.5]))
+    assert stretch.quantile(np.array([0.3, 0.4]), np.zeros(2)).tolist() == [1.0, 2.0]
+    assert stretch.quantile(np.array([0.0]), np.array([1.5])).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(("reached", "foretold"), [(0.5, 1.0), (3.0, 6.0)])
+def test_before_any_has_ended_they_end_as_planned_or_as_far_again(reached: float, foretold: float) -> None:
+    stretch = Stretch(np.zeros(0), np.array([reached]))
+    assert stretch.quantile(np.array([0.5]), np.array([reached])).tolist() == [foretold]
+
+
+def test_a_run_tells_its_clock_what_begins_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    said: list[Standing] = []
+
+    @contextmanager
+    def progress(_: Standing) -> Iterator[Callable[[Standing], None]]:
+        yield said.append
+
+    monkeypatch.setattr("batchbound.cli.commands.run.plan_progress", progress)
+    monkeypatch.chdir(tmp_path)
+    rows = [{"custom_id": f"r{i}", "body": {"prompt": "Hi", "max_tokens": 9}} for i in range(6)]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = ["--model", "tiny:llama"]
+    assert main(["plan", "in.jsonl", *model, "--lengths", "constant:2", "--slots", "2", "--work", "1"]) == 0
+    assert main(["run", *model]) == 0
+    assert max(standing.longer for standing in said) == 2
+    assert said[-1].longer == 0 or said[-1].left < said[0].left
+
+
 def test_a_job_that_resumes_goes_on_from_where_it_stood() -> None:
     problem, schedule = random_plan(3)
     left = np.arange(20, 60)
@@ -118,5 +195,8 @@ def test_a_standing_reads_as_planned_seconds_pace_and_the_time_of_the_end() -> N
     now = datetime.datetime(2026, 1, 31, 23, 0, 0)
     assert standing_text(Standing(58.0, 130.0, 4.1, 600.0, 0.021), now) == (
         "58.0 of 130.0 planned s at 4.10 x, 0:10:00 left, done 23:10:00, gap 2.1%"
+    )
+    assert standing_text(Standing(58.0, 130.0, 4.1, 600.0, None, 1200), now).endswith(
+        ", 1,200 completions longer than planned"
     )
     assert "done Sun 01:00:00" in standing_text(Standing(1.0, 2.0, 1.0, 7200.0, None), now)
