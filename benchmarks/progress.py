@@ -29,10 +29,10 @@ from batchbound.solvers.solve import solve
 
 COST = CostModel(0.02, 1e-4, 0.01, 5e-4, decode_per_kv_token=1e-6, decode_per_change=0.002)
 
-Lengths = Callable[[IntArray, np.random.Generator], FloatArray]
+Lengths = Callable[[IntArray, np.random.Generator], IntArray | FloatArray]
 
 PLANNED: dict[str, Lengths] = {
-    "as they are": lambda real, _: real.astype(float),
+    "as they are": lambda real, _: real,
     "guessed, 30 % off": lambda real, rng: real * np.exp(rng.normal(0, 0.3, len(real))),
     "caps that few reach": lambda real, rng: np.full(len(real), real.max()),
     "half of what they are": lambda real, _: real / 2,

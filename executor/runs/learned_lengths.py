@@ -56,7 +56,8 @@ class Stretch:
         first = np.minimum(first, len(self._at) - 1)
         wanted = self._below[first] + share * (self._below[-1] - self._below[first])
         found = np.searchsorted(self._below[1:], wanted, side="right")
-        return np.maximum(self._at[np.minimum(found, len(self._at) - 1)], reached)
+        lengths: FloatArray = np.maximum(self._at[np.minimum(found, len(self._at) - 1)], reached)
+        return lengths
 
 
 class LearnedLengths:
@@ -119,8 +120,8 @@ class LearnedLengths:
         reached[running] = self._reached(running) / self._planned[running]
         stretch = Stretch(self._tokens[known] / self._planned[known], reached[running])
         # Spread as they are, not the mean for each: the longest of what is left makes the end.
-        share = (0.5 + GOLDEN * np.arange(len(reached))) % 1.0
-        lengths = self._planned * stretch.quantile(share, reached)
+        share: FloatArray = np.mod(0.5 + GOLDEN * np.arange(len(reached)), 1.0)
+        lengths: FloatArray = self._planned * stretch.quantile(share, reached)
         return self._seconds(lengths)
 
     @property
@@ -148,10 +149,10 @@ class LearnedLengths:
         each = left[chosen]
         kept = each * (held[chosen] + decoded[chosen]) + each * np.maximum(each - 1, 0) / 2
         # Stages and idle slots as they were so far: off its plan, a run has others than planned.
-        busy = self._decoded / (self._rounds * self._problem.slots) if self._rounds else 1.0
-        prefill = self._prefill * len(waiting) / max(np.count_nonzero(self._begin != UNKNOWN), 1)
+        busy = float(self._decoded) / (self._rounds * self._problem.slots) if self._rounds else 1.0
+        prefill = self._prefill * len(waiting) / max(int(np.count_nonzero(self._begin != UNKNOWN)), 1)
         slots = cost.decode_per_slot * each.sum() + cost.decode_per_kv_token * kept.sum()
-        return float(prefill + cost.decode_base * rounds / max(busy, 0.1) + slots)
+        return float(prefill + cost.decode_base * rounds / max(0.1, busy) + slots)
 
 
 def _rounds(running: FloatArray, waiting: FloatArray, slots: int) -> float:

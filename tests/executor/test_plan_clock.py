@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -119,8 +120,9 @@ def test_the_end_foretold_learns_from_lengths_that_are_not_the_planned_ones(plan
         real = random_plan(seed, 300)[0].workload.output_tokens
         guess = Workload.from_lengths([20] * len(real), [planned] * len(real))
         problem = Problem(guess, COST, slots=8, prefill_emits_first_token=True)
-        schedule, new = ski_rental_schedule(problem), []
-        clock = PlanClock(problem, schedule, range(len(problem)), None, lambda new=new: take(new))
+        schedule = ski_rental_schedule(problem)
+        new: list[tuple[int, int]] = []
+        clock = PlanClock(problem, schedule, range(len(problem)), None, partial(take, new))
         said = run(problem, schedule, clock, 3.0, real, new)
         end = said[-1][0]
         time, standing = next(each for each in said if each[0] >= end / 2)
