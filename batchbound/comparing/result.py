@@ -16,6 +16,7 @@ from ..data.bound import gap_above
 from ..solvers.result import Status
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 NOT_APPLICABLE = "not applicable"
@@ -150,7 +151,9 @@ class Comparison:
 
     def plot_profile(self, path: str | os.PathLike[str], by: Literal["value", "seconds"] = "value") -> None:
         """
-        Write the performance profile: the share of instances within a factor of the best, by factor.
+        Write the performance profile: the share of instances near the best, by how near, on a log axis.
+
+        Makespans by how many per cent they lie above the least, from 0.1 % on a log axis; seconds by factor.
 
         Parameters
         ----------
@@ -161,7 +164,9 @@ class Comparison:
         """
         ratios = self.ratios(by)
         finite = [ratio for of_solver in ratios.values() for ratio in of_solver if ratio < math.inf]
-        end = max([*finite, 1.0]) * 1.02 + 0.005
+        by_excess = by == "value"
+        places = 100 * (np.array([*finite, 1.0]) - 1) if by_excess else np.array([*finite, 1.0])
+        begin, end = (0.0, max(1.0, 1.3 * places.max())) if by_excess else (1.0, 1.3 * places.max())
         figure = _figure()
         axes = figure.subplots()
         for solver, of_solver in ratios.items():
@@ -169,15 +174,21 @@ class Comparison:
                 continue
             steps = np.sort([ratio for ratio in of_solver if ratio < math.inf])
             share = np.arange(len(steps) + 1) / len(of_solver)
-            axes.step([1.0, *steps, end], [0.0, *share[1:], share[-1]], where="post", label=solver)
-        axes.set(xlabel=f"factor of the least {'makespan' if by == 'value' else 'seconds'}", ylim=(0, 1.02))
-        axes.set_ylabel("share of instances")
-        axes.legend(loc="lower right", fontsize="small")
+            places = 100 * (steps - 1) if by_excess else steps
+            axes.step([begin, *places, end], [0.0, *share[1:], share[-1]], where="post", label=solver)
+        if by_excess:
+            axes.set_xscale("symlog", linthresh=0.1, linscale=0.4)
+        else:
+            axes.set_xscale("log")
+        axes.set(xlabel="% above the least makespan" if by_excess else "factor of the least seconds")
+        axes.set(xlim=(begin, end), ylim=(0, 1.02), ylabel="share of instances")
+        _plain_ticks(axes.xaxis)
+        figure.legend(loc="outside upper center", ncols=3, fontsize="small")
         figure.savefig(path)
 
     def plot_over_time(self, path: str | os.PathLike[str]) -> None:
         """
-        Write the gap to the best bound over time, one curve per solver and instance.
+        Write the gap to the best bound over time, one curve per solver and instance, on log axes.
 
         Parameters
         ----------
@@ -197,15 +208,21 @@ class Comparison:
                 continue
             bound = best[row.instance]
             times, values = zip(*row.improvements, strict=True)
+            times = tuple(max(each, _LEAST_SECONDS) for each in times)
             gaps = [100 * (gap_above(value, bound) or 0.0) for value in (*values, values[-1])]
             label = "_" + row.solver if row.solver in labelled else row.solver
             labelled.add(row.solver)
             colour = f"C{solvers.index(row.solver) % 10}"
             axes.step([*times, max(row.seconds, times[-1])], gaps, where="post", color=colour, label=label)
             axes.plot([times[-1]], [gaps[-1]], "o", color=colour, markersize=3)
-        axes.set(xlabel="seconds", ylabel="gap to the best bound (%)")
+        axes.set(xlabel="seconds", ylabel="gap to the best bound (%)", xscale="log")
+        axes.set_yscale("symlog", linthresh=0.1, linscale=0.4)
+        axes.margins(y=0.1)
+        axes.set_ylim(bottom=0)
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
         if labelled:
-            axes.legend(fontsize="small")
+            figure.legend(loc="outside upper center", ncols=3, fontsize="small")
         figure.savefig(path)
 
 
@@ -221,6 +238,15 @@ def _measure(row: Measurement, by: Literal["value", "seconds"]) -> float:
     if row.value is None or (by == "seconds" and row.status != Status.OPTIMAL):
         return math.inf
     return row.value if by == "value" else row.seconds
+
+
+_LEAST_SECONDS = 1e-3
+"""Where the log axis of seconds begins."""
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Write a log axis' numbers as people do: 0.1, 1, 10."""
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _figure() -> Figure:
