@@ -11,8 +11,12 @@ One step is one draw of luck: on a step whose longest request happens to stand f
 order. ``--orders N`` serves each step in N orders, the file's and others of the same groups, which says what
 a policy is worth apart from luck.
 
-Run: ``python benchmarks/rollouts.py --orders 3 --json rollouts.json --picture rollouts.png``
-(``BATCHBOUND_DATA`` names the folder of public data); prints a table.
+``--several`` serves the steps of a trace one after another, each group's prompt computed once: with a
+barrier, with partial rollouts that go on, with RollPacker's rounds, with the first k of n completions.
+``--intervals`` says on how many steps the 90 % interval holds that the other steps of a trace give.
+
+Run: ``python benchmarks/rollouts.py --orders 3 --several --intervals --json rollouts.json --picture
+rollouts.png`` (``BATCHBOUND_DATA`` names the folder of public data); prints a table.
 """
 
 from __future__ import annotations
@@ -29,13 +33,22 @@ from typing import Any
 import numpy as np
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import NOTHING, Known
+from batchbound.heuristics.rollouts.steps import BARRIER, Way
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
+from batchbound.planning.hidden import (
+    History,
+    expected_makespan,
+    joined_steps,
+    simulate_hidden,
+    simulate_hidden_steps,
+)
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
@@ -121,6 +134,9 @@ DATASETS: Mapping[str, tuple[int, Callable[[], list[Step]]]] = {
 }
 """Each data set's slots, and what reads its steps."""
 
+TRACES = ("deepcoder", "dapo", "video")
+"""Those of several steps of one training run."""
+
 
 def losses(step: Step, slots: int) -> dict[str, float]:
     """Return each policy's loss on a step, as a share of the bound."""
@@ -181,6 +197,73 @@ def evaluated(name: str, orders: int, most: int | None) -> dict[str, Any]:
     return found
 
 
+WAYS: Mapping[str, tuple[str, Way]] = {
+    "fcfs, barrier": ("fcfs", BARRIER),
+    "fcfs-ski, barrier": ("fcfs-ski", BARRIER),
+    "learned, barrier": ("learned", BARRIER),
+    "APRIL: a third ahead, KV computed anew": ("fcfs", Way(ahead=1 / 3)),
+    "RollPacker: a quarter ahead, restarts": ("fcfs", Way(ahead=0.25, restart=True)),
+    "learned, goes on, KV computed anew": ("learned", Way(ahead=1 / 3)),
+    "learned, goes on, KV kept": ("learned", Way(ahead=1 / 3, keep_kv=True)),
+    "learned, 7 of 8": ("learned", Way(keep=7)),
+    "learned, 7 of 8, goes on, KV kept": ("learned", Way(ahead=1 / 3, keep=7, keep_kv=True)),
+}
+"""Ways to serve several steps: a policy, and when a step ends."""
+
+
+def several(name: str, most: int | None) -> dict[str, dict[str, float]]:
+    """Return what the steps of a trace come to, one after another, in each way."""
+    slots, read = DATASETS[name]
+    chosen = read()[:most]
+    workload, step = joined_steps([one.workload for one in chosen])
+    shared = workload.with_shared_prompts()
+    kept = usual_prefix_cache(shared, slots)
+    problem = Problem(shared, CostModel.paper(), slots, prefix_cache=kept)
+    truth = workload.output_tokens
+    found: dict[str, dict[str, float]] = {}
+    for label, (policy, way) in WAYS.items():
+        ran = simulate_hidden_steps(problem, step, way, policy, chosen[0].known)
+        found[label] = {
+            "seconds": round(ran.makespan, 1),
+            "of_barrier": round(ran.makespan / found["fcfs, barrier"]["seconds"], 3) if found else 1.0,
+            "stale_share": round(ran.stale_share, 4),
+            "staleness": round(ran.staleness, 4),
+            "kept_bias": round(ran.kept_bias(truth), 4),
+            "early_bias": round(ran.early_bias(truth), 4),
+            "lost_tokens": ran.lost,
+        }
+    return found
+
+
+def intervals(name: str, orders: int, most: int | None) -> dict[str, Any]:
+    """Return on how many steps, in so many orders each, the interval holds that the other steps give."""
+    slots, read = DATASETS[name]
+    steps = read()[:most]
+    held, rows = [], {}
+    for at, step in enumerate(steps):
+        history = History(tuple(other.workload for other in steps[:at] + steps[at + 1 :]))
+        problem = Problem(step.workload, CostModel.paper(), slots)
+        expected = expected_makespan(problem, history, longest=step.known.longest)
+        for order in range(orders):
+            served = Problem(step.shuffled(order).workload, CostModel.paper(), slots)
+            known = history.known(served, step.known.longest)
+            seconds = simulate_hidden(served, known=known).makespan
+            held.append(expected.low <= seconds <= expected.high)
+            rows[f"{step.name}/{order}"] = [round(each, 1) for each in (expected.low, seconds, expected.high)]
+    return {"held": round(float(np.mean(held)), 4), "of": len(held), "low, seconds, high": rows}
+
+
+def several_table(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a line for each way to serve several steps."""
+    lines = ["| | of FCFS's time | stale | kept longer by | tokens lost |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {label} | {row['of_barrier']:.3f} | {row['stale_share']:.1%} | {row['kept_bias']:+.1%} |"
+        f" {row['lost_tokens']:,} |"
+        for label, row in found.items()
+    ]
+    return "\n".join(lines)
+
+
 def table(report: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a line for each policy: on each data set what it recovers, and its worst step, in per cent."""
     kinds = [
@@ -230,15 +313,28 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", choices=list(DATASETS), default=list(DATASETS))
     parser.add_argument("--orders", type=int, default=1, help="of each trace's step (default %(default)s)")
     parser.add_argument("--most", type=int, help="steps of each data set, at most (default: all)")
+    parser.add_argument("--several", action="store_true", help="also serve all steps of a trace in a row")
+    parser.add_argument("--intervals", action="store_true", help="also hold intervals against what came out")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--picture", metavar="FILE", help="draw the mean losses")
     args = parser.parse_args()
     report = {}
     for name in args.data:
         report[name] = evaluated(name, args.orders, args.most)
+        if args.several and name in TRACES:
+            report[name]["several"] = several(name, args.most)
+        if args.intervals:
+            report[name]["intervals"] = intervals(name, args.orders if name in TRACES else 1, args.most)
         if args.json:
             Path(args.json).write_text(json.dumps(report, indent=1))
     print(table(report))
+    for name, row in report.items():
+        if "several" in row:
+            print(f"\n{name}, steps in a row:\n\n{several_table(row['several'])}")
+        if "intervals" in row:
+            print(
+                f"\n{name}: the interval holds on {row['intervals']['held']:.1%} of {row['intervals']['of']}"
+            )
     if args.picture:
         draw(report, args.picture)
 

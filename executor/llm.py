@@ -17,8 +17,10 @@ from ..data.report import Report
 from ..data.trace import Trace
 from ..data.workload import Workload
 from ..heuristics.loop import Execution
-from ..heuristics.policy import UNTIL_CHANGE
+from ..heuristics.policy import UNTIL_CHANGE, Policy
 from ..heuristics.registry import policy_named
+from ..heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS, hidden_policy, without_lengths
+from ..heuristics.rollouts.lengths import Known, Observed
 from ..models.bounds.makespan import best_bound
 from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from .engines.tiers import choose_tier
@@ -34,6 +36,9 @@ from .reports.report import report
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
 """Text, token ids, the messages of a chat, or a completion of an earlier call to go on with."""
+
+MOST_REMEMBERED = 4096
+"""Completions of earlier calls whose lengths are kept, at most."""
 
 DEFAULT_MAX_TOKENS = 256
 """Tokens after which a completion ends if the caller does not say."""
@@ -100,11 +105,18 @@ class LLM:
         Whether a prompt that comes several times, or is to be completed several times, is computed once.
     cost
         Costs the scheduling and the report count with; the hybrid paper's by default.
+    policy
+        Serves calls whose lengths are not stated: a key of
+        :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`. The default, ``learned``, serves them
+        in the order given, and the last by what completions of their prompt have shown of lengths, as far as
+        prompts are seen to differ, in this call and in earlier ones of as many ``max_tokens``.
 
     Raises
     ------
     UnsupportedModelError
         If the model's completions would be wrong, or its weights are not here as a whole.
+    ValueError
+        If there are no slots, or there is no such policy.
     """
 
     def __init__(
@@ -117,9 +129,12 @@ class LLM:
         kv_tokens: int | None = None,
         share_prompts: bool = True,
         cost: CostModel | None = None,
+        policy: str = CHOSEN,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be positive, got {slots}")
+        if policy not in WITHOUT_LENGTHS:
+            raise ValueError(f"no policy {policy!r} needs no lengths; there are {', '.join(WITHOUT_LENGTHS)}")
         self.model, self.tokenizer = model, tokenizer_like(tokenizer)
         self._slots, self._kv_tokens, self._share = slots, kv_tokens, share_prompts
         self._wanted_tier, self._tier = tier, choose_tier(model, tier)
@@ -128,6 +143,8 @@ class LLM:
         self._ran: tuple[Problem, Trace] | None = None
         self._calls = 0
         self._unfinished: tuple[Partial, ...] = ()
+        self._hidden_policy = policy
+        self._past: tuple[int, Observed] | None = None
 
     @property
     def unfinished(self) -> tuple[Partial, ...]:
@@ -201,7 +218,7 @@ class LLM:
             Tokens after which a completion ends: one number, or one for each prompt.
         expected_tokens
             How long each completion is expected to be, at most its ``max_tokens``: the longest are then
-            served first. Without it prompts are served in the order given.
+            served first. Without it the engine's ``policy`` decides.
         log_probabilities
             Whether completions carry the log-probability of each token: ``raw`` (or True) for the model's
             own, ``processed`` for those after penalties, temperature and truncation. By default as
@@ -256,8 +273,7 @@ class LLM:
             partial=[begun[i] for i in at],
             version=self._calls,
         )
-        order = "fcfs-ski" if expected_tokens is None else "lpt-ski"
-        return self._generate(call, order, on_token, until)
+        return self._generate(call, expected_tokens is not None, on_token, until)
 
     def report(self) -> Report:
         """
@@ -284,7 +300,7 @@ class LLM:
     def _generate(
         self,
         call: _Call,
-        order: str,
+        stated: bool,
         on_token: Callable[[int, int], None] | None,
         until: Until | None,
     ) -> Iterator[Completion]:
@@ -312,7 +328,8 @@ class LLM:
             tier=self._tier,
             on_token=on_token,
         )
-        execution = Execution(problem, policy_named(order, problem), engine)
+        policy = policy_named("lpt-ski", problem) if stated else self._learning(call, problem)
+        execution = Execution(problem, policy, engine)
         recorder = rule.recorder if isinstance(rule, MixedSampler) else None
         done, group = [False] * len(names), _alike(call.prompts).tolist()
         steps = UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE
@@ -335,12 +352,36 @@ class LLM:
                 )
         left = [index for index, over in enumerate(done) if not over]
         self._ran = None if left else (problem, execution.trace(np.arange(len(problem))))
+        self._remember(call)
         self._unfinished = tuple(
             call.unfinished(
                 index, tuple(engine.answers[index]), recorder, rule.stream(names[index]), names[index]
             )
             for index in left
         )
+
+    def _learning(self, call: _Call, problem: Problem) -> Policy:
+        """Return the policy of a call whose lengths are not stated."""
+        longest = max(1, int(call.most.max()) - 1)
+        past = self._past[1] if self._past is not None and self._past[0] == longest else None
+        workload = replace(
+            problem.workload, group=call.groups(), shared_tokens=np.zeros(len(problem), dtype=np.int64)
+        )
+        seen = without_lengths(replace(problem, workload=workload, prefix_cache=0))
+        return hidden_policy(self._hidden_policy, seen, Known(longest, past=past))
+
+    def _remember(self, call: _Call) -> None:
+        """Keep the lengths of a finished call for those to come."""
+        if self._ran is None or any(call.partial):
+            return
+        group, steps = call.groups(), self._ran[1].tokens - 1
+        longest = max(1, int(call.most.max()) - 1)
+        if self._past is not None and self._past[0] == longest:
+            before = self._past[1]
+            group = np.concatenate((before.group, group + int(before.group.max()) + 1))
+            steps = np.concatenate((before.tokens, steps))
+        group, steps = group[-MOST_REMEMBERED:], steps[-MOST_REMEMBERED:]
+        self._past = longest, Observed(group, steps, np.ones(len(group), dtype=np.bool_))
 
     def _problem(self, call: _Call) -> Problem:
         """Return what a call's completions need: of one that was begun, its tokens count as prompt."""
@@ -449,6 +490,13 @@ class _Call:
     position: _Counts
     partial: list[Partial | None]
     version: int
+
+    def groups(self) -> _Counts:
+        """Return a number for each completion, the same for the same prompt; what goes on is alone."""
+        group = _alike(self.prompts)
+        begun = np.array([one is not None for one in self.partial])
+        alone: _Counts = np.where(begun, len(group) + np.arange(len(group)), group)
+        return alone
 
     def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
         """Return the name of each completion's random stream: what is gone on with keeps its own."""

@@ -60,7 +60,7 @@ def rollout_function(
         model's.
     expected_tokens
         Predicts the length of each completion, from those of the step before for example; longest first
-        saves time then. Without it prompts are served in the order given.
+        saves time then. Without it the engine's ``policy`` decides, by what it has seen of lengths.
     on_completion
         Called with each completion as it finishes: rewards can be computed while others still decode.
     history
