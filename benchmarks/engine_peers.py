@@ -6,6 +6,8 @@ process from the first prompt to the last token: loading and converting are outs
 pinned lengths and are greedy; how many are token for token ours is printed beside.
 
 - ``batchbound``: the ragged tier, longest completion first.
+- ``shared``: the same engine as :class:`LLM`, where a prompt that comes several times is computed once.
+- ``trl``: one call of transformers' ``generate`` for all, as TRL's trainers make by default.
 - ``static``, ``continuous``: transformers' ``generate`` on full batches, and its continuous batching.
 - ``openvino``: OpenVINO GenAI's continuous batching, keys and values in float32, no prefix cache; needs
   ``openvino-genai`` and ``optimum-intel``, and gets the model converted once.
@@ -45,6 +47,7 @@ CELLS = {
         *(("50m", "short", slots, 48 if slots == 16 else 96) for slots in (16, 64)),
         *(("50m", "tail", slots, 48 if slots == 16 else 96) for slots in (16, 64)),
         *(("300m", "short", slots, 24 if slots == 16 else 64) for slots in (16, 64)),
+        *((shape, "groups", 64, 512) for shape in ("7m", "50m")),
     ]
 }
 """A model, a kind of job, slots and requests."""
@@ -56,15 +59,21 @@ def job_of(kind: str, count: int, vocabulary: int) -> list[dict[str, Any]]:
     Return prompts with the tokens to answer them with, the longest completion first.
 
     ``short``: prompts of 16 to 128 tokens, completions of 8 to 64. ``tail``: prompts of 32 to 256,
-    completions log-normal with median 60 and sigma 1, at most 768.
+    completions log-normal with median 60 and sigma 1, at most 768. ``groups``: each prompt, of 200 tokens,
+    eight times; completions log-normal with median 60 and sigma 1, at most 256.
     """
     draw = np.random.default_rng(0)
     low, high = (16, 128) if kind == "short" else (32, 256)
-    prompts = [draw.integers(3, vocabulary, draw.integers(low, high + 1)).tolist() for _ in range(count)]
+    if kind == "groups":
+        each = [draw.integers(3, vocabulary, 200).tolist() for _ in range(count // 8)]
+        prompts = [prompt for prompt in each for _ in range(8)]
+    else:
+        prompts = [draw.integers(3, vocabulary, draw.integers(low, high + 1)).tolist() for _ in range(count)]
     if kind == "short":
         answers = draw.integers(8, 65, count)
     else:
-        answers = np.clip(np.exp(draw.normal(np.log(60), 1.0, count)), 2, 768).astype(int)
+        longest = 256 if kind == "groups" else 768
+        answers = np.clip(np.exp(draw.normal(np.log(60), 1.0, count)), 2, longest).astype(int)
     jobs = [{"prompt": p, "tokens": int(n)} for p, n in zip(prompts, answers, strict=True)]
     return sorted(jobs, key=lambda job: -job["tokens"])
 
@@ -93,6 +102,31 @@ def by_transformers(way: str) -> Runner:
         return time.process_time() - start, answers
 
     return run
+
+
+def by_shared_prompts(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float, Answers]:
+    """Run a job by the library, which computes a prompt once however often it comes."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from batchbound import LLM
+    from batchbound.executor.models.tokenizers import load_tokenizer
+
+    torch.set_num_threads(1)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    llm = LLM(model, load_tokenizer("tiny:llama"), slots=slots, tier="ragged")
+    list(llm.generate([job["prompt"][:8] for job in jobs[:2]], max_tokens=4, ignore_eos=True))
+    prompts, tokens = [job["prompt"] for job in jobs], [job["tokens"] for job in jobs]
+    start = time.process_time()
+    answers: Answers = [[] for _ in jobs]
+    for one in llm.generate(prompts, max_tokens=tokens, expected_tokens=tokens, ignore_eos=True):
+        answers[one.index] = list(one.completion_ids)
+    return time.process_time() - start, answers
+
+
+def by_one_call(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float, Answers]:
+    """Run a job by one call of ``generate``, whatever the slots: each row goes on until the last ends."""
+    return by_transformers("static generate")(folder, jobs, len(jobs))
 
 
 def by_openvino(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float, Answers]:
@@ -133,6 +167,8 @@ def by_openvino(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[f
 
 RUNNERS: dict[str, Runner] = {
     "batchbound": by_transformers("ragged"),
+    "shared": by_shared_prompts,
+    "trl": by_one_call,
     "static": by_transformers("static generate"),
     "continuous": by_transformers("transformers continuous batching"),
     "openvino": by_openvino,
