@@ -33,6 +33,9 @@ _BUDGET = 2048
 
 _NO_LIMIT = 2**40
 
+_EVEN = 0.2
+"""Error of fitted seconds beyond which they say nothing: what ran beside the server set its pace."""
+
 
 @dataclass(frozen=True, slots=True)
 class Audit:
@@ -198,7 +201,13 @@ def _with_seconds(
     found = fitted_audit(job, limits, proven, orders_of(job.sequences))
     if found is None:
         return Audit(tables, ("the job is too large to tell the seconds of an iteration",))
-    rates = {name: value for name, value in asdict(found.fit.rates).items() if name != "points"}
+    error = found.fit.error
+    if error is not None and error > _EVEN:
+        why = (
+            f"an iteration's seconds changed during the run, a fit misses what it has not seen by {error:.0%}"
+        )
+        return Audit(tables, (f"no seconds are told: {why}",))
+    rates = {name: value for name, value in asdict(found.proven).items() if name != "points"}
     _confirm(verify_iteration_seconds(job.sequences, proven, found.iterations, rates, found.bound))
     seconds: dict[str, object] = {
         "measured": found.measured,

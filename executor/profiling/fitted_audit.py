@@ -27,6 +27,8 @@ class FittedAudit:
     ----------
     fit
         Seconds of an iteration.
+    proven
+        Those of which the bound consists.
     measured, simulated
         Makespan of the job, and of its simulation at the fitted rates.
     bound
@@ -40,6 +42,7 @@ class FittedAudit:
     """
 
     fit: IterationFit
+    proven: Minorant
     measured: float
     simulated: float
     bound: float
@@ -72,12 +75,14 @@ def fitted_audit(
     if fit is None:
         return None
     rates, work = fit.rates, needed_work(job.sequences, proven)
+    least = proven_rates(rates, put_back=job.sequences.may_run_short(proven))
     replay = replay_at(job, limits, rates)
     done = Work(*replay.work.sum(0).tolist())
-    simulated, bound = float(replay.run.finished.max()), rates.seconds(work)
-    again = rates.seconds(replace(done, iterations=0)) - rates.seconds(replace(work, iterations=0))
+    simulated, bound = float(replay.run.finished.max()), least.seconds(work)
+    again = rates.seconds(replace(done, iterations=0)) - least.seconds(replace(work, iterations=0))
     return FittedAudit(
         fit=fit,
+        proven=least,
         measured=job.makespan,
         simulated=simulated,
         bound=bound,
@@ -91,6 +96,27 @@ def fitted_audit(
         },
         orders={name: replay_at(job, limits, rates, np.asarray(order)) for name, order in orders.items()},
     )
+
+
+def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
+    """
+    Return rates at which no order takes less than the sum of its least work.
+
+    A request that was put back computes its newest token within a chunk of all it holds, ``m`` tokens, in the
+    place of a decode that reads ``m``. So that what every order needs is not counted at more than that costs,
+    a decode and what it reads may count no more than a chunk of as many tokens.
+
+    Parameters
+    ----------
+    rates
+        Of iterations.
+    put_back
+        Whether requests may be put back.
+    """
+    if not put_back:
+        return rates
+    kv = min(rates.kv_tokens, rates.prompt_tokens)
+    return replace(rates, kv_tokens=kv, decodes=min(rates.decodes, rates.prompt_tokens - kv))
 
 
 def simulated_orders(

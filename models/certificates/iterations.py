@@ -114,12 +114,18 @@ def verify_iteration_seconds(
     wrong = verify_iterations(sequences, limits, bound)
     if wrong is not None:
         return wrong
+    kinds = {"iterations", "decodes", "prompt_tokens", "drawn", "kv_tokens", "pairs"}
+    if set(rates) != kinds:
+        return Violation("rates", f"there are rates of {sorted(rates)}, not of {sorted(kinds)}")
     below = [name for name, rate in rates.items() if not rate >= 0 and name != "drawn"]
     if below:
         return Violation(
             "rates", f"{below[0]} is below zero: work that need not be done would lower the bound"
         )
-    needed = dict.fromkeys(("decodes", "prompt_tokens", "drawn", "kv_tokens", "pairs"), 0.0)
+    if sequences.may_run_short(limits) and rates["decodes"] + rates["kv_tokens"] > rates["prompt_tokens"]:
+        # Put back, a request may compute a chunk of m tokens in the place of a decode that reads m.
+        return Violation("rates", "a decode counts more than the chunk that may take its place")
+    needed = dict.fromkeys(kinds, 0.0)
     needed["iterations"] = bound.iterations
     for prompt, output, cached in _rows(sequences):
         needed["decodes"] += output - 1
@@ -128,8 +134,6 @@ def verify_iteration_seconds(
         needed["kv_tokens"] += sum(prompt + drawn for drawn in range(1, output))
         # Each new token with those before it and half of itself, whatever the chunks.
         needed["pairs"] += sum(before + 0.5 for before in range(cached, prompt))
-    if set(rates) != set(needed):
-        return Violation("rates", f"there are rates of {sorted(rates)}, not of {sorted(needed)}")
     proven = math.fsum(rates[name] * amount for name, amount in needed.items())
     if seconds > proven * (1 + 1e-9):
         what = f"the rates prove {proven:.9g} s, the bound says {seconds:.9g}"

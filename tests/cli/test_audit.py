@@ -201,6 +201,22 @@ def test_the_seconds_of_timed_requests_add_up(tmp_path: Path, capsys: pytest.Cap
     assert found["simulated, all there at the start, longest first"] == pytest.approx(2.0)
 
 
+def test_no_seconds_are_told_of_a_machine_whose_pace_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # One slot, requests of ten tokens: a hundredth of a second a token, for a while ten times as long.
+    table, rows, now = tmp_path / "times.csv", ["id,prompt_tokens,completion_tokens,start,first,last"], 0.0
+    for number in range(30):
+        each = 0.1 if 10 <= number < 20 else 0.01
+        rows.append(f"r{number},3,10,0,{now + each},{now + 10 * each}")
+        now += 10 * each
+    table.write_text("\n".join(rows) + "\n")
+    assert main(["audit", str(table), "--slots", "1", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "no seconds are told: an iteration's seconds changed" in captured.err
+    assert "seconds" not in json.loads(captured.out)
+
+
 def test_the_output_of_a_batch_with_metrics_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

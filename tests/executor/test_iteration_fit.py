@@ -11,7 +11,7 @@ import pytest
 
 from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.readers.measured_run import read_vllm_run
-from batchbound.executor.profiling.fitted_audit import fitted_audit
+from batchbound.executor.profiling.fitted_audit import fitted_audit, proven_rates
 from batchbound.executor.profiling.iteration_fit import IterationFit, TimedJob, fit_iterations, replay_at
 from batchbound.executor.profiling.seconds_audit import needed_work
 from batchbound.executor.reports.iteration_audit import orders_of
@@ -96,6 +96,31 @@ def test_no_order_takes_less_than_the_bound_and_losses_add_up(seed: int) -> None
         replay_at(job, limits, RATES, np.array(order)).run.finished.max() for order in permutations(range(5))
     )
     assert 0.5 * shortest < least <= shortest * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_order_takes_less_than_the_bound_where_requests_are_put_back(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sequences = Sequences(rng.integers(1, 12, 5), rng.integers(4, 12, 5))
+    limits = EngineLimits(4, 16, int((sequences.prompt + sequences.output).max()) + 4, 1)
+    assert sequences.may_run_short(limits)
+    # A decode that costs more than the chunk that takes its place where a request is put back.
+    dear = Minorant(0.001, 0.01, 0.002, 0.0, 0.0005, 0.0)
+    job = TimedJob(sequences, np.arange(5), np.zeros(5), np.zeros(5))
+    least = proven_rates(dear, put_back=True)
+    bound, proven = iteration_bound(sequences, limits), least.seconds(needed_work(sequences, limits))
+    shortest = min(
+        replay_at(job, limits, dear, np.array(order)).run.finished.max() for order in permutations(range(5))
+    )
+    assert proven <= shortest
+    rates = {name: value for name, value in asdict(least).items() if name != "points"}
+    assert verify_iteration_seconds(sequences, limits, bound, rates, proven) is None
+    found = {name: value for name, value in asdict(dear).items() if name != "points"}
+    assert "counts more than the chunk" in str(
+        verify_iteration_seconds(
+            sequences, limits, bound, found, dear.seconds(needed_work(sequences, limits))
+        )
+    )
 
 
 def test_seconds_that_the_rates_do_not_prove_are_refused() -> None:
