@@ -87,7 +87,8 @@ def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) ->
     group.add_argument(
         "--lengths",
         metavar="SOURCE",
-        help="completion lengths: known, cap (max_tokens), constant:N, completions:FILE or quantile:Q:FILE"
+        help="completion lengths: known, cap (max_tokens), constant:N, completions:FILE, history:FILE"
+        " or quantile:Q:FILE"
         " (default: known where given, else cap)",
     )
     add_longest(
