@@ -16,6 +16,7 @@ import csv
 import heapq
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -170,10 +171,10 @@ def serve(queries: Queries, clouds: int, batch: int, by_length: bool, insert: bo
     return runs
 
 
-def gain(pool: Queries, count: int, clouds: int, batch: int, over: str, of: str) -> float:
+def gain(pool: Queries, count: int, clouds: int, batch: int, over: str, of: str, draws: int = DRAWS) -> float:
     """Return how much more throughput one method has than another, over draws; methods by Q and I."""
     ratios = []
-    for seed in range(DRAWS):
+    for seed in range(draws):
         queries = pool.draw(count, np.random.default_rng((seed, count, clouds, batch)))
         slow, fast = (
             max(run.iterations for run in serve(queries, clouds, batch, "Q" in way, "I" in way))
@@ -183,7 +184,8 @@ def gain(pool: Queries, count: int, clouds: int, batch: int, over: str, of: str)
     return float(np.mean(ratios))
 
 
-def study(figure: str | None) -> None:
+def study(figure: str | None, draws: int = DRAWS) -> None:
+    drawn = partial(gain, draws=draws)
     known = pools()
     for name, pool in known.items():
         print(f"\n## {name}: mean answer {pool.answer.mean():.0f} tokens\n")
@@ -196,11 +198,11 @@ def study(figure: str | None) -> None:
         _row("E[longest of B] / E[l]: insertion alone, no tail", [c / pool.answer.mean() for c in ceiling])
         found: dict[str, list[float]] = {"by queries": [], "by clouds": []}
         for count in (200, 500, 800, 1000):
-            row = [gain(pool, count, 3, b, "", "QI") for b in BATCHES]
+            row = [drawn(pool, count, 3, b, "", "QI") for b in BATCHES]
             found["by queries"] += row
             _row(f"QI over neither, 3 clouds, {count} queries (Figures 11, 14)", row)
         for clouds, published in TABLE_1.items():
-            row = [gain(pool, 800, clouds, b, "", "QI") for b in BATCHES]
+            row = [drawn(pool, 800, clouds, b, "", "QI") for b in BATCHES]
             found["by clouds"] += row
             _row(f"QI over neither, {clouds} clouds, 800 queries", row)
             if "1,024" in name:
@@ -211,7 +213,7 @@ def study(figure: str | None) -> None:
             ("I with Q (Figure 13a)", "Q", "QI"),
             ("I without Q (Figure 13b)", "", "I"),
         ):
-            _row(title + ", 3 clouds, 800 queries", [gain(pool, 800, 3, b, over, of) for b in BATCHES])
+            _row(title + ", 3 clouds, 800 queries", [drawn(pool, 800, 3, b, over, of) for b in BATCHES])
         ranges = ", ".join(f"{name} {min(row):.2f}-{max(row):.2f}" for name, row in found.items())
         print(f"\nGains {ranges} (paper: 1.69-2.17, 1.67-2.22 at 1,024 tokens; 1.22-1.75 at 2,048)")
         _memory(pool)
@@ -274,7 +276,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--figure", help="PNG file for the curves")
-    study(parser.parse_args().figure)
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of the queries (default %(default)s)")
+    options = parser.parse_args()
+    study(options.figure, options.draws)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def shown(pattern: str) -> dict[str, str]:
     for page in pages:
         text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
         for line in re.findall(rf"(?:^ {{4}}|`|\$ )({pattern}[^`\n]*)", text, re.MULTILINE):
-            command = line.split("  #")[0].split(" > ")[0].strip()
+            command = re.sub(r"^BATCHBOUND_DATA=\S+ ", "", line.split("  #")[0].split(" > ")[0].strip())
             if "..." not in command and "|" not in command and "[" not in command:
                 found.setdefault(command, page.name)
     return found
