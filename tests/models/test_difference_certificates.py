@@ -253,8 +253,8 @@ def test_ends_of_endless_requests_are_given_up() -> None:
 
 SMALL_COUNTS = [
     (stages, longest, rounds, spans, late)
-    for stages in range(1, 8)
-    for longest in range(1, 6)
+    for stages in range(1, 12)
+    for longest in range(1, 4)
     for rounds in range(longest, 4 * longest + 2)
     for spans in range(stages + 1)
     for late in (0, 1, 2)
