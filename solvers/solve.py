@@ -13,10 +13,11 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
 from .backends.backend import BACKENDS
-from .bounds.proven_bound import bound_within
+from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .exact.enumeration import best_by_enumeration, can_enumerate
 from .exact.outcome import ExactOutcome
 from .formulated import CP_SAT, Formulation, solve_full
+from .loading import time_for_programmes
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
 from .search.schedule_search import ScheduleSearch
@@ -27,10 +28,10 @@ DEFAULT_SECONDS = 1.2
 """Seconds of a search that is given no limit: with bound and start-up, a plan in two."""
 FEW = 24
 """Requests up to which a search that is limited by time alone ends with an enumeration."""
-FEW_BOUND_SECONDS = 0.5
-"""Seconds that the bound of few requests may take in any case: its proof ends by itself before."""
+FEW_BOUND_SHARE = 0.4
+"""The share of its time that the bound of few requests gets at most, which mostly ends by itself before."""
 PROOF_SHARE = 0.8
-"""The share of its time that the enumeration gets."""
+"""The share of its time that bound and enumeration get."""
 
 
 def solve(
@@ -76,11 +77,13 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     try:
         # First whatever could be run instead: a bound or a search may take all the time there is.
         search.begin(start)
-        ours, _ = bound_within(problem, search.incumbent.left if seconds else None, FEW_BOUND_SECONDS * few)
+        left = search.incumbent.left if seconds else None
+        least = FEW_BOUND_SHARE * seconds if few and seconds and time_for_programmes(seconds) else 0.0
+        ours, _ = bound_within(problem, left, least)
         search.improve(ours.seconds)
         found = search.outcome()
         if few and seconds is not None and not ours.proves(found.makespan):
-            left = max(PROOF_SHARE * seconds, seconds - (time.perf_counter() - begun))
+            left = max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
             enumerated = best_by_enumeration(problem, Limits(seconds=left), found.schedule)
     except KeyboardInterrupt:
         # Users of a solver expect the best schedule so far; without any there is nothing to hand back.

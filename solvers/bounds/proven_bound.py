@@ -11,6 +11,7 @@ from ...models.bounds.least_counts import PRICED_WORK, least_counts
 from ...models.bounds.makespan import trivial_bound
 from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.slot_ends import SlotEnds
+from ..loading import time_for_programmes
 from ..packing.partition import partition_bound
 from .rounded_packing import refute_rounds
 from .slot_ends import refute_case
@@ -75,16 +76,19 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     stage, best = begun, trivial_bound(problem, counts)
     if seconds < WASTE_SECONDS * len(differences.lengths):
         return best
+    # A limit of a second leaves three tenths of it for the bound.
+    programmes = time_for_programmes(seconds)
     while True:
         # A longer limit goes through the stages of a shorter one, then through more.
         stage, before = min(end, begun + max(FIRST_STAGE, STAGE_GROWTH * (stage - begun))), stage
-        packing = partition_bound(problem.rounds, counts.slots, PACKING_SHARE * (stage - before))
-        if packing.value > counts.rounds:
-            counts = counts.with_packing(packing)
-            differences = differences.with_counts(counts)
+        if programmes:
+            packing = partition_bound(problem.rounds, counts.slots, PACKING_SHARE * (stage - before))
+            if packing.value > counts.rounds:
+                counts = counts.with_packing(packing)
+                differences = differences.with_counts(counts)
         if len(differences.lengths):
             _refute_ends(differences, stage)
-            while _refute_packings(differences, stage):
+            while programmes and _refute_packings(differences, stage):
                 _refute_ends(differences, stage)
         found = max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
         stands = found.seconds <= best.seconds and time.perf_counter() < stage

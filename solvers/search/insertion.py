@@ -14,6 +14,7 @@ import numpy as np
 
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from ...models.bounds.least_counts import least_counts
 from .backward import schedule_backwards
 
 MOST_REQUESTS = 60
@@ -21,6 +22,15 @@ MOST_REQUESTS = 60
 
 HOT, COLD = 0.005, 0.0002
 """Temperatures at the start and the end, as shares of the rounds."""
+
+REACHES = (0, 4, 16, 64, 10**9)
+"""Rounds by which a request may start earlier than it has to, to share a prefill stage: one at a time."""
+
+OTHER_REACH = 0.1
+"""How often another one is tried, where rounds are hardly more than there must be."""
+
+HARDLY_MORE = 1.02
+"""What hardly more is: then it is prefill stages that are left to save."""
 
 
 class InsertionAnnealing:
@@ -44,6 +54,8 @@ class InsertionAnnealing:
         cost = problem.cost
         self._stage = max(cost.prefill_base, cost.prefill_floor) / cost.decode_base
         self._order = np.lexsort((-rows[1], -rows[0])).tolist()
+        self._reach, self._spare = REACHES[0], False
+        self._fewest = least_counts(problem).rounds
         self._now = self._least = np.inf
 
     def step(self, done: float) -> Schedule | None:
@@ -56,13 +68,16 @@ class InsertionAnnealing:
             The share of the walk that is over, 0 to 1.
         """
         order = self._order if np.isinf(self._now) else self._changed()
-        ends = self._ends(order)
+        other = self._spare and self._rng.random() < OTHER_REACH
+        reach = int(self._rng.choice(REACHES)) if other else self._reach
+        ends = self._ends(order, reach)
         begins = [end + request[0] for end, request in zip(ends, self._requests, strict=True)]
         rounds = max(begins)
         costs = rounds + self._stage * len(set(begins))
         temperature = rounds * HOT * (COLD / HOT) ** done
         if costs <= self._now + temperature * self._rng.exponential():
-            self._order, self._now = order, costs
+            self._order, self._reach, self._now = order, reach, costs
+            self._spare = rounds <= HARDLY_MORE * self._fewest
         if costs >= self._least:
             return None
         self._least = costs
@@ -77,13 +92,18 @@ class InsertionAnnealing:
             order.insert(other, order.pop(one))
         return order
 
-    def _ends(self, order: list[int]) -> list[int]:
+    def _ends(self, order: list[int], reach: int) -> list[int]:
         """Return the round after each request's last one, counted back from the end of the job."""
         profile = _Profile(self._problem)
         cap, ends, taken = self._problem.prefill_token_cap, [0] * len(order), dict[int, int]()
         for request in order:
             rounds, peak, prompt = self._requests[request]
             end = profile.first_fit(0, rounds, peak)
+            shared = (begin for begin in taken if 0 <= begin - rounds - end <= reach)
+            for begin in sorted(shared) if reach else ():
+                if profile.first_fit(begin - rounds, rounds, peak) == begin - rounds:
+                    end = begin - rounds
+                    break
             while cap is not None and taken.get(end + rounds, 0) + prompt > cap:
                 end = profile.first_fit(end + 1, rounds, peak)
             taken[end + rounds] = taken.get(end + rounds, 0) + prompt

@@ -11,6 +11,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
+from ..loading import time_for_programmes
 from .backward import BackwardSearch
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
@@ -46,7 +47,7 @@ BRIEF = 3.0
 TIMETABLE_SHARES = (0.2, 0.65)
 """Shares of the limits for timetables where memory is scarce; the second only if the first was worth it."""
 
-INSERTION_SHARE = 0.7
+INSERTION_SHARE = 0.6
 """The share of the limits in which few requests are put one by one there, before all else."""
 
 BACKWARD_SHARE = 0.4
@@ -321,6 +322,8 @@ class ScheduleSearch:
         costs, best = self._costs(), self.incumbent
         if costs.round == 0 or not self._problem.rounds.any() or best.progress >= 1.0:
             return True
+        if not time_for_programmes(best.left):
+            return False
         annealing = self._begun(costs)
         if annealing is None:
             return False

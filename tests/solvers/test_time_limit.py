@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -67,3 +69,18 @@ def test_a_first_proof_is_not_charged_for_what_it_loads(monkeypatch: pytest.Monk
     monkeypatch.setattr("batchbound.solvers.packing.partition.importlib.import_module", load)
     # Half of 39 rounds is 20 at least, but no part of these sums to 19 or 20: 11 + 6 + 4 = 21.
     assert partition_bound(np.array([11, 7, 11, 6, 4]), 2, seconds=1.0).value == 21
+
+
+def test_a_short_limit_leaves_no_time_to_load_what_solves_linear_programmes() -> None:
+    code = (
+        "import sys, numpy as np;"
+        "from batchbound.data.costs.cost import CostModel;"
+        "from batchbound.data.problem import Problem;"
+        "from batchbound.data.readers.generators import generate;"
+        "from batchbound.solvers import Limits, solve;"
+        "problem = Problem(generate('table3', 0, 60), CostModel.paper(), 8);"
+        "assert solve(problem, limits=Limits(seconds=float(sys.argv[1]))).bound.seconds > 0;"
+        "print('scipy.optimize' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code, "0.1"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False\n"
