@@ -13,11 +13,11 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
 from .backends.backend import BACKENDS
+from .bounds.loading import time_for_programmes
 from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .exact.enumeration import best_by_enumeration, can_enumerate
 from .exact.outcome import ExactOutcome
 from .formulated import CP_SAT, Formulation, solve_full
-from .loading import time_for_programmes
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
 from .search.schedule_search import ScheduleSearch

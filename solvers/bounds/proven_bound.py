@@ -11,8 +11,8 @@ from ...models.bounds.least_counts import PRICED_WORK, least_counts
 from ...models.bounds.makespan import trivial_bound
 from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.slot_ends import SlotEnds
-from ..loading import time_for_programmes
 from ..packing.partition import partition_bound
+from .loading import time_for_programmes
 from .rounded_packing import refute_rounds
 from .slot_ends import refute_case
 

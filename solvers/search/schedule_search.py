@@ -11,7 +11,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from ..loading import time_for_programmes
+from ..bounds.loading import time_for_programmes
 from .backward import BackwardSearch
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
@@ -21,6 +21,7 @@ from .stage_merge import merge_stages
 from .stages.annealing import FEW, StageAnnealing
 from .stages.rounding import settled
 from .stages.slot_flow import Spans, stages_of_requests, whole_slots
+from .stages.spread import MOST_SPANS
 from .stages.times import StageCosts
 from .stages.token_caps import stages_within_cap
 from .starts import starts
@@ -43,6 +44,9 @@ START_SPANS = (1200, 800, 400)
 
 BRIEF = 3.0
 """Seconds left up to which it begins with fewer."""
+
+BRIEF_SPANS, BRIEF_STAGES = 1800, 160
+"""Spans and stages up to which it begins at all then: from twice as many on a step takes a second."""
 
 TIMETABLE_SHARES = (0.2, 0.65)
 """Shares of the limits for timetables where memory is scarce; the second only if the first was worth it."""
@@ -347,10 +351,17 @@ class ScheduleSearch:
         """Return an annealing from stages that make a schedule, or from few; None if all have too many."""
         best, annealing = self.incumbent, None
         late = best.progress + START_SHARE * (1.0 - best.progress)
-        for spans in START_SPANS if best.left > BRIEF else START_SPANS[1:]:
+        brief = best.left <= BRIEF
+        widest = BRIEF_SPANS if brief else MOST_SPANS
+        most_stages = BRIEF_STAGES if brief else len(self._problem)
+        if len(self._problem) > most_stages * self._problem.slots:
+            return None
+        for spans in START_SPANS[brief:]:
             annealing = StageAnnealing.of(
-                self._problem, costs, self._rng, lambda: best.progress > late, spans
+                self._problem, costs, self._rng, lambda: best.progress > late, (spans, widest)
             )
+            if annealing is not None and len(annealing.walk.times) > most_stages + 1:
+                return None
             # Under a cap the first times hardly ever make a schedule, and it takes a while to see that.
             if annealing is None or self._problem.prefill_token_cap is not None:
                 break

@@ -15,7 +15,7 @@ from ..constructive import ski_rental_schedule
 from .level_split import LevelSplit
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
-from .spread import MOST_SPANS, spread_times
+from .spread import spread_times
 from .times import StageCosts, StageTimesSearch
 
 HOT, COLD = 0.5, 0.04
@@ -166,7 +166,7 @@ class StageAnnealing:
         costs: StageCosts,
         rng: np.random.Generator,
         late: Callable[[], bool],
-        most_spans: int,
+        most_spans: tuple[int, int],
     ) -> StageAnnealing | None:
         """
         Return an annealing from the best stages of some, or None if all have too many to be priced.
@@ -178,12 +178,13 @@ class StageAnnealing:
         late
             Whether no further start is to be tried.
         most_spans
-            Spans between stages that are spread unevenly, about.
+            Spans between stages that are spread unevenly, about, and those of any start at most.
         """
         split = LevelSplit.of(problem)
         profile = LengthProfile.of(split.rest.rounds, _starts_per_stage(problem))
-        spread = spread_times(profile, costs, rng, most_spans)
-        most = min(MOST_SPANS, most_spans + most_spans // 2)
+        about, widest = most_spans
+        spread = spread_times(profile, costs, rng, about)
+        most = min(widest, about + about // 2), widest
         start = _start_times(split.rest, profile, costs, spread, late, most)
         return None if start is None else cls(problem, costs, rng, split, profile, start)
 
@@ -250,7 +251,7 @@ def _start_times(
     costs: StageCosts,
     spread: Iterator[IntArray],
     late: Callable[[], bool],
-    most_spans: int,
+    most_spans: tuple[int, int],
 ) -> IntArray | None:
     """Return the stage times from which there is least to make up for, or None if all have too many."""
     constructed: list[IntArray] = []
@@ -263,8 +264,8 @@ def _start_times(
     tried = [times for pair in zip_longest(some, constructed) for times in pair if times is not None]
     sizes = [Spans.number_between(times, profile) for times in tried]
     # Those of a construction may have many more spans than the ones spread, and take as much longer.
-    few = [times for times, size in zip(tried, sizes, strict=True) if size <= most_spans and not capped]
-    priceable = few or [times for times, size in zip(tried, sizes, strict=True) if size <= MOST_SPANS]
+    few = [times for times, size in zip(tried, sizes, strict=True) if size <= most_spans[0] and not capped]
+    priceable = few or [times for times, size in zip(tried, sizes, strict=True) if size <= most_spans[1]]
     if not priceable:
         return None
     best = _cheapest(priceable, profile, costs, late)
