@@ -371,6 +371,8 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--trace", action="append", default=[], metavar="NAME=TABLE", help="lengths observed")
     args = parser.parse_args()
+    if args.devices < 2:
+        parser.error(f"--devices {args.devices}: WAA, which is studied beside RRA, takes 2 at least")
     profiles = [read_layer_profiles(path) for path in args.profile]
     costs = {profile.tensor_parallel: LayerCost(profile) for profile in profiles}
     study = Study(costs, Cluster(args.devices, profiles[0].device_bytes))
