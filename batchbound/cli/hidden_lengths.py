@@ -245,9 +245,11 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
             rows.append(
                 Row("seconds", "expected", duration(value), f"{percent(COVERAGE, 0)} within {between}")
             )
+        elif key == "staleness_steps":
+            rows.append(Row("counts", "age of a completion in steps", f"{value:.3f}", ""))
         elif isinstance(value, int | str) and key != "bound_source":
             rows.append(Row("counts", key.replace("_", " "), str(value), ""))
-    return rows
+    return sorted(rows, key=lambda row: ("seconds", "shares", "counts").index(row.group))
 
 
 def _seconds(text: str) -> float:
