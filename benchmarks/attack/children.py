@@ -18,16 +18,17 @@ CRASHED = 70
 """Exit status of a child whose command ended in an exception: a user would have seen a traceback."""
 
 
-HELD_BACK = (signal.SIGINT, signal.SIGTERM)
-"""Signals that a fork lets wait: Python passes over an interrupt that comes while hooks of a fork run."""
-
-
 def fork() -> int:
-    """Fork; in the child, signals are held back until it lets them through."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    """Fork; an interrupt that comes meanwhile comes after it: Python passes over one in the hooks of a fork."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda which, _: came.append(which)) for number in numbers}
     pid = os.fork()
     if pid:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
     return pid
 
 
@@ -83,7 +84,6 @@ def spawn(call: Callable[[], int], folder: Path, output: Path, *, file_bytes: in
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         os.chdir(folder)
         where = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(where, 1)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar
 
-from .children import HELD_BACK, fork
+from .children import fork
 
 _LENGTH = struct.Struct("<Q")
 _DIES_WITH_PARENT = 1
@@ -168,7 +168,6 @@ def _become(kind: type, args: tuple[Any, ...], channel: socket.socket, foreign: 
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         for one in foreign:
             one.close()
         lock = threading.Lock()
