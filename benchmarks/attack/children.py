@@ -19,7 +19,7 @@ CRASHED = 70
 
 
 def fork() -> int:
-    """Fork; an interrupt that comes meanwhile comes after it: Python passes over one in the hooks of a fork."""
+    """Fork; an interrupt meanwhile comes after it: Python passes over one in the hooks of a fork."""
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda which, _: came.append(which)) for number in numbers}
