@@ -173,8 +173,12 @@ def _become(kind: type, args: tuple[Any, ...], channel: socket.socket, foreign: 
         lock = threading.Lock()
 
         def say(number: int, what: str, value: object) -> None:
-            with lock:
-                channel.sendall(_framed((number, what, value)))
+            try:
+                with lock:
+                    channel.sendall(_framed((number, what, value)))
+            except OSError:
+                # The driver is gone.
+                os._exit(0)
 
         def serve(one: Any, number: int, name: str, given: tuple[Any, ...]) -> None:
             try:
