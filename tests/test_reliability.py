@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -10,12 +11,15 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchbound.cli import main
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.trace import Trace
 from batchbound.executor.reports.tables import percent
 
@@ -136,6 +140,22 @@ def test_a_run_asked_to_end_before_its_first_stage_says_so(
     )
     assert main(["run", str(planned(tmp_path)), "--model", "tiny:llama"]) == 1
     assert "stopped: the system asked the process to end (SIGTERM)" in capsys.readouterr().err
+
+
+def test_a_measured_length_beyond_all_plans_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.csv").write_text("predicted,actual\n9,2147483647\n10,9\n")
+    words = ["plan", "table3:0:5", "--length-error", str(tmp_path / "pairs.csv")]
+    said = refused([*words, "-o", str(tmp_path / "plan.json")], capsys)
+    assert "pairs.csv, line 2, column 'actual': '2147483647' is not a length" in said
+
+
+def test_costs_near_the_largest_number_are_refused_without_a_warning() -> None:
+    cost = CostModel(0.0, 0.0, 0.0, 0.0, prefill_per_token_beyond=1e308)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cost.prefill_seconds(np.array([1e6])).tolist() == [math.inf]
 
 
 def test_a_trace_in_which_nothing_ran_cannot_be_validated(

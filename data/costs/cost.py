@@ -94,8 +94,10 @@ class CostModel:
     def prefill_seconds(self, tokens: int | IntArray | FloatArray) -> float | FloatArray:
         """Return the seconds of one prefill stage of ``tokens`` prompt tokens (or of each in an array)."""
         if isinstance(tokens, np.ndarray):
-            stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
-            stages += self.prefill_per_token_beyond * np.maximum(0.0, tokens - self.prefill_bend)
+            # Costs near the largest number give infinite seconds, which whoever checks them refuses.
+            with np.errstate(over="ignore"):
+                stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
+                stages += self.prefill_per_token_beyond * np.maximum(0.0, tokens - self.prefill_bend)
             return np.maximum(self.prefill_floor, stages)
         beyond = self.prefill_per_token_beyond * max(0.0, tokens - self.prefill_bend)
         return max(self.prefill_floor, self.prefill_base + self.prefill_per_token * tokens + beyond)

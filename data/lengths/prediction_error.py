@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..costs.cost import FloatArray, IntArray
 from ..files.disk import InputError, read_text
 from ..files.jsonl import file_digest
+from ..problem import MOST_ROUNDS
 from ..workload import LONGEST
 from .deconvolution import Deconvolution
 
@@ -303,12 +304,12 @@ def _deconvolution(predicted: bytes, sd: float, longest: int | None) -> Deconvol
 def _length(text: str | None, column: str, line: int, path: str | os.PathLike[str]) -> int:
     try:
         number = float(text or "")
-        if 1 <= number <= LONGEST:
+        if 1 <= number <= MOST_ROUNDS:
             return round(number)
     except ValueError:
         pass
     raise InputError(
-        f"{text!r} is not a length of at least one token",
+        f"{text!r} is not a length of at least one token and at most {MOST_ROUNDS:,}",
         file=path,
         where=f"line {line}, column '{column}'",
         hint="Correct the row or remove it.",
