@@ -27,8 +27,8 @@ def fork() -> int:
     if pid:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for late in came:
+            signal.raise_signal(late)
     return pid
 
 
