@@ -20,7 +20,9 @@ import pytest
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.predictor import Predicted
 from batchbound.data.trace import Trace
+from batchbound.data.workload import LONGEST
 from batchbound.executor.reports.tables import percent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,6 +158,11 @@ def test_costs_near_the_largest_number_are_refused_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cost.prefill_seconds(np.array([1e6])).tolist() == [math.inf]
+
+
+def test_an_infinite_interval_of_a_predictor_is_cut_to_the_longest_length() -> None:
+    ends = Predicted.of(np.array([5.0]), np.array([0.0]), np.array([math.inf]))
+    assert (ends.low.tolist(), ends.high.tolist()) == ([1], [LONGEST])
 
 
 def test_a_trace_in_which_nothing_ran_cannot_be_validated(

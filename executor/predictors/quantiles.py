@@ -94,7 +94,9 @@ class QuantilePredictor:
     def predict(self, prompts: Sequence[str]) -> Predicted:
         """Return the middle quantile of each completion's length and the widened interval, tokens."""
         low, middle, high = self._logs(prompts)
-        return Predicted.of(np.exp(middle), np.exp(low - self.widening), np.exp(high + self.widening))
+        # A widening beyond all numbers gives infinite lengths, which are cut to the longest there can be.
+        with np.errstate(over="ignore"):
+            return Predicted.of(np.exp(middle), np.exp(low - self.widening), np.exp(high + self.widening))
 
     def _logs(self, prompts: Sequence[str]) -> list[FloatArray]:
         matrix: csr_matrix = self.words.transform(prompts)
