@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
     "a size beyond any model's": (
         "model's configuration (roofline)",
         edited("vocab_size", 10**18),
-        "config, field 'vocab_size': 1000000000000000000 is not a size from 1 to 1,000,000,000",
+        "toy.json: field 'vocab_size': 1000000000000000000 is not a size from 1 to 1,000,000,000",
     ),
     "a mean that is a list": (
         "predictor group-mean, predictor.json",
