@@ -83,7 +83,7 @@ def test_the_number_format_is_as_asked(dtype: str, saved: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("tiny:lama", "no tiny model 'tiny:lama'. Choose from .*llama"),
+        ("tiny:lama", r"no tiny model 'tiny:lama'. Did you mean tiny:llama\?"),
         ("tiny:llama:x", "it is not tiny:FAMILY or tiny:FAMILY:SEED"),
         ("./nowhere", "there is no such directory"),
         ("/nowhere/at/all", "there is no such directory"),

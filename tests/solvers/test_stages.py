@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -98,6 +101,26 @@ def test_a_flow_of_whole_numbers_stays_as_it_is() -> None:
     used = nearly_whole(spans, profile_of([4, 4, 4, 4]), 2, 2, np.array([2.0, 2.0]), np.inf)
     assert used is not None
     assert used.tolist() == [2, 2]
+
+
+def test_ctrl_c_is_still_ours_after_a_flow_is_made_whole() -> None:
+    script = """
+import os, signal
+import numpy as np
+from batchbound.solvers.search.stages.rounding import nearly_whole
+from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans
+
+spans = Spans(np.array([0, 1, 0]), np.array([1, 2, 2]), np.array([4, 4, 8]))
+used = nearly_whole(spans, LengthProfile.of(np.array([4, 4, 8])), 2, 2, np.array([1.5, 1.5, 0.5]), np.inf)
+assert used.tolist() == [1, 1, 1]
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    # In a process of its own, which the signal ends where a solver has left another handler.
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 def test_lengths_that_all_differ_are_scheduled_better_than_by_any_rule() -> None:

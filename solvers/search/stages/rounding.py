@@ -75,6 +75,8 @@ def nearly_whole(
     model.minimize(sum(short))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    # Its own handler leaves Ctrl-C to end the process without a word, from then on.
+    solver.parameters.catch_sigint_signal = False
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = WORK if np.isinf(seconds) else min(seconds, MOST_WORK)
     solver.parameters.max_time_in_seconds = seconds
