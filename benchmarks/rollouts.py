@@ -181,7 +181,7 @@ def summary(loss: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def evaluated(name: str, orders: int, most: int | None) -> dict[str, Any]:
-    """Return the losses on the steps of a data set, in so many orders, and what they come to."""
+    """Return the losses on the steps of a data set, in several orders, and what they come to."""
     slots, read = DATASETS[name]
     steps = read()[:most]
     rows = {
@@ -236,7 +236,7 @@ def several(name: str, most: int | None) -> dict[str, dict[str, float]]:
 
 
 def intervals(name: str, orders: int, most: int | None) -> dict[str, Any]:
-    """Return on how many steps, in so many orders each, the interval holds that the other steps give."""
+    """Return on how many steps, in several orders each, the interval holds that the other steps give."""
     slots, read = DATASETS[name]
     steps = read()[:most]
     held, rows = [], {}

@@ -212,7 +212,7 @@ def weighted_loss(logits: Any, labels: Any, end_weight: float) -> Any:
 
 
 def trained(args: argparse.Namespace) -> Any:
-    """Return the model after so many steps from random weights."""
+    """Return the model after ``steps`` steps from random weights."""
     import torch
     from transformers import AutoModelForCausalLM
 

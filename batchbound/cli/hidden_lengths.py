@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from ..planning.hidden import (
     simulate_hidden_steps,
 )
 from ..solvers.bounds.proven_bound import proven_bound
-from .inputs import read_inputs
+from .inputs import at_least_zero, positive, read_inputs
 from .reporting import print_rows
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--swap",
-        type=_seconds,
+        type=at_least_zero,
         metavar="SECONDS",
         help="that a token of KV cache takes to the host or back: what runs may give way to what waits",
     )
@@ -70,13 +69,13 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ahead",
-        type=_share,
+        type=at_least_zero,
         metavar="SHARE",
         help="groups in play beyond those that a step waits for; what is not complete goes on in the next"
         " (APRIL; default 0: a barrier)",
     )
     group.add_argument(
-        "--keep", type=int, metavar="K", help="completions of each group that are kept, the first to end"
+        "--keep", type=positive, metavar="K", help="completions of each group that are kept, the first to end"
     )
     group.add_argument(
         "--restart",
@@ -250,21 +249,3 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
         elif isinstance(value, int | str) and key != "bound_source":
             rows.append(Row("counts", key.replace("_", " "), str(value), ""))
     return sorted(rows, key=lambda row: ("seconds", "shares", "counts").index(row.group))
-
-
-def _seconds(text: str) -> float:
-    return _number(text, "seconds")
-
-
-def _share(text: str) -> float:
-    return _number(text, "a share")
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}, zero or more")
-    return value

@@ -342,15 +342,22 @@ def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
 
 def _place(job: JobInput, request: int) -> str:
     """Return where a request stands in what was read."""
-    return f"line {job.records[request].line}" if job.records else f"request {request}"
+    if not job.records:
+        return f"request {request}"
+    in_lines = job.columns is None or Path(job.source).suffix in (".json", ".jsonl")
+    return f"{'line' if in_lines else 'row'} {job.records[request].line}"
 
 
 def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
     """Return what to tell of a request that exceeds a limit, given as an option or the model's own."""
     where, stated = _place(job, error.request), "output_tokens"
     if job.records and job.lengths.kind == "cap":
-        stated = job.records[error.request].max_tokens_field
-        where = f"{where}, field 'body.{stated}'"
+        if job.columns is None:
+            stated = job.records[error.request].max_tokens_field
+            where = f"{where}, field 'body.{stated}'"
+        elif job.columns.max_tokens is not None:
+            stated = job.columns.max_tokens
+            where = f"{where}, column {stated!r}"
     room = error.allowed - int(job.workload.input_tokens[error.request])
     if room < 1 or error.limit == "prefill_token_cap":
         mends = ["shorten its prompt"]

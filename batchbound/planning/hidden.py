@@ -76,7 +76,7 @@ class History:
         Return one set of lengths that the job may turn out to have (tokens, shape (requests,)).
 
         Of requests with earlier ones of their names, a file's lengths; else each group takes the lengths of
-        an earlier group, drawn with its requests. All are longer or shorter by one factor, as steps differ.
+        an earlier group, drawn with its requests.
 
         Parameters
         ----------
@@ -151,6 +151,8 @@ def expected_makespan(
 ) -> Interval:
     """
     Return the makespan to expect before a job begins, by what earlier ones were like.
+
+    Each set of lengths that is drawn is longer or shorter by a factor of its own, as steps differ.
 
     Parameters
     ----------
@@ -236,7 +238,7 @@ def shared_variance(problem: Problem, trace: Trace) -> float:
 
 
 def sharing_prompts(problem: Problem, kept: int) -> Problem:
-    """Return the problem in which each group's prompt is computed once, with room to keep so many tokens."""
+    """Return the problem in which each group's prompt is computed once, with room to keep ``kept`` tokens."""
     return replace(problem, workload=problem.workload.with_shared_prompts(), prefix_cache=kept)
 
 

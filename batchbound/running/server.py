@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..executor.serving.release import Release
 
 ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
-"""Around the sending of so many requests into a journal: yields what is told how many are done."""
+"""Around the sending: is told how many requests are left and their journal, yields what counts those done."""
 
 Order = Literal["auto", "plan", "longest", "file"]
 

@@ -96,7 +96,7 @@ class LearnedLengths:
         self._rounds += stage.rounds
 
     def ended(self, request: int, tokens: int) -> None:
-        """Note a completion of so many tokens, or of UNKNOWN ones."""
+        """Note a completion and its tokens, UNKNOWN where none are known."""
         self._ended[request] = True
         self._tokens[request] = tokens
 

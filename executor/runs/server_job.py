@@ -251,7 +251,7 @@ class _Mending:
             self._since += 1
 
     def due(self, left: int) -> bool:
-        """Return whether enough was seen to put so many requests in order again: half a percent of them."""
+        """Return whether enough was seen to put ``left`` requests in order again: half a percent of them."""
         return 200 * self._since >= left
 
     def order(self) -> list[int]:

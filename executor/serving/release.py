@@ -205,7 +205,7 @@ class _Client:
         self._room = in_flight
         self._flying = self._iteration = 0
         self._ended: deque[tuple[int, int]] = deque()
-        """Iterations at whose end room for so many came to be."""
+        """Iterations at whose end room came to be, each with the requests there was room for."""
 
     def __call__(self, state: ServingState) -> ServingStep:
         """Return the next iteration."""

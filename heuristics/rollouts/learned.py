@@ -28,7 +28,7 @@ WAVES_AT_ONE = 100.0
 """Waves that would be ordered at an intraclass correlation of one; they go with its square."""
 
 LEARN_EVERY = 16
-"""The model is learnt again when one in so many more has ended."""
+"""The model is learnt again each time one request more in this many has ended."""
 
 ALIKE = 0.3
 """Intraclass correlation from which what runs is compared with what waits, and may give way to it."""
@@ -63,7 +63,7 @@ class Learner:
         self._model: LengthModel | None = None
 
     def observe(self, state: State) -> None:
-        """Note who has ended since the last call."""
+        """Note which requests have ended since the last call."""
         self.ended = self.started & ~state.waiting & ~self.stopped
         self.ended[state.running] = False
         self._ends = int(np.count_nonzero(self.ended))
@@ -95,8 +95,8 @@ class Learner:
         Return how many of the requests that wait are worth an order; those before are served as they arrive.
 
         An order by a group's effect moves requests that may be the longest to the end as well. Arrival does
-        so no less, on average, but who compares the two on one step sees the difference. What an order
-        gains is at the end of the job, where slots run dry, so only the last waves are ordered: the more,
+        so no less, on average, but on a single step the two differ. What an order gains
+        is at the end of the job, where slots run dry, so only the last waves are ordered: the more,
         the larger the share of the variance that groups explain (:data:`WAVES_AT_ONE`), and none where it
         may be next to nothing.
         """
@@ -177,9 +177,9 @@ class LearnedLengths:
     """
     Arrival's order with the ski-rental rule, and more where what was seen of lengths says it is worth it.
 
-    It sees the groups, who has started, what each has decoded and who has ended, and never the length of a
-    request. Requests are served as they arrive until the last waves; these are ordered by a model of
-    lengths (:class:`~.lengths.LengthModel`), with :data:`SCOUTS` of each group first. In the last wave
+    It sees the groups, which requests have started, what each has decoded and which have ended, and never the
+    length of a request. Requests are served as they arrive until the last waves; these are ordered by a model
+    of lengths (:class:`~.lengths.LengthModel`), with :data:`SCOUTS` of each group first. In the last wave
     what runs gives way to what waits and is expected to have much more left, if KV cache can be moved to the
     host: by :data:`MARGIN` of the mean length and by what the way costs all slots, and no request before
     :data:`REST` of the mean length since it joined.

@@ -41,8 +41,8 @@ class GroupQueue:
     """
     A few requests of every group first, then the groups by their score; equals by arrival.
 
-    Policies of this queue see the groups, who has started, what each has decoded and who has ended, and
-    never the length of a request. A request without a group is a group of its own.
+    Policies of this queue see the groups, which requests have started, what each has decoded and which have
+    ended, and never the length of a request. A request without a group is a group of its own.
 
     Parameters
     ----------

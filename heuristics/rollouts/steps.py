@@ -254,7 +254,7 @@ class _Steps:
         return self._execution.state.running
 
     def _serve(self, complete: int) -> None:
-        """Serve until so many groups are complete."""
+        """Serve until a number of groups are complete."""
         while self._complete() < complete:
             ended = list(self._execution.step())
             running = self._running()

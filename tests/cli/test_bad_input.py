@@ -292,6 +292,13 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"prompts.jsonl, line 2, field 'body.max_completion_tokens'.*max_position = 512.*"
         r"Lower its max_completion_tokens, cap every completion with --longest-completion \(\d+ fit",
     ),
+    "a stated limit of a table beyond the model's positions": (
+        table(
+            "text,cap\nHi,5\nHo,999\n",
+            *("--model", "tiny:llama", "--prompt-column", "text", "--max-tokens-column", "cap"),
+        ),
+        r"lengths.csv, row 2, column 'cap'.*max_position = 512.*Lower its cap, cap every completion with",
+    ),
     "a stated limit beyond the model's positions, planned shorter": (
         planned(body(max_tokens=999), plan=("--lengths", "constant:4")),
         r"line 1, field 'body.max_tokens'.*512 positions.*Lower its max_tokens.*--longest-completion",

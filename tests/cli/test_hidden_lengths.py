@@ -117,7 +117,6 @@ def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(
         (["--hidden-lengths", "--replicas", "2"], "--replicas has no effect beside --hidden-lengths"),
         (["--hidden-lengths", "--steps", "no"], "has no column 'no'"),
         (["--hidden-lengths", "--steps", "step", "--keep", "4"], "it has no effect"),
-        (["--hidden-lengths", "--steps", "step", "--keep", "0"], "keep is 0"),
         (["--hidden-lengths", "--steps", "step", "--restart"], "restart has no effect"),
         (["--hidden-lengths", "--steps", "id"], "a group has requests in several steps"),
         (["--hidden-lengths", "--history", "none.csv"], "none.csv"),
@@ -130,7 +129,18 @@ def test_what_has_no_effect_or_no_sense_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_number_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["simulate", table(tmp_path, "one.csv", 1), "--hidden-lengths", "--swap", "nan"])
-    assert "'nan' is not seconds" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--swap", "nan"], "--swap: 'nan' is not a number of at least 0"),
+        (["--steps", "step", "--ahead", "-1"], "--ahead: '-1' is not a number of at least 0"),
+        (["--steps", "step", "--keep", "0"], "--keep: 0 is not at least 1"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["simulate", table(tmp_path, "one.csv", 1), "--hidden-lengths", *words])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 from batchbound.executor.llm import LLM, Completion
 from batchbound.executor.partial import Partial, Until
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = ["a", "bb bb", "some longer prompt", "dd", "and one more", "a"]
 LENGTHS = [3, 30, 9, 17, 24, 12]
 
@@ -22,14 +23,6 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 1, "repetition_penalty": 1.3, "presence_penalty": 0.4, "min_tokens": 6},
     {"temperature": 1.1, "seed": 2, "stop": ("e", "q"), "bad_words": ("the",), "frequency_penalty": 0.3},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def engine(family: str = "llama", **options: Any) -> LLM:

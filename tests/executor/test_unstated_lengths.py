@@ -1,8 +1,8 @@
-"""Calls whose lengths nobody states: who is served when, on a model as in the simulator."""
+"""Calls whose lengths nobody states: which are served when, on a model as in the simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -21,17 +21,11 @@ from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import Known, Observed
 from batchbound.heuristics.simulate import simulate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 POLICIES = ("fcfs", "fcfs-ski", "scouts", "survival", "learned")
 GROUPS, SAMPLES, SLOTS, MOST = 8, 4, 8, 60
 COST = CostModel.paper()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

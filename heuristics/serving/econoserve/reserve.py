@@ -7,7 +7,7 @@ from ..kv_ledger import KvLedger
 
 class PromptReserve:
     """
-    Blocks kept for prompts and for completions longer than predicted, and who has how many of them.
+    Blocks kept for prompts and for completions longer than predicted, and how many of them each request has.
 
     Parameters
     ----------
