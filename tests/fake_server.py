@@ -24,6 +24,24 @@ class Running:
     finished: int = 0
 
 
+class Connection(asyncio.StreamReaderProtocol):
+    """A connection that the server knows of from its first moment until it is lost."""
+
+    def __init__(self, server: FakeServer) -> None:
+        super().__init__(asyncio.StreamReader(), server._accept)
+        self._known = server._transports
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._held = transport
+        self._known.add(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._known.discard(self._held)
+        super().connection_lost(error)
+
+
 @dataclass(eq=False)
 class FakeServer:
     """
@@ -89,7 +107,7 @@ class FakeServer:
     async def _main(self, started: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._changed = asyncio.Event()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._transports: set[asyncio.Transport] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[Running] = []
         self._running: list[Running] = []
@@ -101,16 +119,21 @@ class FakeServer:
         await self._hang_up()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await self._loop.create_server(lambda: Connection(self), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _hang_up(self) -> None:
         self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while True:
+            # A connection that was accepted just now is handed over in one of the loop's next rounds.
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if not self._transports and not self._tasks:
+                return
+            for transport in self._transports:
+                transport.abort()
+            for task in self._tasks:
+                task.cancel()
 
     async def _die(self) -> None:
         """Lose everything, be away for a moment, and come back at the same address."""
@@ -122,11 +145,13 @@ class FakeServer:
         await asyncio.sleep(0.02)
         await self._listen()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._talk(reader, writer))
+        # Not in the task, which may be cancelled before it has begun.
         self._tasks.add(task)
-        self._writers.add(writer)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await self._exchange(reader, writer):
                 pass
@@ -134,8 +159,6 @@ class FakeServer:
             pass
         finally:
             writer.close()
-            self._writers.discard(writer)
-            self._tasks.discard(task)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
