@@ -11,7 +11,7 @@ import numpy as np
 
 from .data.costs.communication import with_all_reduce
 from .data.costs.cost import FloatArray
-from .data.costs.link import DEVICE_LINKS, LINKS
+from .data.costs.link import usual_link
 from .data.files.disk import InputError, read_text
 from .data.files.kinds import refuse_other_kinds
 from .data.iterations import EngineLimits, Sequences
@@ -352,7 +352,7 @@ def _in_seconds(
         block_tokens=limits.block_tokens,
     )
     table = read_profile(profile)
-    link = LINKS.get(DEVICE_LINKS.get(table.device, ""))
+    link = usual_link(table.device)
     if ran.data_parallel > 1 or (link is None and table.tensor_parallel > 1):
         what = "seconds of several replicas, or of devices whose link is not known, cannot be audited"
         raise InputError(what, file=profile, hint="Leave the profile out.")

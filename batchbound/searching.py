@@ -13,7 +13,7 @@ from . import __version__
 from .data.configuration import PlannedConfiguration
 from .data.costs.cost import CostModel
 from .data.costs.layer_profile import LayerProfile
-from .data.costs.link import DEVICE_LINKS, LINKS, Link
+from .data.costs.link import Link, usual_link
 from .data.costs.model_shape import ModelShape
 from .data.files.disk import InputError, read_json_object
 from .data.lengths.pair import LengthPair
@@ -369,7 +369,7 @@ def timelines_of(
         Between the devices; by default what devices of the profile's kind usually have.
     """
     first = profiles[0]
-    known = link or LINKS.get(DEVICE_LINKS.get(first.device, ""))
+    known = link or usual_link(first.device)
     cluster = Cluster(
         devices,
         first.device_bytes,

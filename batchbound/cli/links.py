@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..data.costs.link import DEVICE_LINKS, LINKS, Link
+from ..data.costs.link import LINKS, Link, usual_link
 from ..data.files.disk import InputError
 from .inputs import at_least_zero, seconds
 
@@ -41,8 +41,7 @@ def link_of(args: argparse.Namespace, device: str) -> Link | None:
     device
         As profiles and rooflines name it.
     """
-    name = args.link or DEVICE_LINKS.get(device)
-    known = LINKS[name] if name else None
+    known = LINKS[args.link] if args.link else usual_link(device)
     bandwidth, latency = args.link_bandwidth, args.link_latency
     if bandwidth is None and latency is None:
         return known

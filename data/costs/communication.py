@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +10,17 @@ import numpy as np
 from .cost import FloatArray
 from .layer_profile import LayerProfile, Operation
 from .link import Link
+from .model_shape import ModelShape
 
 EXPERTS = ("moe",)
 """Operations that compute a layer's experts."""
 _FAR = 1e6
 """Tokens or sequences: what is told is linear in them up to there."""
+_ROUTE = 8
+"""Bytes that say which expert a token goes to, and with what weight (vLLM: 32 bits each)."""
 
 
-def with_all_reduce(profile: LayerProfile, link: Link) -> LayerProfile:
+def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False) -> LayerProfile:
     """
     Return a profile with what its tensor-parallel devices tell each other.
 
@@ -31,17 +34,25 @@ def with_all_reduce(profile: LayerProfile, link: Link) -> LayerProfile:
         measured with it.
     link
         Between the devices.
+    gathered
+        Whether experts return each device the sums of its share of the tokens, which are gathered then
+        (vLLM's sequence parallelism around experts that replicas share).
     """
     degree, shape = profile.tensor_parallel, profile.shape
     if degree == 1 or profile.operation("synchronisation") is not None:
         return profile
     token, logits = (width * shape.bytes_per_value for width in (shape.hidden, shape.vocabulary))
+    share = shape.expert_layers / shape.layers if gathered else 0.0
 
     def reduced(tokens: float) -> float:
         return link.all_reduce_seconds(degree, tokens * token)
 
+    def after_feed_forward(tokens: float) -> float:
+        return share * link.gather_seconds(degree, tokens * token) + (1 - share) * reduced(tokens)
+
     told = (
-        _line("synchronisation", "tokens", reduced, times=2),
+        _line("synchronisation", "tokens", reduced),
+        _line("feed_forward_synchronisation", "tokens", after_feed_forward),
         _line("embedding_synchronisation", "tokens", reduced, per_layer=False),
         _line(
             "logits_gather", "sequences",
@@ -51,41 +62,45 @@ def with_all_reduce(profile: LayerProfile, link: Link) -> LayerProfile:
     return replace(profile, operations=(*profile.operations, *told), warnings=())
 
 
-def experts_apart(
-    profile: LayerProfile, devices: int, link: Link | None
-) -> tuple[LayerProfile, LayerProfile]:
+def experts_apart(profile: LayerProfile) -> tuple[LayerProfile, LayerProfile]:
     """
-    Return a profile without its experts, and the experts alone with the exchange of tokens around them.
-
-    Every device of the group gathers the tokens of all, computes those of its own experts, and the sums are
-    scattered back (vLLM's all-gather and reduce-scatter).
+    Return a profile without its experts, and the experts alone.
 
     Parameters
     ----------
     profile
         Of one device, its experts timed with the tokens of all devices.
-    devices
-        That share the experts, each with tokens of its own.
-    link
-        Between them.
     """
-    shape = profile.shape
-    share = shape.expert_layers / shape.layers
-    experts = [each for each in profile.operations if each.name in EXPERTS]
+    experts = tuple(each for each in profile.operations if each.name in EXPERTS)
     rest = tuple(each for each in profile.operations if each.name not in EXPERTS)
-    if link is not None:
-        data = shape.hidden * shape.bytes_per_value
-
-        def exchanged(tokens: float) -> float:
-            return share * link.gather_seconds(devices, tokens * data)
-
-        experts.append(_line("token_exchange", "tokens", exchanged, times=2))
-    return replace(profile, operations=rest), replace(profile, operations=tuple(experts))
+    return replace(profile, operations=rest), replace(profile, operations=experts)
 
 
-def _line(
-    name: str, axis: str, seconds: Callable[[float], float], *, times: int = 1, per_layer: bool = True
-) -> Operation:
+def exchange_seconds(shape: ModelShape, link: Link, tokens: Sequence[float]) -> float:
+    """
+    Return the seconds of an iteration in which devices tell each other tokens around the experts they share.
+
+    Every device gathers the tokens of all with their routes, computes those of its own experts, and the sums
+    are scattered back (vLLM's all-gather and reduce-scatter). All wait for the device that receives most:
+    the one with the fewest tokens of its own.
+
+    Parameters
+    ----------
+    shape
+        The model.
+    link
+        Between the devices.
+    tokens
+        That each device brings.
+    """
+    if len(tokens) == 1:
+        return 0.0
+    told = sum(tokens) - min(tokens)
+    data = told * (2 * shape.hidden * shape.bytes_per_value + shape.active_experts * _ROUTE)
+    return shape.expert_layers * (2 * link.latency + data / link.bandwidth)
+
+
+def _line(name: str, axis: str, seconds: Callable[[float], float], *, per_layer: bool = True) -> Operation:
     points: FloatArray = np.array([[1.0], [_FAR]])
     values = np.array([seconds(1.0), seconds(_FAR)])
-    return Operation(name, "both", (axis,), points, values, times=times, per_layer=per_layer)
+    return Operation(name, "both", (axis,), points, values, per_layer=per_layer)

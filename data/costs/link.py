@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -101,3 +102,13 @@ DEVICE_LINKS: Mapping[str, str] = {
     "gb200": "nvlink5",
 }
 """The link that devices of a kind usually have, by the device's name in profiles and among rooflines."""
+
+
+def usual_link(device: str) -> Link | None:
+    """Return the link that devices of a name usually have, None if it is not known; ``H100`` is h100-80gb."""
+    plain = re.sub(r"[^a-z0-9]", "", device.lower())
+    for name, link in DEVICE_LINKS.items():
+        known = re.sub(r"[^a-z0-9]", "", name.lower())
+        if plain and (known.startswith(plain) or plain.startswith(known)):
+            return LINKS[link]
+    return None

@@ -237,9 +237,9 @@ class ModelShape:
             return (self.latent + self.rope_dim) * self.bytes_per_value
         return 2 * self.kv_heads * self.head_dim * self.bytes_per_value
 
-    def kv_parts(self, devices: int) -> int:
-        """Return into how many parts devices can cut the keys and values; a latent is whole on each."""
-        return 1 if self.latent else min(devices, self.kv_heads)
+    def kv_copies(self, devices: int) -> float:
+        """Return how many devices of a group hold the same keys and values; a latent is whole on each."""
+        return devices if self.latent else max(1.0, devices / self.kv_heads)
 
     def attended(self, context: FloatArray) -> FloatArray:
         """Return the tokens that a layer attends to, of so many held, the mean over the layers."""

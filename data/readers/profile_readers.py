@@ -54,7 +54,8 @@ def read_layer_profiles(
         Named ``DEVICE-MODEL-tpN``; holds ``dense.csv`` (layer, tokens, time_us), ``attention.csv``
         (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) and ``per_sequence.csv`` (layer, sequences,
         time_us), of a model with experts ``moe.csv`` (ep, tokens, activated_experts, time_us). Its times are
-        those of one device of the N.
+        those of one device of the N. Experts that devices share out whole may stand in the folder of N = 1,
+        and ``prefill_key`` in the place of ``kv_prefill`` counts half of the chunk with it.
     config
         The model's HuggingFace configuration; by default ``MODEL.json`` beside the folder.
     expert_parallel
@@ -83,8 +84,12 @@ def read_layer_profiles(
         *_named(folder / "dense.csv", "tokens", shape),
         *_named(folder / "per_sequence.csv", "sequences", shape),
         *_attention(folder / "attention.csv"),
-        *([_experts(folder / "moe.csv", shape, expert_parallel)] if shape.experts else []),
     ]
+    if shape.experts:
+        file = folder / "moe.csv"
+        if expert_parallel > 1 and not file.exists():
+            file = folder.parent / f"{device}-{model}-tp1" / "moe.csv"
+        operations.append(_experts(file, shape, expert_parallel))
     warnings = []
     if int(degree) > 1:
         warnings.append("the files hold no synchronisation between devices: name the link between them")
@@ -130,8 +135,11 @@ def _named(path: Path, axis: str, shape: ModelShape) -> list[Operation]:
 
 
 def _attention(path: Path) -> list[Operation]:
-    columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+    past = "prefill_key" if "prefill_key" in read_table(path, ()) else "kv_prefill"
+    columns = ("prefill_chunk", past, "n_decode", "kv_decode")
     table = read_table(path, (*columns, "time_us"))
+    if past == "prefill_key":
+        table[past] = (table[past] - table["prefill_chunk"] / 2).clip(lower=0.0)
     if "layer" in table and set(table["layer"]) != {"attention"}:
         strange = ", ".join(sorted(set(table["layer"]) - {"attention"}))
         hint = "Give a profile of a model whose layers attend to all they hold."

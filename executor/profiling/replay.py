@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...data.costs.communication import experts_apart, with_all_reduce
+from ...data.costs.communication import exchange_seconds, experts_apart, with_all_reduce
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.link import Link
@@ -54,11 +54,11 @@ class ComposedDevice:
     def __init__(self, cost: LayerCost, graph_tokens: Sequence[int] = ()) -> None:
         self._cost, self._graphs = cost, list(graph_tokens)
 
-    def run(self, work: DeviceBatch) -> float:
-        """Return the seconds of an iteration."""
+    def run(self, work: DeviceBatch, tokens: int | None = None) -> float:
+        """Return the seconds of an iteration; of so many tokens, if others of a group have more."""
         contexts, chunks = work.held[work.decodes], _chunks(work)
         context = float(contexts.mean()) if len(contexts) else 0.0
-        padded = self.padded(work)
+        padded = tokens or self.padded(work)
         return self._cost.iteration(len(contexts), context, chunks, sampled=work.drawn, padded_tokens=padded)
 
     def padded(self, work: DeviceBatch) -> int:
@@ -71,19 +71,26 @@ class ComposedDevice:
 class _ExpertGroup:
     """Replicas that share their experts: each computes its own tokens, all wait for each other's."""
 
-    def __init__(self, run: MeasuredRun, profile: LayerProfile, link: Link | None) -> None:
-        rest, experts = experts_apart(profile, run.data_parallel, link)
+    def __init__(self, run: MeasuredRun, profile: LayerProfile, link: Link) -> None:
+        rest, experts = experts_apart(with_all_reduce(profile, link, gathered=True))
         self._own = ComposedDevice(LayerCost(rest), run.graph_tokens)
-        self._experts, self._replicas = LayerCost(experts), run.data_parallel
+        self._experts, self._replicas, self._link = LayerCost(experts), run.data_parallel, link
         self._largest = max(run.graph_tokens, default=0)
 
     def run(self, work: Sequence[DeviceBatch]) -> float:
         """Return the seconds of an iteration that the slowest replica sets the pace of."""
-        tokens = [self._own.padded(batch) for batch in work]
-        # Graphs are replayed at one size by all; replicas with nothing to do compute it, too.
-        together = self._replicas * max(tokens) if max(tokens) <= self._largest else sum(tokens)
+        tokens = [self._own.padded(batch) for batch in work] + [0] * (self._replicas - len(work))
+        if max(tokens) <= self._largest:
+            # Graphs are replayed at one size by all; replicas with nothing to do compute it, too.
+            tokens = [max(tokens)] * self._replicas
+        profile = self._experts.profile
+        each = [
+            -(-some // profile.tensor_parallel) for some in tokens for _ in range(profile.tensor_parallel)
+        ]
+        slowest = max(self._own.run(batch, some) for batch, some in zip(work, tokens, strict=False))
         prompts = any(batch.prefill for batch in work)
-        return max(map(self._own.run, work)) + self._experts.dense(together, 0, prompts=prompts)
+        seconds = slowest + self._experts.dense(sum(tokens), 0, prompts=prompts)
+        return seconds + exchange_seconds(profile.shape, self._link, each)
 
 
 def _chunks(work: DeviceBatch) -> list[tuple[int, int]]:
@@ -154,7 +161,8 @@ def replay_run(run: MeasuredRun, profile: LayerProfile, link: Link | None = None
     if experts:
         settings = [_setting(run, part) for part in parts]
         jobs = [ServingJob(work, rule, kv, ahead=run.ahead) for work, rule, kv in settings]
-        served_by = serve_in_step(jobs, _ExpertGroup(run, whole, link))
+        assert link is not None
+        served_by = serve_in_step(jobs, _ExpertGroup(run, profile, link))
     else:
         device = ComposedDevice(LayerCost(whole), run.graph_tokens)
         served_by = [replay_on(run, device, part) for part in parts]

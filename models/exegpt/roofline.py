@@ -11,7 +11,7 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
-from ...data.costs.link import DEVICE_LINKS, LINKS, Link
+from ...data.costs.link import LINKS, Link, usual_link
 from ...data.costs.model_shape import ModelShape
 from ...data.files.disk import read_json_object
 from ...data.files.record import record
@@ -188,7 +188,7 @@ class Roofline:
     def decode_attention(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
         """Return the seconds in which a layer reads the keys and values of so many sequences."""
         held = sequences * self.shape.attended(context) * self.shape.kv_bytes_per_layer_token
-        parts = self.shape.kv_parts(self.degree)
+        parts = self.degree / self.shape.kv_copies(self.degree)
         return np.asarray(held / (parts * self.device.bandwidth * self.efficiency.keys))
 
     def encode_attention(self, length: FloatArray) -> FloatArray:
@@ -201,7 +201,7 @@ class Roofline:
         """Return the seconds of one all-reduce of so many tokens."""
         if self.degree == 1:
             return np.zeros_like(tokens)
-        link = self.link or LINKS.get(DEVICE_LINKS.get(self.device.name, "pcie4"), LINKS["pcie4"])
+        link = self.link or usual_link(self.device.name) or LINKS["pcie4"]
         data = tokens * self.shape.hidden * self.shape.bytes_per_value
         ring = 2 * (self.degree - 1) / self.degree * data / (link.bandwidth * self.efficiency.link)
         return np.asarray(self.efficiency.collective + ring)

@@ -39,6 +39,7 @@ class RoundRobinRow:
         self.stages = timeline.stage_seconds(
             timeline.cluster.devices, config.tensor_degree, config.tensor_groups
         )
+        self._copies = timeline.shape.kv_copies(config.tensor_degree if config.tensor_groups else 1)
         self.occupancy = timeline.occupancy(config.decode_rounds)
         count = self.stages.count
         self._encoding = self._with_what_follows(self.stages.encoding(most, count), config.decode_rounds)
@@ -122,7 +123,8 @@ class RoundRobinRow:
         token_bytes = shape.layers * shape.kv_bytes_per_layer_token
         too_many = batches * self.occupancy.queries[0] > (cluster.slots or math.inf)
         too_many |= peak > (cluster.kv_tokens or math.inf) * token_bytes
-        return np.where(too_many, math.inf, (shape.weight_bytes + peak) / cluster.devices)
+        held = shape.weight_bytes + self._copies * peak
+        return np.where(too_many, math.inf, held / cluster.devices)
 
     def _running(self, batch: FloatArray) -> FloatArray:
         """Return the chance of each iteration that any sequence is left to decode."""

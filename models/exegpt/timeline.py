@@ -143,12 +143,19 @@ class Timeline:
         )
 
     def waa_bytes(
-        self, encode_batch: FloatArray, encoders: int, batches: int, lead: IntArray | int
+        self,
+        encode_batch: FloatArray,
+        encoders: int,
+        batches: int,
+        lead: IntArray | int,
+        copies: float = 1.0,
     ) -> FloatArray:
         """Return the bytes on the fullest device: ``lead`` encoded batches, or ``batches`` decoding ones."""
         shape, decoders = self.shape, self.cluster.devices - encoders
-        peak = self.peak(self.occupancy(1), encode_batch * batches)
-        encoded = encode_batch * self.lengths.inputs.mean * shape.layers * shape.kv_bytes_per_layer_token
+        peak = copies * self.peak(self.occupancy(1), encode_batch * batches)
+        encoded = (
+            copies * encode_batch * self.lengths.inputs.mean * shape.layers * shape.kv_bytes_per_layer_token
+        )
         encoder_weights, decoder_weights = self._waa_weights()
         return np.maximum((encoder_weights + lead * encoded) / encoders, (decoder_weights + peak) / decoders)
 

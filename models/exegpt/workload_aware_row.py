@@ -66,6 +66,7 @@ class WorkloadAwareRow:
         # Groups are formed among the decoders first: their latency is paid once a token.
         groups = min(config.tensor_groups, decoders // config.tensor_degree)
         degree = config.tensor_degree
+        self._copies = timeline.shape.kv_copies(degree if config.tensor_groups else 1)
         self.decoding = timeline.stage_seconds(decoders, degree, groups)
         self.encoding = timeline.stage_seconds(encoders, degree, config.tensor_groups - groups)
         self.micro = min(config.micro_batches, self.decoding.count)
@@ -219,7 +220,8 @@ class WorkloadAwareRow:
         return self.decoding.table((sizes + largest(self.batches) * deviation) / self.micro, self._context)
 
     def _bytes(self, batches: IntArray, lead: IntArray | int) -> FloatArray:
-        return self.timeline.waa_bytes(batches.astype(np.float64), self._encoders, self.batches, lead)
+        sizes = batches.astype(np.float64)
+        return self.timeline.waa_bytes(sizes, self._encoders, self.batches, lead, self._copies)
 
 
 def _mean(shares: FloatArray, values: FloatArray) -> FloatArray:

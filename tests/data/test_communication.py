@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchbound.data.costs.communication import experts_apart, with_all_reduce
+from batchbound.data.costs.communication import exchange_seconds, experts_apart, with_all_reduce
 from batchbound.data.costs.layer_profile import LayerProfile, Operation
-from batchbound.data.costs.link import LINKS, Link
+from batchbound.data.costs.link import LINKS, Link, usual_link
 from batchbound.data.costs.model_shape import ModelShape
 from batchbound.models.exegpt.layer_cost import LayerCost
 
@@ -44,11 +44,32 @@ def test_an_iteration_adds_up_two_arrays_a_layer_the_embedding_and_the_logits() 
     assert with_all_reduce(profile(2), LINK).warnings == ()
 
 
-def test_experts_apart_carry_the_exchange_of_tokens() -> None:
-    own, experts = map(LayerCost, experts_apart(profile(1), 2, LINK))
+def test_gathered_sums_of_experts_are_told_once_instead_of_twice() -> None:
+    added, gathered = (LayerCost(with_all_reduce(profile(2), LINK, gathered=how)) for how in (False, True))
+    less = added.iteration(5, 10.0, []) - gathered.iteration(5, 10.0, [])
+    assert less == pytest.approx(3 * (5 * 8 * 2 / 2 / 1000))
+
+
+def test_experts_stand_apart_from_the_rest() -> None:
+    own, experts = map(LayerCost, experts_apart(profile(1)))
     assert own.iteration(5, 10.0, []) == pytest.approx(3.0)
-    exchange = 2 * (0.25 + 10 * 8 * 2 / 2 / 1000)
-    assert experts.dense(10, 0, prompts=False) == pytest.approx(3 * (1.0 + exchange))
+    assert experts.dense(10, 0, prompts=False) == pytest.approx(3.0)
+
+
+def test_a_token_and_its_route_are_told_and_its_sum_comes_back() -> None:
+    told = 8 * 2 + 8 + 8 * 2
+    assert exchange_seconds(SHAPE, LINK, [5, 5]) == pytest.approx(3 * (2 * 0.25 + 5 * told / 1000))
+    # The device with a token of its own hears of nine.
+    assert exchange_seconds(SHAPE, LINK, [9, 1]) == pytest.approx(3 * (2 * 0.25 + 9 * told / 1000))
+    assert exchange_seconds(SHAPE, LINK, [7]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("device", "link"), [("RTXPRO6000", "pcie5-rtxpro6000"), ("H100", "nvlink4"), ("A100-80GB", "nvlink3")]
+)
+def test_the_usual_link_of_a_device_is_found_under_its_names(device: str, link: str) -> None:
+    assert usual_link(device) == LINKS[link]
+    assert usual_link("toy") is None
 
 
 def test_every_known_link_says_where_its_figures_are_from() -> None:

@@ -121,6 +121,55 @@ def test_experts_cost_what_as_many_tokens_read(tmp_path: Path) -> None:
     assert shared.seconds.tolist()[-1] == pytest.approx(30e-6)
 
 
+def test_replicas_that_replay_graphs_compute_as_many_tokens_each() -> None:
+    graphs = run([2, 3], data_parallel=2, expert_parallel=True, graph_tokens=(1, 2, 4, 32))
+    served = replay_run(graphs, profile(EXPERTS), LINK)
+    # Of 10 prompt tokens each 32 are computed; of a decode one, by the replica that is done, too.
+    assert served.finished == pytest.approx([1.064 + 1.002, 1.064 + 1.002 + 1.002])
+
+
+def test_a_replica_waits_for_the_tokens_of_all_others() -> None:
+    slow = Link("slow", 100.0, 0.0, "made up")
+    alone = run([1], data_parallel=2, expert_parallel=True)
+    served = replay_run(alone, profile(EXPERTS), slow)
+    # Ten tokens of eight values there and back, with a route of eight bytes each.
+    assert served.finished == pytest.approx([1.01 + 10 * (8 * 2 + 8 + 8 * 2) / 100])
+
+
+def test_devices_that_share_layers_and_experts_split_the_tokens_around_the_experts() -> None:
+    slow = Link("slow", 100.0, 0.0, "made up")
+    alone = run([1], data_parallel=2, tensor_parallel=2, expert_parallel=True)
+    served = replay_run(alone, profile(EXPERTS, 2), slow)
+    # Ten tokens of 16 bytes: added up after the embedding and the attention, gathered after the experts; 64
+    # bytes of logits; five tokens of each device of one replica, none of the other's, told to all.
+    told = 160 + 160 + 160 / 2 + 64 / 2 + 10 * (8 * 2 + 8 + 8 * 2)
+    assert served.finished == pytest.approx([1.01 + told / 100])
+
+
+def test_experts_that_devices_share_out_whole_may_be_timed_on_one(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "ep,tokens,activated_experts,time_us", ["1,1,1,10", "2,1,1,6"])
+    shared = tmp_path / "toy-m-tp2"
+    shared.mkdir()
+    for name in ("dense", "per_sequence", "attention"):
+        (shared / f"{name}.csv").write_text((folder / f"{name}.csv").read_text())
+    moe = read_layer_profiles(shared, expert_parallel=2).operation("moe")
+    assert moe is not None
+    assert moe.seconds.tolist() == [6e-6]
+    with pytest.raises(InputError, match=r"moe\.csv"):
+        read_layer_profiles(shared)
+
+
+def test_keys_of_a_prompt_count_half_of_its_own_in_later_tables(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "ep,tokens,activated_experts,time_us", ["1,1,1,10"])
+    before = read_layer_profiles(folder).operation("encode_attention")
+    grid = "prefill_chunk,prefill_key,n_decode,kv_decode,time_us\n16,8,0,0,1\n0,0,1,16,1\n"
+    (folder / "attention.csv").write_text(grid)
+    after = read_layer_profiles(folder).operation("encode_attention")
+    assert before is not None
+    assert after is not None
+    assert before.points.tolist() == after.points.tolist()
+
+
 def test_a_degree_of_expert_parallelism_that_nobody_timed_is_refused(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "ep,tokens,activated_experts,time_us", ["1,1,1,10"])
     with pytest.raises(InputError, match=r"that 4 devices share out.*Known are 1"):

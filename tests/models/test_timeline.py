@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,20 @@ def test_the_cycle_of_one_device_is_the_sum_of_its_phases() -> None:
     assert reached.throughput == pytest.approx(5 / (encode + 2 * decode))
     # Two phases, each of one encoding and two iterations.
     assert reached.latency == pytest.approx(2 * (encode + 2 * decode))
+
+
+def test_devices_that_share_a_layer_hold_a_single_head_of_keys_each() -> None:
+    shape = replace(SHAPE, kv_heads=1)
+    costs = {
+        degree: LayerCost(replace(_profile(degree).profile, shape=shape, tensor_parallel=degree))
+        for degree in (1, 2)
+    }
+    timeline = Timeline(costs, Cluster(4), _fixed(10, 4))
+    apart, shared = (
+        timeline(ExecConfig(Strategy.RRA, 8, tensor_degree=2, tensor_groups=groups)) for groups in (0, 2)
+    )
+    weights = shape.weight_bytes / 4
+    assert shared.device_bytes - weights == pytest.approx(2 * (apart.device_bytes - weights))
 
 
 def test_a_pipeline_waits_where_encoding_is_slower_than_decoding() -> None:
