@@ -211,7 +211,7 @@ def _with_seconds(
     _confirm(verify_iteration_seconds(job.sequences, proven, found.iterations, rates, found.bound))
     seconds: dict[str, object] = {
         "measured": found.measured,
-        "proven least at the fitted rates": found.bound,
+        "least at the fitted rates (estimated)": found.bound,
         **{f"lost: {name}": value for name, value in found.losses.items()},
         **{
             f"simulated, all there at the start, {name}": float(run.run.finished.max())
@@ -360,6 +360,12 @@ def _in_seconds(
         found = audit_seconds(ran, LayerCost(table if link is None else with_all_reduce(table, link)))
     except ValueError as error:
         raise InputError(str(error), file=profile, hint="Give another profile, or leave it out.") from None
+    work, rates = ran.workload, asdict(found.minorant)
+    del rates["points"]
+    sequences = Sequences(work.input_tokens, work.output_tokens)
+    _confirm(
+        verify_iteration_seconds(sequences, limits, found.iterations, rates, found.bound, resumed_known=True)
+    )
     tables: dict[str, Mapping[str, object]] = {
         "seconds, at the profile's prices": {
             "measured": found.measured,

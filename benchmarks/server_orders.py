@@ -1,14 +1,21 @@
 """
 An unmodified vLLM in our order and in the file's: iterations that its own log counts, against the bound.
 
-Three jobs of an RL step's lengths (PolyTrace's DAPO-32B, scaled down), each by ``batchbound run --server``:
-all requests at once in file order; in the order that ``auto`` chooses; longest first. In the third job keys
-and values run out. The model is random and small, lengths are pinned by ``min_tokens``: an iteration of vLLM
+Three jobs of an RL step's lengths (PolyTrace's DAPO-32B, scaled down). In the third, keys and values run out.
+
+- ``file order``: all requests are in the server's queue in the file's order before it begins. It is paused
+  while they are handed over one by one, each after its log names the one before, and then goes on: a
+  first-come queue at its best, with nothing of ours in it.
+- ``all at once``: ``batchbound run --server`` sends all requests at once, in file order; connections race.
+- ``auto``, ``longest``: ``batchbound run --server`` as users call it, in its own order or longest first.
+
+In what order requests came to the engine is read from its log: ``displaced`` counts those at another place
+than in the file. The model is random and small, lengths are pinned by ``min_tokens``: an iteration of vLLM
 is the same whatever it computes, its seconds are not, and are not reported. (With a model of a million
 parameters an iteration on a CPU takes less than the client's round trip, which no real model does.)
 
-Each run is audited by ``batchbound audit`` as a user would: does the bound lie below, do the losses add up,
-and how many iterations did the audit of the file order's run predict for longest first?
+Each run of the client is audited by ``batchbound audit`` as a user would: does the bound lie below, do the
+losses add up, and how many iterations did the audit of the run all at once predict for longest first?
 
 Run: ``python benchmarks/server_orders.py --vllm PATH -o FILE``, with BATCHBOUND_DATA set
 """
@@ -23,8 +30,10 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from vllm_server import VllmServer, save_tiny_llama
@@ -57,13 +66,13 @@ def write_batch(job: JobOf, path: Path) -> int:
         rows = [row for row in csv.DictReader(stream) if int(row["step"]) == job.step][: job.requests]
     total = 0
     with path.open("w") as stream:
-        for row in rows:
+        for number, row in enumerate(rows):
             tokens = max(1, round(int(row["output_tokens"]) / job.divisor))
             prompt = [
                 rng.randint(3, 250) for _ in range(max(1, round(int(row["input_tokens"]) / job.divisor)))
             ]
             pinned = {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
-            body = {"model": "tiny", "prompt": prompt, **pinned}
+            body = {"model": "tiny", "prompt": prompt, "request_id": f"r{number}", **pinned}
             stream.write(json.dumps({"custom_id": row["id"], "body": body, "output_tokens": tokens}) + "\n")
             total += tokens
     return total
@@ -84,10 +93,52 @@ def batchbound(*words: str) -> dict[str, Any]:
     return value
 
 
+def queue_in_file_order(server: VllmServer, batch: Path) -> int:
+    """Have a server complete a batch that it queued in file order before it began; return the completions."""
+    bodies = [json.loads(line)["body"] for line in batch.read_text().splitlines()]
+    before, answers, senders = len(server.arrivals()), list[dict[str, Any]](), list[Thread]()
+
+    def send(body: dict[str, Any]) -> None:
+        answers.append(json.loads(server.post("/v1/completions", json.dumps(body).encode())))
+
+    with server.paused():
+        for number, body in enumerate(bodies, 1):
+            senders.append(Thread(target=send, args=(body,)))
+            senders[-1].start()
+            while len(server.arrivals()) < before + number:
+                if not senders[-1].is_alive():
+                    raise RuntimeError("a paused server answered, or refused a request")
+                time.sleep(0.002)
+    for sender in senders:
+        sender.join()
+    asked = sum(body["max_tokens"] for body in bodies)
+    if sum(answer["usage"]["completion_tokens"] for answer in answers) != asked:
+        raise RuntimeError("completions are of other lengths than asked for")
+    return len(answers)
+
+
+def displaced(arrivals: list[str]) -> int:
+    """Return how many requests came to the engine at another place than they have in the file."""
+    return sum(name != f"r{number}" for number, name in enumerate(arrivals))
+
+
+def in_file_order(server: VllmServer, batch: Path) -> dict[str, Any]:
+    """Run a job in the file's order, queued before the server begins."""
+    before, arrived = server.iterations(), len(server.arrivals())
+    done = queue_in_file_order(server, batch)
+    logged = server.iterations() - before
+    return {
+        "way": "file order",
+        "logged": logged,
+        "displaced": displaced(server.arrivals()[arrived:]),
+        "completions": done,
+    }
+
+
 def measure(server: VllmServer, batch: Path, way: str, count: int) -> dict[str, Any]:
-    """Run a job in one way, and audit the run."""
+    """Run a job by the client in one way, and audit the run."""
     order, in_flight = ("file", str(count)) if way == "all at once" else (way, None)
-    trace, before = batch.with_suffix(".trace"), server.iterations()
+    trace, before, arrived = batch.with_suffix(".trace"), server.iterations(), len(server.arrivals())
     words = ["run", str(batch), "--server", server.url, "--slots", str(SLOTS), "--order", order]
     words += ["--batched-tokens", str(BUDGET), "-o", str(batch.with_suffix(".out")), "--trace", str(trace)]
     ran = batchbound(*words, "--overwrite", *(("--in-flight", in_flight) if in_flight else ()))
@@ -100,7 +151,9 @@ def measure(server: VllmServer, batch: Path, way: str, count: int) -> dict[str, 
         "order": ran["order"],
         "counted": ran["iterations"],
         "logged": server.iterations() - before,
+        "displaced": displaced(server.arrivals()[arrived:]),
         "predicted": ran["predicted_iterations"],
+        "predicted_file_order": ran["simulated_iterations"]["file order"],
         "preemptions": ran["preemptions"],
         "bound": bound,
         "bound_source": ran["bound_source"],
@@ -123,7 +176,7 @@ def main() -> None:
         save_tiny_llama(folder / "model", 512)
         for blocks in (None, JOBS[-1].blocks):
             options = ["--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET)]
-            options += ["--block-size", str(BLOCK)]
+            options += ["--block-size", str(BLOCK), "--enable-log-requests"]
             options += [] if blocks is None else ["--num-gpu-blocks-override", str(blocks)]
             with VllmServer(
                 args.vllm, folder / "model", folder / f"{blocks}.log", options, nice=args.nice
@@ -131,8 +184,11 @@ def main() -> None:
                 for job in (one for one in JOBS if one.blocks == blocks):
                     tokens = write_batch(job, folder / "in.jsonl")
                     for repeat in range(args.repeats):
-                        for way in ("all at once", "auto", "longest"):
-                            row = measure(server, folder / "in.jsonl", way, job.requests)
+                        for way in ("file order", "all at once", "auto", "longest"):
+                            if way == "file order":
+                                row = in_file_order(server, folder / "in.jsonl")
+                            else:
+                                row = measure(server, folder / "in.jsonl", way, job.requests)
                             found.append({**asdict(job), "tokens": tokens, "repeat": repeat, **row})
                             print(json.dumps(found[-1]), flush=True)
     Path(args.output).write_text(

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+_ADDED = re.compile(r"Added request (?:cmpl|chatcmpl)-(\S+?)-0\b")
 _ITERATION = re.compile(r"Iteration\(\d+\): (\d+) context requests, \d+ context tokens, (\d+) generation")
 
 
@@ -122,6 +123,8 @@ class VllmServer:
         words += ["--enable-logging-iteration-details", "--max-model-len", "768", *self.options]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        # Lets it be paused; computes nothing otherwise.
+        environment["VLLM_SERVER_DEV_MODE"] = "1"
         environment["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)
         self._stream = self.log.open("ab")
         self._process = subprocess.Popen(
@@ -147,6 +150,27 @@ class VllmServer:
         """Return the iterations of its log so far that computed something."""
         text = self.log.read_text(errors="replace")
         return sum(int(chunks) + int(decodes) > 0 for chunks, decodes in _ITERATION.findall(text))
+
+    def arrivals(self) -> list[str]:
+        """Return the names of the requests as its engine got them, with ``--enable-log-requests``."""
+        return _ADDED.findall(self.log.read_text(errors="replace"))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let it queue requests and compute nothing while the ``with`` block runs."""
+        self.post("/pause?mode=keep", b"")
+        try:
+            yield
+        finally:
+            self.post("/resume", b"")
+
+    def post(self, path: str, body: bytes) -> bytes:
+        """Return what it answers."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
+        with opener.open(request) as response:
+            answer: bytes = response.read()
+        return answer
 
     def _wait(self) -> None:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...data.costs.cost import FloatArray
-from ...data.iterations import EngineLimits, Sequences
+from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...data.readers.measured_run import MeasuredRun
 from ...heuristics.serving.device import DeviceBatch
 from ...models.bounds.iterations import iteration_bound
@@ -39,8 +39,8 @@ class SecondsAudit:
         Seconds every order takes at least at those prices, all requests there at the start.
     minorant
         Seconds of each iteration at least, which the bound sums up.
-    work
-        What every order computes at least.
+    iterations
+        The bound on iterations in it.
     losses
         Seconds by cause; they add up to ``measured - bound``.
     """
@@ -49,7 +49,7 @@ class SecondsAudit:
     simulated: float
     bound: float
     minorant: Minorant
-    work: Work
+    iterations: IterationBound
     losses: Mapping[str, float]
 
 
@@ -89,8 +89,10 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
     simulated = float(replayed.finished.max())
     bound = minorant.seconds(work)
     parts = _losses(record, minorant, work)
-    losses = {MODEL: run.makespan - simulated, WAITED: simulated - float(record.rows[:, 6].sum()), **parts}
-    return SecondsAudit(run.makespan, simulated, bound, minorant, work, losses)
+    # Rounded: an engine that never stood still waited for nothing.
+    waited = round(simulated - float(record.rows[:, 6].sum()), 9)
+    losses = {MODEL: run.makespan - simulated, WAITED: waited, **parts}
+    return SecondsAudit(run.makespan, simulated, bound, minorant, iteration_bound(sequences, limits), losses)
 
 
 def needed_work(sequences: Sequences, limits: EngineLimits) -> Work:

@@ -95,6 +95,8 @@ def verify_iteration_seconds(
     bound: IterationBound,
     rates: Mapping[str, float],
     seconds: float,
+    *,
+    resumed_known: bool = False,
 ) -> Violation | None:
     """
     Return what is wrong with seconds said to be the least at some rates, or None if they are proven.
@@ -110,6 +112,9 @@ def verify_iteration_seconds(
         ``prompt_tokens``, ``drawn``, ``kv_tokens`` (read by decodes) and ``pairs`` (of prompt tokens).
     seconds
         The bound.
+    resumed_known
+        Whether the rates are known to hold, too, where a chunk that resumes a request is charged as the
+        decode it stands for; else that is asked of the rates themselves.
     """
     wrong = verify_iterations(sequences, limits, bound)
     if wrong is not None:
@@ -122,7 +127,8 @@ def verify_iteration_seconds(
         return Violation(
             "rates", f"{below[0]} is below zero: work that need not be done would lower the bound"
         )
-    if sequences.may_run_short(limits) and rates["decodes"] + rates["kv_tokens"] > rates["prompt_tokens"]:
+    dear = rates["decodes"] + rates["kv_tokens"] > rates["prompt_tokens"]
+    if dear and not resumed_known and sequences.may_run_short(limits):
         # Put back, a request may compute a chunk of m tokens in the place of a decode that reads m.
         return Violation("rates", "a decode counts more than the chunk that may take its place")
     needed = dict.fromkeys(kinds, 0.0)

@@ -116,11 +116,14 @@ def test_no_order_takes_less_than_the_bound_where_requests_are_put_back(seed: in
     rates = {name: value for name, value in asdict(least).items() if name != "points"}
     assert verify_iteration_seconds(sequences, limits, bound, rates, proven) is None
     found = {name: value for name, value in asdict(dear).items() if name != "points"}
+    claimed = dear.seconds(needed_work(sequences, limits))
     assert "counts more than the chunk" in str(
-        verify_iteration_seconds(
-            sequences, limits, bound, found, dear.seconds(needed_work(sequences, limits))
-        )
+        verify_iteration_seconds(sequences, limits, bound, found, claimed)
     )
+    # Of rates that a table was seen to keep above, whatever resumes, the sum is checked all the same.
+    for seconds, wrong in ((claimed, False), (1.001 * claimed, True)):
+        said = verify_iteration_seconds(sequences, limits, bound, found, seconds, resumed_known=True)
+        assert (said is not None) == wrong
 
 
 def test_seconds_that_the_rates_do_not_prove_are_refused() -> None:
