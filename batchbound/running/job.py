@@ -70,8 +70,8 @@ def load_job(
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = len(plan.fleet.replicas) == 1
     model = source.load() if alone else source.shape()
-    if alone and records:
-        records = _with_declared(records, model, source.model, remark)
+    if records:
+        records = _with_declared(records, model, plan, source.model, remark)
         asked = _asked(records, plan, source, options)
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
     tokenizer = load_tokenizer(options.tokenizer or counted)
@@ -172,14 +172,16 @@ def _refused_fields(
 
 
 def _with_declared(
-    records: Sequence[PromptRecord], model: Any, name: str, remark: Callable[[str], None]
+    records: Sequence[PromptRecord], model: Any, plan: Plan, name: str, remark: Callable[[str], None]
 ) -> tuple[PromptRecord, ...]:
     """Return requests that ask, where they do not say otherwise, what the model's own settings ask."""
     from ..executor.models.request_rules import declared_sampling
 
     try:
         declared = declared_sampling(model)
-        Sampling(**declared)
+        wrong = _not_carried(Sampling(**declared), plan=plan)
+        if wrong is not None:
+            raise ValueError(f"generation_config.json asks for {wrong.field}, which {wrong.reason}")
     except ValueError as error:
         hint = "Take it out of the model's generation_config.json."
         raise InputError(str(error), file=name, hint=hint) from None

@@ -176,3 +176,26 @@ def test_the_models_own_end_tokens_count_where_its_weights_are_loaded_elsewhere(
     loaded = load_model(str(tmp_path), device="cpu")
     expected = {7, 9, *ByteTokenizer().eos_ids}
     assert [end_tokens(one, ByteTokenizer()) for one in (shape, drawn, loaded)] == [expected] * 3
+
+
+def test_what_the_models_settings_ask_for_holds_on_every_replica(model: Path, tmp_path: Path) -> None:
+    from batchbound.data.plan import Plan
+    from batchbound.running.job import load_job
+    from batchbound.running.options import ModelOptions, RunOptions
+
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.5}))
+    line = {"custom_id": "b", "body": {"prompt": "abc", "max_tokens": 6, "repetition_penalty": 1.25}}
+    plain = {"custom_id": "a", "body": {"prompt": "abcd", "max_tokens": 6}}
+    (tmp_path / "prompts.jsonl").write_text(f"{json.dumps(plain)}\n{json.dumps(line)}\n")
+    for replicas in ("1", "2"):
+        plan = tmp_path / f"plan{replicas}.json"
+        words = ["plan", str(tmp_path / "prompts.jsonl"), "--tokenizer", "bytes", "--slots", "3"]
+        assert main([*words, "--replicas", replicas, "--time-limit", "0.1", "-o", str(plan)]) == 0
+        said: list[str] = []
+        source = ModelOptions(str(tmp_path), device="cpu")
+        job = load_job(Plan.load(plan), plan, source, RunOptions(tokenizer="bytes"), said.append)
+        asked = {record.name: record.asked["repetition_penalty"] for record in job.prompts.records}
+        assert asked == {"a": 1.5, "b": 1.25}
+        assert "asks for repetition_penalty 1.5" in said[0]
