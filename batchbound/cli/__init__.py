@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextvars import copy_context
 
 from .completion import PrintCompletion
+from .interrupts import heeding
 from .parser import Parser
 
 COMMANDS = {
@@ -80,7 +81,8 @@ def _carried_out(args: argparse.Namespace) -> int:
 
     _set_voice(args)
     try:
-        status: int = args.run(args)
+        with heeding():
+            status: int = args.run(args)
     except WriteError as error:
         return _failed(str(error), 1)
     except (InputError, WorkloadError, ProblemError) as error:

@@ -1,11 +1,21 @@
-"""The system's request to end, turned into an exception like Ctrl-C."""
+"""Requests to end, by the user or the system: exceptions, and none that is lost."""
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    Dropped: TypeAlias = sys.UnraisableHookArgs
+
+AGAIN_AFTER = 0.01
+"""Seconds after which a lost interrupt is sent once more."""
 
 
 @contextmanager
@@ -25,3 +35,32 @@ def terminating() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    """
+    Send an interrupt once more that came where Python drops exceptions.
+
+    An exception in a finalizer or a weak reference's callback is printed and ignored: a Ctrl-C at such a
+    moment would leave a traceback, and the command would go on.
+    """
+    before = sys.unraisablehook
+    sys.unraisablehook = partial(_send_again, before)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _send_again(otherwise: Callable[[Dropped], object], dropped: Dropped) -> None:
+    from ..executor.models.faults import TerminatedError
+
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        otherwise(dropped)
+        return
+    number = signal.SIGTERM if issubclass(dropped.exc_type, TerminatedError) else signal.SIGINT
+    # Not at once: the handler would raise in this hook, where exceptions are dropped, too.
+    again = threading.Timer(AGAIN_AFTER, _thread.interrupt_main, (number,))
+    again.daemon = True
+    again.start()

@@ -1,0 +1,61 @@
+"""An interrupt that comes where Python drops exceptions is heeded all the same."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import weakref
+
+import pytest
+
+from batchbound.cli import INTERRUPTED, main
+from batchbound.cli.commands import bound
+from batchbound.cli.interrupts import heeding, terminating
+from batchbound.executor.models.faults import TerminatedError
+
+
+class Watched:
+    """Something to hold a weak reference to."""
+
+
+def lose_a_weakly_held(sent: signal.Signals) -> None:
+    """Let a signal come in the callback of a weak reference."""
+    watched = Watched()
+    _held = weakref.ref(watched, lambda _: signal.raise_signal(sent))
+    del watched
+    # Without a second signal this ends in silence.
+    for _ in range(1000):
+        time.sleep(0.01)
+
+
+def test_an_interrupt_in_a_weak_references_callback_ends_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), heeding():
+        lose_a_weakly_held(signal.SIGINT)
+    assert capsys.readouterr().err == ""
+
+
+def test_every_command_heeds_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bound, "run", lambda _: lose_a_weakly_held(signal.SIGINT))
+    assert main(["bound", "table3:0", "--slots", "200", "--cost", "paper"]) == INTERRUPTED
+    assert capsys.readouterr().err == "batchbound: interrupted\n"
+
+
+def test_the_systems_request_to_end_is_as_little_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TerminatedError), heeding(), terminating():
+        lose_a_weakly_held(signal.SIGTERM)
+    assert capsys.readouterr().err == ""
+
+
+def test_another_error_in_a_finalizer_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError
+
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
+    with heeding():
+        Failing()
+    assert told == [ValueError]
