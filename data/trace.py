@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .costs.cost import CostModel, FloatArray, IntArray
+from .costs.cost import LONGEST_TIME, CostModel, FloatArray, IntArray
 from .files.disk import InputError, atomic_write, parsed_json, read_text
 from .files.record import Count, Positive, plain, record
 
@@ -54,6 +54,8 @@ class Stage:
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.kind == "decode":
             raise ValueError("a decode stage has no rounds")
+        if not -LONGEST_TIME <= self.start <= self.end <= LONGEST_TIME:
+            raise ValueError(f"from {self.start} to {self.end} s is no stage's time")
 
     @property
     def seconds(self) -> float:

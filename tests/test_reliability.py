@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +152,16 @@ def test_a_measured_length_beyond_all_plans_is_refused_before_the_work(
     assert "pairs.csv, line 2, column 'actual': '2147483647' is not a length" in said
 
 
-def test_costs_near_the_largest_number_are_refused_without_a_warning() -> None:
-    cost = CostModel(0.0, 0.0, 0.0, 0.0, prefill_per_token_beyond=1e308)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert cost.prefill_seconds(np.array([1e6])).tolist() == [math.inf]
+def test_costs_beyond_all_times_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"prefill_per_token_beyond is 1e\+308; it must be finite"):
+        CostModel(0.0, 0.0, 0.0, 0.0, prefill_per_token_beyond=1e308)
+
+
+def test_a_server_run_nested_without_end_is_refused_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "server.jsonl").write_text('{"unknown": ' + "[" * 100_000 + "\n")
+    assert "server.jsonl, line 1: not valid JSON" in refused(["audit", str(file)], capsys)
 
 
 def test_an_infinite_interval_of_a_predictor_is_cut_to_the_longest_length() -> None:

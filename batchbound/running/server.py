@@ -307,7 +307,7 @@ def _is_plan(path: str | os.PathLike[str]) -> bool:
     first = read_text(path).lstrip().partition("\n")[0]
     try:
         value = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     return not (isinstance(value, dict) and ("body" in value or "custom_id" in value))
 

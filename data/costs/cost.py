@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, overload
 
@@ -14,6 +13,9 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+LONGEST_TIME = 1e12
+"""Seconds: a time beyond it, thirty thousand years, is damage and not a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,8 @@ class CostModel:
     def prefill_seconds(self, tokens: int | IntArray | FloatArray) -> float | FloatArray:
         """Return the seconds of one prefill stage of ``tokens`` prompt tokens (or of each in an array)."""
         if isinstance(tokens, np.ndarray):
-            # Costs near the largest number give infinite seconds, which whoever checks them refuses.
-            with np.errstate(over="ignore"):
-                stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
-                stages += self.prefill_per_token_beyond * np.maximum(0.0, tokens - self.prefill_bend)
+            stages = np.asarray(self.prefill_base + self.prefill_per_token * tokens, dtype=np.float64)
+            stages += self.prefill_per_token_beyond * np.maximum(0.0, tokens - self.prefill_bend)
             return np.maximum(self.prefill_floor, stages)
         beyond = self.prefill_per_token_beyond * max(0.0, tokens - self.prefill_bend)
         return max(self.prefill_floor, self.prefill_base + self.prefill_per_token * tokens + beyond)
@@ -133,10 +133,12 @@ def refuse_negative_costs(costs: DataclassInstance) -> None:
     Raises
     ------
     ValueError
-        If one is negative or not finite.
+        If one is negative, not finite, or beyond :data:`LONGEST_TIME`.
     """
     for field in fields(costs):
         value = getattr(costs, field.name)
-        if not (math.isfinite(value) and value >= 0):
+        if not 0 <= value <= LONGEST_TIME:
             name = f"{type(costs).__name__}.{field.name}"
-            raise ValueError(f"{name} is {value!r}; it must be finite and not negative")
+            raise ValueError(
+                f"{name} is {value!r}; it must be finite and not negative (at most {LONGEST_TIME:g})"
+            )

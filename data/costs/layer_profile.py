@@ -11,7 +11,7 @@ import numpy as np
 
 from ..files.disk import read_json_object, write_json
 from ..files.record import plain, record, refuse_unknown
-from .cost import FloatArray
+from .cost import LONGEST_TIME, FloatArray
 from .model_shape import ModelShape
 from .reference_time import ReferenceTime
 
@@ -51,7 +51,8 @@ class Operation:
     Raises
     ------
     ValueError
-        If the shapes disagree, an axis or phase is unknown, or a time is negative or not finite.
+        If the shapes disagree, an axis or phase is unknown, a time is negative or not finite, or two times
+        stand for one point.
     """
 
     name: str
@@ -74,6 +75,10 @@ class Operation:
             )
         if not (np.isfinite(points).all() and np.isfinite(seconds).all() and (seconds >= 0).all()):
             raise ValueError(f"operation {self.name!r}: a time or point is negative or not finite")
+        if seconds.max() > LONGEST_TIME:
+            raise ValueError(f"operation {self.name!r}: a time is longer than {LONGEST_TIME:g} s")
+        if len(np.unique(points, axis=0)) < len(points):
+            raise ValueError(f"operation {self.name!r}: two times stand for the same point")
         object.__setattr__(self, "points", points)
         object.__setattr__(self, "seconds", seconds)
 

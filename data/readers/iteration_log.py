@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.cost import FloatArray, IntArray
+from ..costs.cost import LONGEST_TIME, FloatArray, IntArray
 from ..files.disk import InputError, read_text
+from ..workload import LONGEST
 
 _LINE = re.compile(
     r"Iteration\((?P<index>\d+)\): (?P<chunks>\d+) context requests, (?P<chunk_tokens>\d+) context tokens,"
     r" (?P<decodes>\d+) generation requests, (?P<decode_tokens>\d+) generation tokens,"
-    r" iteration elapsed time: (?P<ms>[\d.]+) ms"
+    r" iteration elapsed time: (?P<ms>\d+(?:\.\d+)?) ms"
 )
+_BEGUN = re.compile(r"Iteration\(\d+\): ")
 _SEQUENCES = re.compile(r"'max_num_seqs': (\d+)")
 _MILLISECOND = 1e-3
+_HINT = "Give the log as vLLM wrote it."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,25 +69,37 @@ def read_iteration_log(path: str | os.PathLike[str], span: tuple[int, int] | Non
     Raises
     ------
     InputError
-        If the log shows no iteration, or those of several engines.
+        If the log shows no iteration or those of several engines, or a line of one is damaged (the last one
+        may be cut off).
     """
     text = read_text(path)
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
         found = _LINE.search(line)
         if found is None:
+            if _BEGUN.search(line) and number < len(lines):
+                what = f"{line[:200]!r} is no whole line of an iteration"
+                raise InputError(what, file=path, where=f"line {number}", hint=_HINT)
             continue
         if "Engine 00" in line and "Engine 000" not in line:
             hint = "Give the log of one engine."
             raise InputError("is of several engines", file=path, where=f"line {number}", hint=hint)
-        row = [int(found[name]) for name in ("chunks", "chunk_tokens", "decodes")]
-        inside = span is None or span[0] <= int(found["index"]) <= span[1]
+        row = [float(found[name]) for name in ("chunks", "chunk_tokens", "decodes")]
+        took = float(found["ms"]) * _MILLISECOND
+        if max(row) > LONGEST or took > LONGEST_TIME:
+            what = f"{found[0][:200]!r} is of more tokens or time than an iteration can have"
+            raise InputError(what, file=path, where=f"line {number}", hint=_HINT)
+        inside = span is None or span[0] <= float(found["index"]) <= span[1]
         if inside and row[0] + row[2]:
-            rows.append((*row, float(found["ms"]) * _MILLISECOND))
+            rows.append((*row, took))
     if not rows:
         hint = "Start vLLM with --enable-logging-iteration-details and keep its output; check --iterations."
         raise InputError("shows no such iteration", file=path, hint=hint)
     stated = _SEQUENCES.search(text)
+    if stated is not None and not 1 <= float(stated[1]) <= LONGEST:
+        what = f"{stated[0][:200]} is no number of sequences"
+        raise InputError(what, file=path, hint=_HINT)
     chunks, chunk_tokens, decodes, seconds = zip(*rows, strict=True)
     return IterationLog(
         np.array(chunks, dtype=np.int64),

@@ -152,8 +152,8 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     Raises
     ------
     InputError
-        If a file is missing, a request lacks a field, or the engine did what is not simulated: pipeline
-        stages on several devices, speculative decoding.
+        If a file is missing, a request lacks a field or could not have been served, or the engine did what
+        is not simulated: pipeline stages on several devices, speculative decoding.
     """
     folder = Path(folder)
     path = folder / "meta.json"
@@ -172,13 +172,26 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     if room is not None and room < block:
         what = f"{room} tokens make no block of {block}"
         raise InputError(what, file=path, where="field 'kv_cache'", hint=_HINT)
+    batched = engine.max_num_batched_tokens or 2048
+    if batched < most:
+        where = "field 'engine_kwargs.max_num_batched_tokens'"
+        what = f"{batched} tokens an iteration are fewer than {most} sequences (max_num_seqs)"
+        raise InputError(what, file=path, where=where, hint=_HINT)
+    if room is not None:
+        for name, row in zip(workload.ids, rows, strict=True):
+            needed = row.input_toks + row.output_toks - 1
+            if needed > room // block * block:
+                what = f"{needed} tokens of keys and values do not fit into {room // block} blocks of {block}"
+                hint = "Correct the request, or 'kv_cache' in meta.json."
+                where = f"request {str(name)!r}"
+                raise InputError(what, file=folder / "requests.jsonl", where=where, hint=hint)
     captured = (resolved.compilation_config or _Compilation()).cudagraph_capture_sizes
     return MeasuredRun(
         workload=workload,
         first_token=first - queued.min(),
         finished=last - queued.min(),
         sequences=most,
-        batched_tokens=engine.max_num_batched_tokens or 2048,
+        batched_tokens=batched,
         kv_capacity=room,
         block_tokens=block,
         graph_tokens=default_graph_tokens(most) if captured is None else captured,

@@ -371,7 +371,7 @@ def _read_json(path: str | os.PathLike[str], text: str) -> tuple[pd.DataFrame, s
 
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict) and isinstance(whole.get("input_lens"), list):
         columns = {

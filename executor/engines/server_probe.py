@@ -141,7 +141,7 @@ class Watch:
 def _object(text: str | None) -> dict[str, object]:
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -248,7 +248,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
             raise ModelLoadError(spec, "the directory has no tokenizer", hint)
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(spec)
+        return HubTokenizer(spec, AutoTokenizer.from_pretrained(spec), _declared_eos(path))
     except ModelLoadError:
         raise
     except Exception as error:  # whatever the hub client or a damaged file raises
@@ -256,7 +256,6 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise ModelLoadError(
             spec, reason, hint if path.is_dir() else f"check the name and the network, {hint}"
         ) from error
-    return HubTokenizer(spec, tokenizer, _declared_eos(path))
 
 
 _TOKENIZER_FILES = (

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...data.files.record import is_number
 from ...data.predictor import COVERAGE, Examples, Predicted
+from ...data.workload import LONGEST
 
 HELD_OUT = 0.2
 """Share of the prompts that a predictor's error is measured on."""
@@ -125,6 +126,8 @@ class GroupMeanPredictor:
         means, (low, high) = fields["means"], fields["spread"]
         if not all(map(is_number, (low, high, *means.values()))):
             raise ValueError("a mean or the spread is not a number")
+        if not all(0 <= mean <= LONGEST for mean in means.values()) or not 0 <= low <= high <= LONGEST:
+            raise ValueError(f"a mean or the spread is not between 0 and {LONGEST}")
         return cls(means, (float(low), float(high)), ConstantPredictor.load(folder, fields["otherwise"]))
 
 

@@ -11,7 +11,7 @@ from ...data.costs.cost import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from ...models.bounds.iterations import iteration_bound
 from ...models.exegpt.iteration_minorant import Minorant, Work
-from ..serving.release import MOST_SIMULATED, fits
+from ..serving.release import fits, simulable
 from .iteration_fit import IterationFit, PricedRun, TimedJob, fit_iterations, replay_at
 from .seconds_audit import AGAIN, ITERATIONS, WAITED, needed_work
 
@@ -132,7 +132,7 @@ def simulated_orders(
     orders
         Of the sequences, all there at the start, by name.
     """
-    if int(sequences.output.sum()) > MOST_SIMULATED or not fits(sequences, limits):
+    if not simulable(sequences) or not fits(sequences, limits):
         return {}
     zeros, rates = np.zeros(len(sequences)), Minorant(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     job = TimedJob(sequences, np.arange(len(sequences)), zeros, zeros)

@@ -16,7 +16,7 @@ from ...heuristics.serving.chunked_prefill import ChunkedPrefill
 from ...heuristics.serving.device import DeviceBatch
 from ...heuristics.serving.kv_ledger import KvLedger
 from ...models.exegpt.iteration_minorant import Minorant, Work
-from ..serving.release import MOST_SIMULATED, fits
+from ..serving.release import fits, simulable
 from ..serving.simulation import ServingRun, serve_on_device
 
 _FITTED = ("iterations", "decodes", "prompt_tokens", "kv_tokens")
@@ -157,7 +157,7 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
         Of the engine.
     """
     sequences = job.sequences
-    if int(sequences.output.sum()) > MOST_SIMULATED or not fits(sequences, limits):
+    if not simulable(sequences) or not fits(sequences, limits):
         return None
     rates = Minorant(job.makespan / int(sequences.rows(limits).max()), 0.0, 0.0, 0.0, 0.0, 0.0)
     for _ in range(_PASSES):

@@ -21,6 +21,9 @@ from .simulation import serve_on_device
 MOST_SIMULATED = 3_000_000
 """Tokens of completions of a job up to which its iterations are simulated, seconds of work; none beyond."""
 
+MOST_ITERATIONS = 200_000
+"""Tokens of its longest completion up to which they are: each is an iteration at least."""
+
 
 MOST_SHUFFLED = 64
 """Most orders drawn where keys and values run out."""
@@ -91,9 +94,9 @@ def predict(
     Return the iterations a mixing engine takes for sequences that come to it in an order.
 
     The engine is simulated token by token as vLLM schedules it; where no limit but its slots can bind, each
-    sequence is only given the slot that is free first, which comes to the same. None for a job of more than
-    :data:`MOST_SIMULATED` tokens where keys and values may run out, and for one with a request that needs
-    more of them than there are.
+    sequence is only given the slot that is free first, which comes to the same. None for a job beyond
+    :data:`MOST_SIMULATED` tokens or :data:`MOST_ITERATIONS` where keys and values may run out, and for one
+    with a request that needs more of them than there are.
 
     Parameters
     ----------
@@ -109,7 +112,7 @@ def predict(
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
         return None
-    if int(sequences.output.sum()) > MOST_SIMULATED:
+    if not simulable(sequences):
         if sequences.may_run_short(limits):
             return None
         return Predicted(_slots_only(sequences, limits, order, in_flight, lag))
@@ -122,6 +125,11 @@ def predict(
     run = serve_on_device(work, client, _OneSecond(), ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
     return Predicted(len(run.start), policy.preemptions, tokens)
+
+
+def simulable(sequences: Sequences) -> bool:
+    """Return whether a job is small enough for its iterations to be simulated one by one, in seconds."""
+    return int(sequences.output.sum()) <= MOST_SIMULATED and int(sequences.output.max()) <= MOST_ITERATIONS
 
 
 def fits(sequences: Sequences, limits: EngineLimits) -> bool:

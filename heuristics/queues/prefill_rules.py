@@ -150,7 +150,7 @@ class Lagrangian:
         price = problem.cost.decode_per_slot
         if self.reading == "round":
             price += problem.cost.decode_base / problem.slots
-        if price == 0:
+        if stage >= price * UNTIL_CHANGE:
             return UNTIL_CHANGE
         waited = math.floor((stage / price - opportunity.idle) / opportunity.joining) + 1
         return max(0, waited)

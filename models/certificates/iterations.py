@@ -73,8 +73,17 @@ def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
         return Violation("iterations", "keys and values have no limit")
     size, held = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
-        held += sum(math.ceil((prompt - cached + drawn) / size) for drawn in range(output))
+        held += _blocks_below(prompt - cached + output, size) - _blocks_below(prompt - cached, size)
     return math.ceil(held / limits.blocks)
+
+
+def _blocks_below(tokens: int, size: int) -> int:
+    """Return the blocks that 0, 1, ... tokens take, all numbers below the given one together."""
+    if tokens == 0:
+        return 0
+    # k tokens take ceil(k / size) blocks: `size` numbers in a row take 1, as many take 2, and so on.
+    full, rest = divmod(tokens - 1, size)
+    return size * full * (full + 1) // 2 + rest * (full + 1)
 
 
 def _packing(sequences: Sequences, limits: EngineLimits, heavy: list[int], machines: int) -> int | Violation:

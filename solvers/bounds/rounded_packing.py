@@ -11,6 +11,9 @@ from ...data.costs.cost import FloatArray, IntArray
 from ...models.bounds.rounded_packing import RoundedPacking, cheapest_rounding
 from ..packing.patterns import PRICE_SCALE, SMALLEST_GAIN, Pattern, dear_patterns
 
+ENTRY_SECONDS = 4e-9
+"""Seconds that a knapsack takes for each item that it may hold and round of its capacity, about."""
+
 SMOOTHING = 0.5
 """Weight of the best prices so far where the next patterns and roundings are made."""
 
@@ -36,10 +39,12 @@ def refute_rounds(
     capacity
         Rounds to refute.
     seconds
-        Seconds after which it gives up.
+        Seconds after which it gives up; at once where they are too few for one knapsack.
     """
     deadline = time.perf_counter() + seconds
     most = capacity // lengths
+    if ENTRY_SECONDS * capacity * int(most.sum()) > seconds:
+        return None
     patterns: set[Pattern] = {(kind,) * int(number) for kind, number in enumerate(most.tolist())}
     roundings: dict[bytes, IntArray] = {}
     best_prices: FloatArray = lengths / capacity

@@ -52,6 +52,16 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         lambda text: text.replace("sampler,1,3", "sampler,1,"),
         "A100-toy-tp1/per_sequence.csv: operation 'sampler': a time or point is negative or not finite",
     ),
+    "a time beyond all times in a profile": (
+        "layer profile",
+        edited("operations.1.seconds.0", 1e300),
+        "profile.json, field 'operations.1': operation 'decode round': a time is longer than 1e+12 s",
+    ),
+    "two times for one point in a profile": (
+        "layer profile",
+        edited("operations.0.points.0.0", 1e6),
+        "profile.json, field 'operations.0': operation 'prefill stage': two times stand for the same point",
+    ),
     "a size beyond any model's": (
         "model's configuration (roofline)",
         edited("vocab_size", 10**18),
@@ -83,6 +93,41 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         "measured run, meta.json",
         edited("kv_cache.block_size", 16_000),
         "A100-toy/meta.json, field 'kv_cache': 2048 tokens make no block of 16000",
+    ),
+    "fewer tokens an iteration than sequences": (
+        "measured run, meta.json",
+        edited("engine_kwargs.max_num_seqs", 2**53 + 1),
+        "A100-toy/meta.json, field 'engine_kwargs.max_num_batched_tokens': 256 tokens an iteration are fewer",
+    ),
+    "a completion beyond the room": (
+        "measured run, requests.jsonl",
+        edited("output_toks", 10**6, line=1),
+        "A100-toy/requests.jsonl, request 'q1': 1000004 tokens of keys and values do not fit into 128 blocks",
+    ),
+    "an iteration's time with two points": (
+        "server's log of iterations",
+        lambda text: text.replace("3.0 ms", "3.0.0 ms", 1),
+        "is no whole line of an iteration",
+    ),
+    "more tokens in an iteration than there are": (
+        "server's log of iterations",
+        lambda text: text.replace(" 0 context tokens", f" {10**40} context tokens", 1),
+        "is of more tokens or time than an iteration can have",
+    ),
+    "an iteration that never ends": (
+        "server's log of iterations",
+        lambda text: text.replace(": 3.0 ms", f": {10**300} ms", 1),
+        "is of more tokens or time than an iteration can have",
+    ),
+    "more sequences than there are": (
+        "server's log of iterations",
+        lambda text: text.replace("'max_num_seqs': 4", f"'max_num_seqs': {2**63}"),
+        "vllm.log: 'max_num_seqs': 9223372036854775808 is no number of sequences",
+    ),
+    "a mean beyond all lengths": (
+        "predictor group-mean, predictor.json",
+        edited("fields.spread.1", -1e308),
+        "flat-predictor-group-mean: is damaged (a mean or the spread is not between 0 and 2147483647)",
     ),
     "a server whose room is a list": (
         "trace of a server's run",

@@ -52,7 +52,7 @@ def test_free_prefill_leaves_decode_steps_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(CostModel)])
-@pytest.mark.parametrize("value", [-0.001, math.nan, math.inf])
+@pytest.mark.parametrize("value", [-0.001, math.nan, math.inf, 1e13])
 def test_a_coefficient_that_no_cost_has_is_refused(name: str, value: float) -> None:
     coefficients = {"prefill_base": 0.0, "prefill_per_token": 0.0, "decode_base": 0.0, "decode_per_slot": 0.0}
     CostModel(**{**coefficients, name: 0.0})

@@ -104,18 +104,19 @@ def test_where_keys_and_values_run_out_the_choice_is_no_worse_than_any_simple_or
     assert sorted(best.order.tolist()) == list(range(60))
 
 
+@pytest.mark.parametrize("limit", ["MOST_SIMULATED", "MOST_ITERATIONS"])
 def test_a_job_too_large_to_simulate_is_predicted_by_its_slots_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
+    limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "MOST_SIMULATED", 1)
+    monkeypatch.setattr(release, limit, 1)
     work, order = drawn(30, 0), np.arange(30)
     whole = predict(work, EngineLimits(4, 10_000), order)
     assert whole is not None
     assert whole.iterations == release._slots_only(work, EngineLimits(4, 10_000), order)
     assert predict(work, EngineLimits(8, 64, 160, 8), order) is None
-    monkeypatch.setattr(release, "MOST_SIMULATED", 10**9)
+    monkeypatch.setattr(release, limit, 10**9)
     assert predict(work, EngineLimits(8, 64, 16, 8), order) is None
-    monkeypatch.setattr(release, "MOST_SIMULATED", 1)
+    monkeypatch.setattr(release, limit, 1)
     found = choose_release(work, EngineLimits(8, 64, 160, 8), {"a": order, "b": order[::-1]}, "b")
     assert (found.name, found.predicted) == ("b", None)
 

@@ -13,13 +13,14 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.heuristics.loop import schedule_of
-from batchbound.heuristics.policy import FREE, Policy, State, Step
+from batchbound.heuristics.policy import FREE, UNTIL_CHANGE, Policy, State, Step
 from batchbound.heuristics.queues.admission import Admission
 from batchbound.heuristics.queues.algorithm1 import SortingPreemptive
 from batchbound.heuristics.queues.assignment import Assigned, round_robin
 from batchbound.heuristics.queues.ordered import Ordered, arrival_order, longest_first
 from batchbound.heuristics.queues.prefill_rules import (
     Lagrangian,
+    Opportunity,
     PrefillFirst,
     PrefillRule,
     SkiRental,
@@ -177,6 +178,11 @@ def test_a_free_slot_waits_as_long_as_the_rule_says(rule: PrefillRule, waits: in
     problem = problem_of([1] * 6, [1, 40, 40, 40, 5, 5], slots=4)
     policy = QueuePolicy(Ordered(arrival_order(problem)), rule, Admission(problem))
     assert schedule_of(simulate(problem, policy)).rounds[0] == 1 + waits
+
+
+def test_the_lagrangian_rule_waits_for_a_change_where_a_decode_step_costs_next_to_nothing() -> None:
+    problem = Problem(Workload.from_lengths([1, 1], [1, 1]), CostModel(10.0, 0.0, 0.0, 1e-320), 2)
+    assert Lagrangian()(problem, Opportunity(joining=1, tokens=1, unstarted=1, idle=0)) == UNTIL_CHANGE
 
 
 def test_the_last_request_waits_for_nobody() -> None:

@@ -153,6 +153,11 @@ def test_only_rounds_that_no_rounding_fits_are_refuted() -> None:
     assert refuted >= 20, "most of the time prices alone see that one round less is too few"
 
 
+def test_no_knapsack_is_begun_that_would_outlast_the_time() -> None:
+    # It would need an array of a trillion rounds.
+    assert refute_rounds(np.array([1, 3]), np.array([5, 5]), 2, 1, 10**12, 5.0) is None
+
+
 def test_lengths_rounded_up_at_the_least_price() -> None:
     counts, prices = np.array([2, 1, 3]), np.array([1, 5, 6])
     assert cheapest_rounding(counts, prices, 2)[0] == 2 * 1 + 5 + 3 * 6
