@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ..data.costs.calibration import CalibratedCost
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
@@ -371,21 +369,11 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
 
 
 def _refuse_timeless(problem: Problem, source: str) -> None:
-    """Raise InputError if a job takes no time at all, or more than can be counted."""
+    """Raise InputError if a job takes no time at all."""
     cost, hint = problem.cost, "Measure a model with `batchbound profile`."
     decoding = problem.rounds.any() and cost.decode_seconds(1, 1) > 0
     if cost.prefill_seconds(1) == 0 and not decoding:
         raise InputError("no stage of this job takes any time", file=source, hint=hint)
-    prompts, rounds = problem.prompt_tokens.astype(float), problem.rounds.astype(float)
-    with np.errstate(over="ignore"):
-        alone = (
-            cost.prefill_seconds(prompts)
-            + rounds * cost.decode_seconds(1)
-            + cost.decode_per_kv_token * rounds * (prompts + rounds)
-        )
-        seconds = alone.sum()
-    if not np.isfinite(seconds):
-        raise InputError("the job takes more seconds than can be counted", file=source, hint=hint)
 
 
 def _refuse_endless(job: JobInput, slots: int) -> None:

@@ -265,7 +265,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "a cost model of endless rounds": (
         cost_file(measured(decode_base=1e308)),
-        r"cost.json: the job takes more seconds than can be counted",
+        r"cost.json, field 'cost': CostModel.decode_base is 1e\+308; it must be finite and not negative",
     ),
     "a search with nothing to weigh": (
         cost_file(measured(decode_base=1.0), command="search"),
