@@ -19,6 +19,7 @@ SMALL: dict[str, str] = {
     "bound_or_schedule.py": "--requests 6 --slots 2 --seeds 1 --seconds 0.1",
     "econoserve": "--minutes 0.05 --traces alpaca --seeds 1 --steps 1 --seconds 0.2",
     "exegpt.py": "--requests 0 --tasks S --devices 1",
+    "exegpt_figures.py": "--machine opt-13b --trace mine=lengths.csv",
     "fleet.py": "--requests 200 --seeds 1",
     "gsm8k.py": "--time-limit 0.2",
     "kv_capacity.py": "--requests 60 --capacity 30000 --slots 16 --time-limit 0.2",
