@@ -22,7 +22,7 @@ from .data.problem import Problem
 from .heuristics.exegpt.configured import rra_policy
 from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
-from .models.exegpt.configuration import Cluster, ExecConfig, Strategy
+from .models.exegpt.configuration import Cluster, ExecConfig, Strategy, Targets
 from .models.exegpt.layer_cost import LayerCost
 from .models.exegpt.roofline import RooflineDevice, roofline_profile
 from .models.exegpt.run_profile import can_hand_over, profile_of_run
@@ -54,8 +54,8 @@ class ConfigurationSearch:
         The best of each strategy and tensor-parallel degree, most throughput first; those without one last.
     devices
         How many there are.
-    latency_bound
-        Seconds in which a completion of the 99th-percentile length must be there.
+    targets
+        What a completion of the 99th-percentile length must keep to.
     encode_batches
         The smallest and the largest that were looked at.
     profiled
@@ -66,7 +66,7 @@ class ConfigurationSearch:
     timelines: Mapping[bool, Timeline]
     found: tuple[Found, ...]
     devices: int
-    latency_bound: float
+    targets: Targets
     encode_batches: tuple[int, int]
     profiled: bool
 
@@ -93,6 +93,8 @@ class ConfigurationSearch:
         """
         Return latency (s) and throughput (requests/s) of what nothing beats in both, by rising latency.
 
+        What misses a target for the first token, or for those after it, is left out.
+
         Parameters
         ----------
         apart
@@ -104,7 +106,10 @@ class ConfigurationSearch:
             point
             for handed_over, timeline in self.timelines.items()
             for point in whole_frontier(
-                timeline, strategies=_STRATEGIES[handed_over], encode_batches=self.encode_batches
+                timeline,
+                strategies=_STRATEGIES[handed_over],
+                encode_batches=self.encode_batches,
+                targets=replace(self.targets, latency=math.inf),
             )
         ):
             if not curve or throughput > curve[-1][1]:
@@ -120,10 +125,13 @@ class ConfigurationSearch:
         best = next((each for each in self.found if each.config and each.performance), None)
         if best is None or best.config is None or best.performance is None:
             least = next(iter(self.frontier()), None)
-            if least is None:
+            if least is None and self.targets.of_latency_alone:
                 return "No configuration fits into the memory of the devices."
+            if least is None:
+                others = replace(self.targets, latency=math.inf)
+                return f"No configuration keeps to {others}, whatever its latency."
             return (
-                f"No configuration stays under {self.latency_bound:g} s: the least that can be reached is"
+                f"No configuration stays under {self.targets}: the least that can be reached is"
                 f" {least[0]:.3f} s, at {least[1]:.2f} requests/s."
             )
         config, reached = best.config, best.performance
@@ -163,7 +171,8 @@ class ConfigurationSearch:
             )
             raise InputError("no configuration that `batchbound run` can execute was found", hint=hint)
         timeline = self.timelines[runs[0].strategy is not Strategy.RRA]
-        bound = None if math.isinf(self.latency_bound) else self.latency_bound
+        latency = self.targets.latency
+        bound = None if math.isinf(latency) else latency
         return self._plan(planned_configuration(timeline, runs[0], bound), provenance or Provenance())
 
     def _runs(self, config: ExecConfig) -> bool:
@@ -193,7 +202,7 @@ def search(
     profiles: Sequence[LayerProfile] = (),
     *,
     devices: int = 1,
-    latency_bound: float = math.inf,
+    latency_bound: float | Targets = math.inf,
     latency_margin: float = 0.0,
     encode_batches: tuple[int, int] = (1, 256),
     independent: bool = False,
@@ -211,9 +220,10 @@ def search(
     devices
         How many there are.
     latency_bound
-        Seconds in which a completion of the 99th-percentile length must be there.
+        Seconds in which a completion of the 99th-percentile length must be there; or targets for its first
+        token and those after it, too.
     latency_margin
-        Share of the bound kept back, for a machine that is slower at times.
+        Share of each kept back, for a machine that is slower at times.
     encode_batches
         The smallest and the largest batch to encode.
     independent
@@ -229,6 +239,7 @@ def search(
     if not 0 <= latency_margin < 1:
         hint = "Give a share of the bound, as 0.1."
         raise InputError(f"{latency_margin} is not in [0, 1)", where="--latency-margin", hint=hint)
+    targets = Targets.of(latency_bound)
     if not profiles:
         refuse_timeless(problem.cost)
     given = sorted(profiles, key=lambda profile: profile.tensor_parallel)
@@ -249,14 +260,14 @@ def search(
         for handed_over, timeline in timelines.items()
         for each in search_all(
             timeline,
-            latency_bound * (1 - latency_margin),
+            targets.tightened(latency_margin),
             strategies=_STRATEGIES[handed_over],
             encode_batches=encode_batches,
         )
     ]
     found.sort(key=lambda each: -each.performance.throughput if each.performance else math.inf)
     return ConfigurationSearch(
-        problem, timelines, tuple(found), devices, latency_bound, encode_batches, profiled=bool(given)
+        problem, timelines, tuple(found), devices, targets, encode_batches, profiled=bool(given)
     )
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
 
 
 class Strategy(StrEnum):
@@ -54,6 +59,59 @@ class ExecConfig:
         least = min(self.encode_batch, self.decode_rounds, self.micro_batches, self.tensor_degree)
         if least < 1 or self.tensor_groups < 0:
             raise ValueError(f"{self} has a number below one")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """
+    What a completion of the 99th-percentile length must keep to; infinite for no target.
+
+    Parameters
+    ----------
+    latency
+        Seconds from the start of its encoding to its last token.
+    ttft
+        Seconds from there to its first token.
+    tpot
+        Seconds a token after the first.
+
+    Raises
+    ------
+    ValueError
+        If a target is not positive.
+    """
+
+    latency: float = math.inf
+    ttft: float = math.inf
+    tpot: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not min(self.latency, self.ttft, self.tpot) > 0:
+            raise ValueError(f"{self} has a target that is not positive")
+
+    @classmethod
+    def of(cls, bound: float | Targets) -> Targets:
+        """Return targets: themselves, or a latency alone."""
+        return bound if isinstance(bound, Targets) else cls(bound)
+
+    @property
+    def of_latency_alone(self) -> bool:
+        """Whether there is no target for the first token, nor for those after it."""
+        return math.isinf(self.ttft) and math.isinf(self.tpot)
+
+    def tightened(self, margin: float) -> Targets:
+        """Return targets with a share of each kept back."""
+        left = 1 - margin
+        return Targets(left * self.latency, left * self.ttft, left * self.tpot)
+
+    def within(self, latency: FloatArray, ttft: FloatArray, tokens: int) -> FloatArray:
+        """Return latencies, infinite where a target is missed, of completions of so many tokens."""
+        kept = (latency <= self.latency) & (ttft <= self.ttft) & (latency - ttft <= tokens * self.tpot)
+        return np.where(kept, latency, math.inf)
+
+    def __str__(self) -> str:
+        named = (("", self.latency), ("a TTFT of ", self.ttft), ("a TPOT of ", self.tpot))
+        return ", ".join(f"{name}{value:g} s" for name, value in named if math.isfinite(value)) or "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,10 @@ class RoundRobinRow:
         latency = self._latency(encode, slowest, tail, tail[:, -1])
         return self.timeline.within_memory(latency, self._bytes(batches)), batches / cycle
 
+    def ttft(self, batches: IntArray) -> FloatArray:
+        """Return the seconds to a request's first token for each of some encoding batches."""
+        return np.asarray(self.stages.count * self._encoding.mean[0, batches])
+
     def probe(self, low: int, at: int) -> Probe:
         """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
         encoding = self._encoding

@@ -36,6 +36,9 @@ class Row(Protocol):
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return latency and throughput for each of some encoding batches."""
 
+    def ttft(self, batches: IntArray) -> FloatArray:
+        """Return the seconds to a request's first token for each of some encoding batches."""
+
     def probe(self, low: int, at: int) -> Probe:
         """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
 

@@ -126,6 +126,10 @@ class WorkloadAwareRow:
         latency = waited + self._decoding_seconds(balance.decode)
         return self.timeline.within_memory(latency, self._bytes(batches, lead)), batches / balance.slot
 
+    def ttft(self, batches: IntArray) -> FloatArray:
+        """Return the seconds to a request's first token for each of some encoding batches."""
+        return np.asarray(self.encoding.count * self._encode[0, batches])
+
     def probe(self, low: int, at: int) -> Probe:
         """Return what a batch says of itself, of larger ones, and of smaller ones from ``low`` on."""
         batches = np.array([at])

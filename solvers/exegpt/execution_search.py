@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray
-from ...models.exegpt.configuration import ExecConfig, Performance, Strategy
+from ...models.exegpt.configuration import ExecConfig, Performance, Strategy, Targets
 from ...models.exegpt.timeline import Timeline
 from .configuration_search import Evaluate, Point, SearchResult, Variable, branch_and_bound
 from .row_search import RowRange, best_of_rows
 
+ANY = Targets()
 GAP = 0.005
 """Of throughput: no better configuration is looked for that is better by less."""
 LEAST_MICRO_BATCH = 4
@@ -166,6 +167,7 @@ def whole_grid(
     *,
     encode_batches: tuple[int, int] = (1, 256),
     decode_rounds: tuple[int, int] | None = None,
+    targets: Targets = ANY,
 ) -> tuple[FloatArray, FloatArray]:
     """
     Return latency and throughput of every configuration: what :func:`search` is judged by.
@@ -174,6 +176,8 @@ def whole_grid(
     ----------
     timeline, strategy, tensor_degree, encode_batches, decode_rounds
         As in :func:`spaces`.
+    targets
+        The latency of what misses one is infinite.
 
     Returns
     -------
@@ -185,7 +189,7 @@ def whole_grid(
         timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
     ):
         for each in space.rows(timeline):
-            parts.append(each.row.reach(np.arange(each.low, each.high + 1)))
+            parts.append(_reached(timeline, each, targets))
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
@@ -195,6 +199,7 @@ def whole_frontier(
     strategies: Sequence[Strategy] = tuple(Strategy),
     encode_batches: tuple[int, int] = (1, 256),
     decode_rounds: tuple[int, int] | None = None,
+    targets: Targets = ANY,
 ) -> list[tuple[float, float]]:
     """
     Return latency and throughput of the configurations that no other beats in both, by rising latency.
@@ -203,10 +208,19 @@ def whole_frontier(
     ----------
     timeline, strategies, encode_batches, decode_rounds
         As in :func:`search_all`; every configuration of theirs is simulated.
+    targets
+        Those that miss one are left out.
     """
     degrees = [degree for degree in sorted(timeline.costs) if degree <= timeline.cluster.devices]
     grids = [
-        whole_grid(timeline, strategy, degree, encode_batches=encode_batches, decode_rounds=decode_rounds)
+        whole_grid(
+            timeline,
+            strategy,
+            degree,
+            encode_batches=encode_batches,
+            decode_rounds=decode_rounds,
+            targets=targets,
+        )
         for strategy in strategies
         for degree in degrees
     ]
@@ -218,11 +232,17 @@ def whole_frontier(
     return list(zip(latency[best].tolist(), throughput[best].tolist(), strict=True))
 
 
+def _reached(timeline: Timeline, rows: RowRange, targets: Targets) -> tuple[FloatArray, FloatArray]:
+    batches = np.arange(rows.low, rows.high + 1)
+    latency, throughput = rows.row.reach(batches)
+    return targets.within(latency, rows.row.ttft(batches), timeline.longest), throughput
+
+
 def search(
     timeline: Timeline,
     strategy: Strategy,
     tensor_degree: int,
-    latency_bound: float,
+    latency_bound: float | Targets,
     *,
     encode_batches: tuple[int, int] = (1, 256),
     decode_rounds: tuple[int, int] | None = None,
@@ -233,7 +253,8 @@ def search(
 
     A first search takes the grid as monotone (:func:`.branch_and_bound`, the paper's Algorithm 1) and says
     where it is not. The second (:func:`.best_of_rows`) assumes nothing: it finds what the first missed, and
-    proves that nothing is better by more than the gap.
+    proves that nothing is better by more than the gap. With targets for the first token or those after it,
+    all configurations are simulated.
 
     Parameters
     ----------
@@ -242,13 +263,22 @@ def search(
     strategy, tensor_degree
         Of the configurations.
     latency_bound
-        Seconds for a completion of the 99th-percentile length.
+        Seconds for a completion of the 99th-percentile length, or all targets for it.
     encode_batches, decode_rounds
         As in :func:`spaces`.
     gap
         Of throughput, as a fraction: nothing better by less is looked for.
     """
-    best: ExecConfig | None = None
+    targets = Targets.of(latency_bound)
+    if not targets.of_latency_alone:
+        every = spaces(
+            timeline, strategy, tensor_degree, encode_batches=encode_batches, decode_rounds=decode_rounds
+        )
+        best, grid = _best_of_grid(timeline, every, targets)
+        performance = None if best is None else timeline(best)
+        return Found(strategy, tensor_degree, best, performance, grid, grid, ())
+    bound = targets.latency
+    best = None
     throughput, grid, evaluated = -math.inf, 0, 0
     results = []
     for space in spaces(
@@ -256,12 +286,12 @@ def search(
     ):
         rows, first, guess = space.rows(timeline), 0, 1
         start = branch_and_bound(
-            space.evaluate(rows), space.variables, latency_bound, gap=_START_GAP, at_least=throughput
+            space.evaluate(rows), space.variables, bound, gap=_START_GAP, at_least=throughput
         )
         if start.best is not None:
             best, throughput = space.config(start.best), start.throughput
             first, guess = space.number(start.best), start.best[0]
-        proven = best_of_rows(rows, latency_bound, first=first, guess=guess, at_least=throughput, gap=gap)
+        proven = best_of_rows(rows, bound, first=first, guess=guess, at_least=throughput, gap=gap)
         if proven.row is not None:
             others = (each.low + proven.row for each in space.variables[1:])
             best, throughput = space.config((proven.batch, *others)), proven.throughput
@@ -272,9 +302,27 @@ def search(
     return Found(strategy, tensor_degree, best, performance, evaluated, grid, tuple(results))
 
 
+def _best_of_grid(
+    timeline: Timeline, every: Iterable[Space], targets: Targets
+) -> tuple[ExecConfig | None, int]:
+    """Return the best of every configuration of some spaces, and how many there are."""
+    best: ExecConfig | None = None
+    throughput, grid = -math.inf, 0
+    for space in every:
+        for number, each in enumerate(space.rows(timeline)):
+            latency, rates = _reached(timeline, each, targets)
+            rates = np.where(np.isfinite(latency), rates, -math.inf)
+            at = int(np.argmax(rates))
+            if rates[at] > throughput:
+                others = (value.low + number for value in space.variables[1:])
+                best, throughput = space.config((each.low + at, *others)), float(rates[at])
+        grid += space.grid
+    return best, grid
+
+
 def search_all(
     timeline: Timeline,
-    latency_bound: float,
+    latency_bound: float | Targets,
     *,
     strategies: Sequence[Strategy] = tuple(Strategy),
     encode_batches: tuple[int, int] = (1, 256),

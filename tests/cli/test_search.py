@@ -172,6 +172,35 @@ def test_one_sentence_names_the_configuration_to_take(capsys: pytest.CaptureFixt
     assert "B_E prompts of an encoding phase" in said
 
 
+def test_targets_for_the_first_token_and_those_after_it_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4, "vocab_size": 1000}
+    (tmp_path / "tiny.json").write_text(json.dumps(config))
+    words = ["search", "exegpt-S:0:200", "--roofline", "a40", "--model-config", str(tmp_path / "tiny.json")]
+    words += ["--devices", "2", "--most-encode-batch", "24", "--json", "--frontier"]
+
+    def found(*bounds: str) -> dict[str, list[dict[str, float]]]:
+        assert main([*words, *bounds]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    free = found()
+    best, beyond = free["configurations"][0], free["frontier"][-1]["requests_per_s"]
+    quick = found("--ttft-bound", str(best["ttft_s"] / 2), "--tpot-bound", str(best["tpot_s"] / 2))
+    for each in quick["configurations"]:
+        if "ttft_s" in each:
+            assert each["ttft_s"] <= best["ttft_s"] / 2
+            assert each["tpot_s"] <= best["tpot_s"] / 2
+    assert 0 < quick["configurations"][0]["requests_per_s"] < beyond
+    assert quick["frontier"][-1]["requests_per_s"] == quick["configurations"][0]["requests_per_s"]
+    # A target that all keep to changes nothing but what is looked at.
+    same = found("--ttft-bound", "1000")["configurations"][0]
+    assert same["requests_per_s"] >= best["requests_per_s"]
+    assert same["requests_per_s"] == pytest.approx(best["requests_per_s"], rel=0.01)
+    assert main([*words, "--ttft-bound", "1e-9"]) == 1
+    assert "keeps to a TTFT of 1e-09 s, whatever its latency" in capsys.readouterr().out
+
+
 def test_a_bound_that_nothing_meets_is_answered_with_the_least_latency(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

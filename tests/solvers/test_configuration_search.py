@@ -17,7 +17,7 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.profile_readers import read_layer_profiles
-from batchbound.models.exegpt.configuration import Cluster, Performance, Strategy
+from batchbound.models.exegpt.configuration import Cluster, Performance, Strategy, Targets
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
 from batchbound.models.exegpt.row import Probe
@@ -153,6 +153,13 @@ def test_the_search_finds_the_exhaustive_best_of_every_strategy(strategy: Strate
             assert result.performance.latency <= bound
             best = float(throughput[latency <= bound].max())
             assert best / (1 + GAP) <= result.performance.throughput <= best * (1 + 1e-9)
+            # Half of it to the first token, and from there so much a token.
+            targets = Targets(bound, bound / 2, bound / 2 / timeline.longest)
+            split = search(timeline, strategy, degree, targets, encode_batches=(16, 55)).performance
+            assert split is None or targets.within(
+                np.array(split.latency), np.array(split.ttft), timeline.longest
+            ) == pytest.approx(split.latency)
+            assert split is None or split.throughput <= best * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=40)
@@ -193,6 +200,9 @@ class _Uneven:
 
     def reach(self, batches: IntArray) -> tuple[FloatArray, FloatArray]:
         return self.latency[batches], self.throughput[batches]
+
+    def ttft(self, batches: IntArray) -> FloatArray:
+        return self.latency[batches] / 2
 
     def probe(self, low: int, at: int) -> Probe:
         least = float(self.latency[at:].min()) * self.rounding

@@ -15,7 +15,7 @@ from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
 from ...data.files.record import plain
 from ...data.readers.profile_readers import read_profile
-from ...models.exegpt.configuration import Strategy
+from ...models.exegpt.configuration import Strategy, Targets
 from ...models.exegpt.roofline import ROOFLINE_DEVICES, RooflineDevice
 from ...searching import ConfigurationSearch, refuse_timeless, roofline_profiles, search
 from ...solvers.exegpt.execution_search import Found
@@ -53,6 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="seconds in which a completion of the 99th-percentile length must be there (default: no bound)",
     )
     group.add_argument(
+        "--ttft-bound", type=seconds, metavar="S", help="seconds to its first token (default: no bound)"
+    )
+    group.add_argument(
+        "--tpot-bound", type=seconds, metavar="S", help="seconds a token after that (default: no bound)"
+    )
+    group.add_argument(
         "--profile",
         action="append",
         metavar="PATH",
@@ -80,7 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="share of the bound kept back, for a machine that is slower at times (default %(default)s)",
+        help="share of each bound kept back, for a machine that is slower at times (default %(default)s)",
     )
     group.add_argument(
         "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
@@ -121,7 +127,12 @@ def run(args: argparse.Namespace) -> int:
         inputs.problem,
         profiles,
         devices=args.devices,
-        latency_bound=math.inf if args.latency_bound is None else args.latency_bound,
+        latency_bound=Targets(
+            *(
+                math.inf if each is None else each
+                for each in (args.latency_bound, args.ttft_bound, args.tpot_bound)
+            )
+        ),
         latency_margin=args.latency_margin,
         encode_batches=(kept, kept) if kept else (1, args.most_encode_batch),
         independent=args.independent,
@@ -214,12 +225,14 @@ def _with_cost_of(inputs: Inputs, profile: LayerProfile) -> Inputs:
 def _print(
     found: ConfigurationSearch, curve: list[tuple[float, float]] | None, took: float, *, as_json: bool
 ) -> None:
-    timeline, bound = found.timelines[False], found.latency_bound
+    timeline, targets = found.timelines[False], found.targets
     if as_json:
         value = {
             "advice": found.advice(),
             "costs": timeline.profile.source,
-            "latency_bound_s": None if math.isinf(bound) else bound,
+            "latency_bound_s": _finite(targets.latency),
+            "ttft_bound_s": _finite(targets.ttft),
+            "tpot_bound_s": _finite(targets.tpot),
             "latency_length": timeline.longest,
             "correlation": timeline.lengths.correlation,
             "configurations": [_row(each, timeline.longest) for each in found.found],
@@ -229,8 +242,7 @@ def _print(
             value["frontier"] = [{"latency_s": at, "requests_per_s": rate} for at, rate in curve]
         print(json.dumps(value))
         return
-    limit = "none" if math.isinf(bound) else f"{bound:g} s"
-    print(f"latency bound {limit}, for {timeline.longest} decode iterations (99th percentile)")
+    print(f"latency bound {targets}, for {timeline.longest} decode iterations (99th percentile)")
     print(found.advice())
     print("  " + " ".join(f"{name:>9s}" for name in _COLUMNS))
     for each in found.found:
@@ -240,6 +252,10 @@ def _print(
         print("throughput against latency, of the whole grid")
         for latency, rate in curve:
             print(f"  {latency:9.3f} s {rate:9.2f} requests/s")
+
+
+def _finite(target: float) -> float | None:
+    return target if math.isfinite(target) else None
 
 
 def _row(each: Found, longest: int) -> dict[str, object]:
