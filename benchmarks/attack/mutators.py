@@ -26,8 +26,8 @@ def mutated(content: bytes, form: str, rng: random.Random) -> bytes:
         change = bytes_changed if form == "binary" or rng.random() < 0.2 else FORMS[form]
         try:
             content = change(content, rng)
-        except (ValueError, RecursionError):
-            # No longer of its form: by an earlier change.
+        except (ValueError, IndexError, RecursionError):
+            # No longer of its form, or empty: by an earlier change.
             content = bytes_changed(content, rng)
     return content
 
