@@ -17,6 +17,8 @@ from .files.disk import InputError, atomic_write, parsed_json, read_text
 from .files.record import Count, Positive, plain, record
 
 StageKind = Literal["prefill", "decode"]
+Moment = Annotated[float, msgspec.Meta(ge=-LONGEST_TIME, le=LONGEST_TIME)]
+"""Seconds after the job's start, as a file may state them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Stage:
     """
 
     kind: StageKind
-    start: float
-    end: float
+    start: Moment
+    end: Moment
     rounds: Count
     active: Count
     tokens: Count
@@ -54,8 +56,6 @@ class Stage:
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.kind == "decode":
             raise ValueError("a decode stage has no rounds")
-        if not -LONGEST_TIME <= self.start <= self.end <= LONGEST_TIME:
-            raise ValueError(f"from {self.start} to {self.end} s is no stage's time")
 
     @property
     def seconds(self) -> float:
@@ -130,10 +130,10 @@ class ServedRequest:
     id: str
     stage_of: Annotated[int, msgspec.Meta(ge=-1)]
     slot_of: Annotated[int, msgspec.Meta(ge=-1)]
-    queued: float
-    prefilled: float | None
-    first_token: float | None
-    finished: float | None
+    queued: Moment
+    prefilled: Moment | None
+    first_token: Moment | None
+    finished: Moment | None
     tokens: Count
 
 

@@ -105,7 +105,11 @@ def read_layer_profiles(
 
 
 def _operation(path: Path, **fields: Any) -> Operation:
-    """Return an operation; what its table says wrong is an error that names the file."""
+    """Return an operation, several times of a point averaged; what its table says wrong names the file."""
+    points, at = np.unique(fields["points"], axis=0, return_inverse=True)
+    if len(points) < len(at):
+        seconds = np.bincount(at, weights=fields["seconds"]) / np.bincount(at)
+        fields |= {"points": points, "seconds": seconds}
     try:
         return Operation(**fields)
     except ValueError as error:
