@@ -44,7 +44,7 @@ $(VENV)/engine: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/engine
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,ray,trl,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,predict,encoder,ray,trl,mutation,dev]'
 	touch $@
 
 # Builds the documentation into build/site; a warning is an error.
@@ -56,12 +56,8 @@ $(VENV)/docs: $(VENV)/engine
 	touch $@
 
 # Changes the judges line by line and says which changes no test notices: docs/mutation.md.
-mutants: $(VENV)/mutation
+mutants: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation_score.py $(MUTANTS)
-
-$(VENV)/mutation: $(VENV)/dev
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,dev,mutation]'
-	touch $@
 
 clean:
 	rm -rf $(VENV) demo-output

@@ -24,11 +24,13 @@ from batchbound.solvers.packing.partition import solve_partition
 from batchbound.solvers.result import Limits
 
 
-def instances() -> dict[str, tuple[IntArray, int]]:
-    """Return weights and number of machines by name."""
+def instances(share: float) -> dict[str, tuple[IntArray, int]]:
+    """Return weights and number of machines by name, of both instances or of smaller ones like them."""
+    requests, machines = round(1319 * share), round(200 * share)
+    items, bins = instance("U(50,100)", 2.5, 0, round(400 * share))
     return {
-        "Table III, 1319 x 200": (generate("table3", 0).output_tokens, 200),
-        "class 3, 400 x 160": instance("U(50,100)", 2.5, 0),
+        f"Table III, {requests} x {machines}": (generate("table3", 0, requests).output_tokens, machines),
+        f"class 3, {len(items)} x {bins}": (items, bins),
     }
 
 
@@ -49,10 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each solve (default 60)")
     parser.add_argument("--backends", nargs="+", default=installed_backends(), choices=sorted(BACKENDS))
+    parser.add_argument("--share", type=float, default=1.0, help="of both instances' sizes (default 1)")
     options = parser.parse_args()
     print("| instance | solver | start | status, stopped by | makespan (rounds) | bound | gap | seconds |")
     print("|---|---|---|---|---:|---:|---:|---:|")
-    for name, (weights, machines) in instances().items():
+    for name, (weights, machines) in instances(options.share).items():
         ours = solve_partition(weights, machines, options.seconds)
         status = "optimal, proof" if ours.optimal else "feasible, time"
         print(

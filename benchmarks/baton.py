@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 import transformers
-from baton_lengths import QUERIES, RANGES, TABLE_2, any_order, reconstruct
+from baton_lengths import QUERIES, RANGES, TABLE_2, TRIES, any_order, reconstruct
 from baton_ways import BASELINE, COMPILED, WAYS
 from engine_speed import Job, make_model
 
@@ -69,9 +69,9 @@ def short_queries(vocabulary: int, scale: float, seed: int = 0) -> list[Job]:
     return [Job(rng.integers(0, vocabulary, length()).tolist(), length()) for _ in range(QUERIES)]
 
 
-def reconstructed_queries(vocabulary: int, scale: float, name: str) -> list[Job]:
+def reconstructed_queries(vocabulary: int, scale: float, name: str, tries: int = TRIES) -> list[Job]:
     """Return the 30 queries with answers as the published times tell them, times ``scale``."""
-    lengths = reconstruct(*RANGES[name]).lengths
+    lengths = reconstruct(*RANGES[name], tries=tries).lengths
     return [
         Job(query.prompt, max(2, round(tokens * scale)))
         for query, tokens in zip(short_queries(vocabulary, scale), lengths, strict=True)
@@ -82,7 +82,8 @@ def preemption_seconds(model: Any, tier: type[RunningBatch], prompt: int = 200, 
     """Return the median CPU seconds to move a running query to the host and embed it again (Section 4.3)."""
     rng = np.random.default_rng(0)
     batch = tier(model, slots, prompt + 200)
-    batch.prefill(list(range(slots)), [rng.integers(0, 4096, prompt).tolist() for _ in range(slots)])
+    vocabulary = model.config.vocab_size
+    batch.prefill(list(range(slots)), [rng.integers(0, vocabulary, prompt).tolist() for _ in range(slots)])
     seconds = []
     for turn in range(20):
         batch.decode(1)
@@ -184,23 +185,26 @@ def main() -> None:
     parser.add_argument("--scale-short", type=float, default=0.5, help="of the 30 queries' lengths")
     parser.add_argument("--json", metavar="FILE", help="write all figures with their curves there")
     parser.add_argument("--picture", metavar="FILE", help="draw the curves of Figures 5 to 7 there")
+    parser.add_argument("--small", action="store_true", help="a model of 0.2 million weights")
+    parser.add_argument("--tries", type=int, default=TRIES, help="lists of lengths, where they are inferred")
     parser.add_argument("--compile", action="store_true", help="also compile whole rounds (minutes, once)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    model = make_model(positions=8192)
+    model = make_model(arguments.small, positions=8192)
+    words = model.config.vocab_size
     ways = [BASELINE, *(way for way in arguments.ways if way not in (BASELINE, COMPILED))]
-    measure(model, short_queries(4096, 0.1), 2, ways, 1)  # warm up
+    measure(model, short_queries(words, 0.1), 2, ways, 1)  # warm up
     if arguments.compile:
         ways.append(COMPILED)
     written = []
     for name in arguments.set:
         if name == "mixed":
-            queries = mixed_queries(4096, arguments.scale_mixed)
+            queries = mixed_queries(words, arguments.scale_mixed)
         elif name == "short":
-            queries = short_queries(4096, arguments.scale_short)
+            queries = short_queries(words, arguments.scale_short)
         else:
-            queries = reconstructed_queries(4096, arguments.scale_short, name)
+            queries = reconstructed_queries(words, arguments.scale_short, name, arguments.tries)
         for slots in arguments.slots:
             figures = measure(model, queries, slots, ways, arguments.repeats)
             if name in SHORT:

@@ -34,6 +34,8 @@ QUERIES = 30
 RANGES = {"stated": (24, 200), "free": (1, 400)}
 """Shortest and longest answer: as the paper states them (two dozen to 200), or no bound to speak of."""
 
+TRIES = 100_000
+"""Lists of lengths that the search looks at."""
 _HOT, _COLD = 3e-3, 3e-7
 """First and last temperature, in squared relative errors."""
 
@@ -92,7 +94,7 @@ def fit_seconds(lengths: Sequence[int]) -> Fit:
 
 
 @cache
-def reconstruct(shortest: int, longest: int, seed: int = 0, steps: int = 100_000) -> Fit:
+def reconstruct(shortest: int, longest: int, seed: int = 0, tries: int = TRIES) -> Fit:
     """
     Return lengths in a range that explain the published times as well as the search can.
 
@@ -102,13 +104,13 @@ def reconstruct(shortest: int, longest: int, seed: int = 0, steps: int = 100_000
         The range. Lengths have no unit: only their ratios count.
     seed
         Of the lengths it starts from, uniform in the range, and of its moves.
-    steps
+    tries
         Lists tried.
     """
     rng = random.Random(seed)
     now = best = fit_seconds([rng.randint(shortest, longest) for _ in range(QUERIES)])
-    for step in range(steps):
-        temperature = _HOT * (_COLD / _HOT) ** (step / steps)
+    for at in range(tries):
+        temperature = _HOT * (_COLD / _HOT) ** (at / tries)
         lengths = list(now.lengths)
         i = rng.randrange(QUERIES)
         if rng.random() < 0.4:
@@ -141,9 +143,9 @@ def any_order(lengths: Sequence[int], slots: int) -> float:
     return static_rounds(lengths, slots) / max(max(lengths), sum(lengths) / slots)
 
 
-def show(name: str, seed: int) -> None:
+def show(name: str, seed: int, tries: int) -> None:
     """Print a reconstruction with its errors."""
-    fit = reconstruct(*RANGES[name], seed)
+    fit = reconstruct(*RANGES[name], seed, tries)
     base, per_row = fit.seconds
     print(
         f"\n{name}, seed {seed}: root mean square error {math.sqrt(fit.loss / fit.errors.size):.1%}; ", end=""
@@ -165,6 +167,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tries", type=int, default=TRIES, help="lists of lengths (default %(default)s)")
     arguments = parser.parse_args()
     static, refilled = TABLE_2[2]
     share = (2 * refilled - static) / static
@@ -179,7 +182,7 @@ published are {static / refilled:.2f}x."""
     )
     for name in RANGES:
         for seed in range(arguments.seeds):
-            show(name, seed)
+            show(name, seed, arguments.tries)
 
 
 if __name__ == "__main__":

@@ -329,6 +329,8 @@ def main() -> None:
         action="store_true",
         help="a model of 0.2 million weights and 64 slots: what remains is the host's work",
     )
+    parser.add_argument("--small", action="store_true", help="a model of 0.2 million weights")
+    parser.add_argument("--requests", type=int, help="instead of a workload's own number")
     parser.add_argument("--orders", nargs="*", choices=sorted(ORDERS), default=sorted(ORDERS))
     parser.add_argument("--only", nargs="*", choices=sorted(WAYS), default=sorted(WAYS))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -336,7 +338,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    model = make_model(arguments.host_overhead)
+    model = make_model(arguments.host_overhead or arguments.small)
     if arguments.host_overhead:
         arguments.slots, arguments.workload = 64, (2,)
     vocabulary = model.config.vocab_size
@@ -344,14 +346,16 @@ def main() -> None:
     measure(model, make_jobs(4, 16, vocabulary, 1), 2, ways, 1)  # warm up
     results = []
     for count, longest in [WORKLOADS[number] for number in arguments.workload]:
-        arrival = make_jobs(count, longest, vocabulary, arguments.seed)
+        arrival = make_jobs(arguments.requests or count, longest, vocabulary, arguments.seed)
         for order in arguments.orders:
             jobs = ORDERS[order](arrival)
             seconds = measure(model, jobs, arguments.slots, ways, arguments.repeats)
             medians = {name: statistics.median(values) for name, values in seconds.items()}
-            results.append({"requests": count, "longest": longest, "order": order, "cpu_seconds": medians})
+            results.append(
+                {"requests": len(jobs), "longest": longest, "order": order, "cpu_seconds": medians}
+            )
             if not arguments.json:
-                print(f"\n{count} requests, prompts and answers of 4 to {longest} tokens, {order} order")
+                print(f"\n{len(jobs)} requests, prompts and answers of 4 to {longest} tokens, {order} order")
                 print(f"{'way':36s} {'CPU s':>8s} {'ragged is':>10s}")
                 for name, value in medians.items():
                     ratio = value / medians["ragged"] if "ragged" in medians else float("nan")

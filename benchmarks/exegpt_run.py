@@ -80,6 +80,14 @@ def main() -> None:
     parser.add_argument(
         "--passes", type=int, default=3, help="of the profile, before the search and beside each run"
     )
+    parser.add_argument(
+        "--points",
+        type=int,
+        nargs=2,
+        default=(6, 5),
+        metavar=("BATCHES", "LENGTHS"),
+        help="of the profile (default 6 5)",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of both")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     args = parser.parse_args()
@@ -92,7 +100,15 @@ def main() -> None:
     problem = _problem(args)
     prompts = Prompts.random(problem.workload, vocabulary_of(model), seed=0)
     spec = EngineSpec(args.model, dtype=args.dtype, device="cpu", tier=tier.name)
-    profiled = partial(_profile, model, tier, spec, clock, problem, args.passes)
+    longest = math.ceil(problem.prompt_tokens.mean() + problem.rounds.mean())
+    # No batch holds more tokens a request on average, but a batch of few.
+    batches, lengths = args.points
+    sizes = Grid(
+        tuple(grid(MOST_DECODE_BATCH, points=batches)),
+        tuple(grid(longest, least=min(8, longest), points=lengths)),
+        repeats=args.passes,
+    )
+    profiled = partial(_profile, model, tier, spec, clock, sizes)
     profile = profiled()
     chosen = {
         each: _choose(_timeline(profile, problem, each), each) for each in (Strategy.RRA, Strategy.WAA_C)
@@ -145,15 +161,9 @@ def _profile(
     tier: Tier,
     spec: EngineSpec,
     clock: Callable[[], float],
-    problem: Problem,
-    passes: int,
+    sizes: Grid,
     on_point: Callable[[int, int], None] | None = None,
 ) -> LayerProfile:
-    # No batch holds more tokens a request on average, but a batch of few.
-    longest = math.ceil(problem.prompt_tokens.mean() + problem.rounds.mean())
-    sizes = Grid(
-        tuple(grid(MOST_DECODE_BATCH, points=6)), tuple(grid(longest, least=8, points=5)), repeats=passes
-    )
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "points", {}) as journal:
         profiled = ProfiledModel(model, tier, pinned=True, clock=clock)
         return profile_layers(profiled, sizes, journal, worker=spec, on_point=on_point)

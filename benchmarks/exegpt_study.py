@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from exegpt_baselines import IterationBatching, StaticBatching, best_within
@@ -31,8 +31,9 @@ TASKS = ("S", "T", "G", "C1", "C2")
 TOLERANCES = (0.02, 0.05, 0.10)
 BOUNDS = (0.1, 0.3, 0.7, math.inf)
 """Shares of the static batches' latencies, from the smallest batch to the largest (section 7.1)."""
-CHANGES = (0.7, 0.85, 1.0, 1.15, 1.3)
-SKEWS = (-0.4, -0.2, 0.0, 0.2, 0.4)
+CHANGES, SKEWS = (0.7, 1.3), (-0.4, 0.4)
+"""Ends of the curves of Figure 11."""
+POINTS = 5
 PUBLISHED_MONOTONE = {
     "S": ("(0.6, 2.3) (0.0, 0.0)  (0.0, 0.0) (0.0, 0.0) (0.8, 0.0)",
           "(0.6, 0.3) (0.0, 0.0)  (0.0, 0.0) (0.0, 0.0) (0.5, 0.0)",
@@ -89,11 +90,11 @@ class Study:
         return max(degree for degree in self.costs if degree <= self.cluster.devices)
 
 
-def monotonicity(study: Study) -> None:
+def monotonicity(study: Study, tasks: Sequence[str] = ("S", "T")) -> None:
     """Print Table 5: points of the grid where a variable moves latency or throughput the wrong way."""
     print("\nTable 5: % of points that are not monotone, (latency, throughput)")
     print("           RRA: B_E         N_D         WAA-C: B_E      TP groups        B_m   | published")
-    for task in ("S", "T"):
+    for task in tasks:
         timeline = study.task(task)
         rra = _stacked(timeline, Strategy.RRA, 1)
         waa = _stacked(timeline, Strategy.WAA_C, 1)
@@ -179,10 +180,10 @@ def _found(each: Found) -> str:
     return f"{_text(each.config)}: {each.performance.latency:.2f} s, {each.performance.throughput:.2f}/s"
 
 
-def shift(study: Study) -> None:
+def shift(study: Study, tasks: Sequence[str] = ("S", "T", "G")) -> None:
     """Print Table 6: which schedule is chosen as the bound relaxes."""
     print("\nTable 6: schedule chosen as the latency bound relaxes | published (task S, OPT 13B, 4 A40)")
-    for task in ("S", "T", "G"):
+    for task in tasks:
         timeline = study.task(task)
         chosen = []
         for bound, published in zip(study.bounds(timeline), PUBLISHED_SHIFT, strict=True):
@@ -241,12 +242,12 @@ def variance(study: Study) -> None:
     )
 
 
-def compared(study: Study) -> None:
+def compared(study: Study, tasks: Sequence[str] = TASKS) -> None:
     """Print Figures 6 to 8: requests a second of static and iteration-level batching, RRA and WAA."""
     print("\nFigures 6-8: requests a second within each bound (x: over static batching)")
     print("task  bound        static  iteration-level        RRA               WAA")
     gains, ratios = [], []
-    for task in TASKS:
+    for task in tasks:
         timeline = study.task(task)
         batches = np.arange(1, 1025)
         static = StaticBatching(timeline, study.degree).reach(np.arange(4, 1025, 4))
@@ -289,13 +290,13 @@ def _skewed(mean: float, deviation: float, skew: float, high: int) -> LengthDist
     return LengthDistribution(1, masses / masses.sum())
 
 
-def drift(study: Study) -> None:
+def drift(study: Study, task: str = "T", points: int = POINTS) -> None:
     """
     Print Figure 11: what the schedule for the planned lengths reaches with others, and the best there.
 
     The bound is the paper's (30 % of the static batches' latencies), or the next that WAA meets.
     """
-    planned = study.task("T")
+    planned = study.task(task)
     met = [
         each
         for each in study.bounds(planned)[1:]
@@ -305,17 +306,18 @@ def drift(study: Study) -> None:
     outputs = planned.lengths.outputs
     # Lengths drift within the task's range (Table 3).
     mean, deviation, high = outputs.mean, outputs.sd, outputs.high
+    changes = np.linspace(*CHANGES, points)
     changed = {
-        "mean": [(f"{x:.2f}", _skewed(x * mean, deviation, 0.0, high)) for x in CHANGES],
-        "deviation": [(f"{x:.2f}", _skewed(mean, x * deviation, 0.0, high)) for x in CHANGES],
-        "skew": [(f"{x:+.1f}", _skewed(mean, deviation, x, high)) for x in SKEWS],
+        "mean": [(f"{x:.2f}", _skewed(x * mean, deviation, 0.0, high)) for x in changes],
+        "deviation": [(f"{x:.2f}", _skewed(mean, x * deviation, 0.0, high)) for x in changes],
+        "skew": [(f"{x:+.1f}", _skewed(mean, deviation, x, high)) for x in np.linspace(*SKEWS, points)],
     }
     published = {
         "mean": "longer: unadjusted above optimal, bound missed; shorter: below. 13 % margin for +15 %",
         "deviation": "close to optimal; 5 % margin for 1.3",
         "skew": "minor in throughput; latency somewhat, by the long tail",
     }
-    print(f"\nFigure 11: drift of answers, task T, bound {bound:.2f} s")
+    print(f"\nFigure 11: drift of answers, task {task}, bound {bound:.2f} s")
     for name, strategies in (("WAA", sorted(_WAA)), ("RRA", sorted(_RRA))):
         begin = search_all(planned, bound, strategies=strategies)[0]
         if begin.config is None:
@@ -381,6 +383,8 @@ def main() -> None:
     parser.add_argument("--machine", choices=sorted(MACHINES), help="of the paper, in place of profiles")
     parser.add_argument("--devices", type=int, default=4, help="of measured profiles")
     parser.add_argument("--trace", action="append", default=[], metavar="NAME=TABLE", help="lengths observed")
+    parser.add_argument("--task", choices=("S", "T"), help="only this one of Table 3's")
+    parser.add_argument("--points", type=int, default=POINTS, help="of each curve of Figure 11 (default 5)")
     args = parser.parse_args()
     if args.devices < 2:
         parser.error(f"--devices {args.devices}: WAA, which is studied beside RRA, takes 2 at least")
@@ -392,11 +396,12 @@ def main() -> None:
     profile = study.costs[1].profile
     print(f"{profile.shape.name} on {study.cluster.devices} {profile.device}: {profile.source}")
     begun = time.process_time()
-    monotonicity(study)
-    shift(study)
+    only = {"tasks": [args.task]} if args.task else {}
+    monotonicity(study, **only)
+    shift(study, **only)
     variance(study)
-    compared(study)
-    drift(study)
+    compared(study, **only)
+    drift(study, args.task or "T", args.points)
     correlation(study, dict(each.split("=", 1) for each in args.trace))
     print(f"\n{time.process_time() - begun:.0f} CPU seconds")
 

@@ -27,7 +27,7 @@ from batchbound.data.workload import Workload
 from batchbound.heuristics.dispatch import dispatch
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-BATCHES = range(2, 11)
+LARGEST = 10
 DRAWS = 10
 TABLE_1 = {
     2: (1.67, 1.88, 1.98, 2.05, 2.08, 2.10, 2.10, 2.22, 2.17),
@@ -184,36 +184,36 @@ def gain(pool: Queries, count: int, clouds: int, batch: int, over: str, of: str,
     return float(np.mean(ratios))
 
 
-def study(figure: str | None, draws: int = DRAWS) -> None:
+def study(figure: str | None, draws: int, batches: range) -> None:
     drawn = partial(gain, draws=draws)
     known = pools()
     for name, pool in known.items():
         print(f"\n## {name}: mean answer {pool.answer.mean():.0f} tokens\n")
         rng = np.random.default_rng(0)
         ceiling = [
-            pool.answer[rng.integers(len(pool.answer), size=(4000, b))].max(axis=1).mean() for b in BATCHES
+            pool.answer[rng.integers(len(pool.answer), size=(4000, b))].max(axis=1).mean() for b in batches
         ]
-        print("| gain | " + " | ".join(f"B={b}" for b in BATCHES) + " |")
-        print("|---|" + "---|" * len(BATCHES))
+        print("| gain | " + " | ".join(f"B={b}" for b in batches) + " |")
+        print("|---|" + "---|" * len(batches))
         _row("E[longest of B] / E[l]: insertion alone, no tail", [c / pool.answer.mean() for c in ceiling])
         found: dict[str, list[float]] = {"by queries": [], "by clouds": []}
         for count in (200, 500, 800, 1000):
-            row = [drawn(pool, count, 3, b, "", "QI") for b in BATCHES]
+            row = [drawn(pool, count, 3, b, "", "QI") for b in batches]
             found["by queries"] += row
             _row(f"QI over neither, 3 clouds, {count} queries (Figures 11, 14)", row)
         for clouds, published in TABLE_1.items():
-            row = [drawn(pool, 800, clouds, b, "", "QI") for b in BATCHES]
+            row = [drawn(pool, 800, clouds, b, "", "QI") for b in batches]
             found["by clouds"] += row
             _row(f"QI over neither, {clouds} clouds, 800 queries", row)
             if "1,024" in name:
-                _row(f"the paper, {clouds} clouds, 800 queries (Table 1)", list(published))
+                _row(f"the paper, {clouds} clouds, 800 queries (Table 1)", list(published)[: len(batches)])
         for title, over, of in (
             ("Q with I (Figure 12a)", "I", "QI"),
             ("Q without I (Figure 12b)", "", "Q"),
             ("I with Q (Figure 13a)", "Q", "QI"),
             ("I without Q (Figure 13b)", "", "I"),
         ):
-            _row(title + ", 3 clouds, 800 queries", [drawn(pool, 800, 3, b, over, of) for b in BATCHES])
+            _row(title + ", 3 clouds, 800 queries", [drawn(pool, 800, 3, b, over, of) for b in batches])
         ranges = ", ".join(f"{name} {min(row):.2f}-{max(row):.2f}" for name, row in found.items())
         print(f"\nGains {ranges} (paper: 1.69-2.17, 1.67-2.22 at 1,024 tokens; 1.22-1.75 at 2,048)")
         _memory(pool)
@@ -277,8 +277,9 @@ def main() -> None:
     )
     parser.add_argument("--figure", help="PNG file for the curves")
     parser.add_argument("--draws", type=int, default=DRAWS, help="of the queries (default %(default)s)")
+    parser.add_argument("--largest", type=int, default=LARGEST, help="batch, from 2 on (default %(default)s)")
     options = parser.parse_args()
-    study(options.figure, options.draws)
+    study(options.figure, options.draws, range(2, options.largest + 1))
 
 
 if __name__ == "__main__":

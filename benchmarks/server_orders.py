@@ -168,20 +168,21 @@ def main() -> None:
     parser.add_argument("--vllm", default="vllm", help="the command that starts a server")
     parser.add_argument("--nice", type=int, default=0, help="of the server")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=len(JOBS), help="the first so many (default all)")
     parser.add_argument("-o", "--output", default="server_orders.json")
     args = parser.parse_args()
-    found = []
+    found, jobs = [], JOBS[: args.jobs]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_tiny_llama(folder / "model", 512)
-        for blocks in (None, JOBS[-1].blocks):
+        for blocks in dict.fromkeys(job.blocks for job in jobs):
             options = ["--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET)]
             options += ["--block-size", str(BLOCK), "--enable-log-requests"]
             options += [] if blocks is None else ["--num-gpu-blocks-override", str(blocks)]
             with VllmServer(
                 args.vllm, folder / "model", folder / f"{blocks}.log", options, nice=args.nice
             ) as server:
-                for job in (one for one in JOBS if one.blocks == blocks):
+                for job in (one for one in jobs if one.blocks == blocks):
                     tokens = write_batch(job, folder / "in.jsonl")
                     for repeat in range(args.repeats):
                         for way in ("file order", "all at once", "auto", "longest"):

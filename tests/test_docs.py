@@ -55,7 +55,10 @@ def shown(pattern: str) -> dict[str, str]:
     pages = [*PAGES, ROOT / "README.md"]
     for page in pages:
         text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
-        for line in re.findall(rf"(?:^ {{4}}|`|\$ )({pattern}[^`\n]*)", text, re.MULTILINE):
+        lines = re.findall(rf"(?:^ {{4}}|`|\$ )({pattern}[^`\n]*)", text, re.MULTILINE)
+        for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            lines += re.findall(rf"^{pattern}.*", block, re.MULTILINE)
+        for line in lines:
             command = re.sub(r"^BATCHBOUND_DATA=\S+ ", "", line.split("  #")[0].split(" > ")[0].strip())
             if "..." not in command and "|" not in command and "[" not in command:
                 found.setdefault(command, page.name)

@@ -68,6 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--fields", nargs="+", choices=GRIDS, default=list(GRIDS), help="in sweet")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), help="in sweet")
+    parser.add_argument("--queued", type=int, nargs="+", default=(2_500, 5_000, 10_000), help="in decisions")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the planner")
     parser.add_argument("--json", type=Path, help="write the figures")
     options = parser.parse_args()

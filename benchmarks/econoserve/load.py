@@ -68,7 +68,7 @@ def decisions(make: Callable[[str], Study], options: argparse.Namespace) -> dict
     found: dict[str, object] = {}
     for name in options.traces:
         study = make(name)
-        for count in (2_500, 5_000, 10_000):
+        for count in options.queued:
             drawn = study.workload(study.trace.rate, count / study.trace.rate / 60)
             workload = replace(drawn, arrival=np.zeros(len(drawn)))
 
