@@ -7,8 +7,9 @@ import time
 from ...data.bound import Bound
 from ...data.problem import Problem
 from ...models.bounds.difference_set import Differences
-from ...models.bounds.least_counts import PRICED_WORK, least_counts
+from ...models.bounds.least_counts import PRICED_WORK, Counts, least_counts
 from ...models.bounds.makespan import trivial_bound
+from ...models.bounds.partition_heuristics import longest_processing_time, machine_loads
 from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.slot_ends import SlotEnds
 from ..packing.partition import partition_bound
@@ -39,6 +40,9 @@ LEAST_LEFT = 1e-6
 
 WASTE_SECONDS = 1e-4
 """Seconds a distinct length that the least waste of rounding lengths up takes, about."""
+
+MEMORY_RULES = 1.05
+"""Rounds that memory takes, in those of slots packed full, from which nothing is looked for in slots."""
 
 NEAR = 3
 """Prices found last from which the next ones are sought."""
@@ -76,6 +80,8 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     stage, best = begun, trivial_bound(problem, counts)
     if seconds < WASTE_SECONDS * len(differences.lengths):
         return best
+    if _memory_rules(problem, counts):
+        return max(best, differences.bound(), key=lambda bound: bound.seconds)
     # A limit of a second leaves three tenths of it for the bound.
     programmes = time_for_programmes(seconds)
     while True:
@@ -119,6 +125,14 @@ def bound_within(problem: Problem, seconds: float | None, least: float = 0.0) ->
     begun = time.perf_counter()
     bound = proven_bound(problem, max(least, SHARE * seconds))
     return bound, max(LEAST_LEFT, seconds - (time.perf_counter() - begun))
+
+
+def _memory_rules(problem: Problem, counts: Counts) -> bool:
+    """Return whether memory takes so many rounds that slots, full or not, would need fewer."""
+    if counts.claims["rounds"]["kind"] != "KV tokens over capacity":
+        return False
+    packed = longest_processing_time(problem.rounds, counts.slots)
+    return counts.rounds > MEMORY_RULES * int(machine_loads(problem.rounds, packed, counts.slots).max())
 
 
 def _refute_packings(differences: Differences, deadline: float) -> bool:

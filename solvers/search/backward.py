@@ -24,6 +24,9 @@ NEAREST = 4
 FIRST = ((3.0, 1.0, 1.0), (3.0, 1.0, 0.0), (1.0, 1.0, 1.0), (3.0, 0.5, 1.0), (1.0, 1.0, 0.0), (8.0, 1.0, 1.0))
 """Settings tried first: weight, and shares in it of length and of memory."""
 
+FIRST_OF_SLOTS = (10.0, 1.0, 0.0)
+"""The very first where slots are scarcer than memory."""
+
 STEP, END_STEP, STAGE_STEP = 0.3, 0.005, 0.3
 """How far a change moves the shares, the end aimed at and the price of a stage."""
 
@@ -89,8 +92,9 @@ class BackwardSearch:
         self._rank = np.stack((rounds / rounds.max(), peak / peak.max(), prompts / peak.max()))
         self._fewest = least_counts(problem).rounds
         nothing = np.zeros(len(rounds))
+        first = (FIRST_OF_SLOTS, *FIRST) if slots_are_scarcer(problem) else FIRST
         self._first = [
-            _Settings(weight, np.array([*shares, 0.0]), nothing, 1.0, 1.0) for weight, *shares in FIRST
+            _Settings(weight, np.array([*shares, 0.0]), nothing, 1.0, 1.0) for weight, *shares in first
         ]
         self._best, self._least, self._steps = self._first[0], np.inf, 0
 
@@ -111,6 +115,13 @@ class BackwardSearch:
         construction = _Construction(problem, running, keys, round(settings.end * self._fewest))
         back = construction.ends(settings.stage)
         return schedule_backwards(problem, running, back)
+
+
+def slots_are_scarcer(problem: Problem) -> bool:
+    """Return whether slots that are never free would hold less than the KV capacity on average."""
+    assert problem.kv_capacity is not None
+    slot_rounds = int(problem.rounds.sum())
+    return problem.kv_token_rounds * problem.slots < slot_rounds * problem.kv_capacity
 
 
 def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> Schedule:

@@ -17,7 +17,7 @@ from ...data.schedule import Schedule
 from ...models.bounds.least_counts import least_counts
 from .backward import schedule_backwards
 
-MOST_REQUESTS = 60
+MOST_REQUESTS = 130
 """Requests up to which orders are annealed: of more, too few are tried for it in a second."""
 
 HOT, COLD = 0.005, 0.0002

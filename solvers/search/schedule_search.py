@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..bounds.loading import time_for_programmes
-from .backward import BackwardSearch
+from .backward import BackwardSearch, slots_are_scarcer
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .insertion import MOST_REQUESTS, InsertionAnnealing
 from .order_search import OrderSearch
+from .reinsertion import MOST_ROUNDS, Reinsertion
 from .stage_merge import merge_stages
 from .stages.annealing import FEW, StageAnnealing
 from .stages.rounding import settled
@@ -25,7 +26,6 @@ from .stages.spread import MOST_SPANS
 from .stages.times import StageCosts
 from .stages.token_caps import stages_within_cap
 from .starts import starts
-from .timetable import TimetableAnnealing
 
 STARTS_SHARE = 0.25
 """The share of the limits after which no further rule is tried for a start."""
@@ -48,17 +48,17 @@ BRIEF = 3.0
 BRIEF_SPANS, BRIEF_STAGES = 1800, 160
 """Spans and stages up to which it begins at all then: from twice as many on a step takes a second."""
 
-TIMETABLE_SHARES = (0.2, 0.65)
-"""Shares of the limits for timetables where memory is scarce; the second only if the first was worth it."""
+RELAXED_SHARE = 0.25
+"""The share of the limits in which memory is left out of account there, where slots are scarcer."""
 
-INSERTION_SHARE = 0.6
+INSERTION_SHARE = 0.45
 """The share of the limits in which few requests are put one by one there, before all else."""
 
-BACKWARD_SHARE = 0.4
-"""The share of the limits for backward constructions and orders there, before timetables."""
+BACKWARD_SHARE = 0.25
+"""The share of the limits for backward constructions and orders there, before requests are moved."""
 
-MOST_TABULATED = 2000
-"""Requests up to which timetables are tried: of more, filling the first ones takes a second and longer."""
+MOST_ORDERED = 2000
+"""Requests up to which orders are tried there: of more, one takes half a second and longer."""
 
 FIRST_ROUNDING = 0.5
 """Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
@@ -159,8 +159,8 @@ class ScheduleSearch:
     Between the two there is room for the proof of a bound. Starts from every rule that could be run instead
     (:func:`~batchbound.solvers.search.starts.starts`). Where memory can't run out, it then anneals over the
     rounds at which prefill stages happen, with the slots needed at given stages as a linear programme
-    (findings: the slot flow); else it builds schedules from their end, anneals over timetables and searches
-    the order in which requests are taken.
+    (findings: the slot flow); else it builds schedules from their end and in other orders, and takes requests
+    out of the best one and puts them back elsewhere.
 
     Parameters
     ----------
@@ -264,13 +264,13 @@ class ScheduleSearch:
             took = best.elapsed - before
 
     def _serve_scarce_memory(self) -> None:
-        """Construct backwards and in other orders, more of what finds more; anneal over timetables, too."""
+        """Construct backwards and in other orders, more of what finds more; then improve on them."""
         best = self.incumbent
         searches = BackwardSearch(self._problem, self._rng), OrderSearch(self._problem, self._rng)
         spent, found = [0.0, 0.0], [1, 1]
 
         def step(_: float) -> Schedule:
-            of = 0 if spent[0] / found[0] <= spent[1] / found[1] else 1
+            of = int(len(self._problem) <= MOST_ORDERED and spent[1] / found[1] < spent[0] / found[0])
             begun = self._clock
             schedule = searches[of].step()
             better = schedule.makespan(self._problem) < best.makespan
@@ -280,10 +280,11 @@ class ScheduleSearch:
             found[of] += better
             return schedule
 
+        self._relax()
         self._insert()
         if len(self._problem) > FEW:
             self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
-        self._tabulate()
+        self._reinsert()
         self._until(1.0, step)
 
     def _merged(self, schedule: Schedule) -> Schedule:
@@ -303,17 +304,33 @@ class ScheduleSearch:
 
         self._until(best.progress + INSERTION_SHARE * (1.0 - best.progress), step)
 
-    def _tabulate(self) -> None:
-        """Anneal over timetables, for longer where that finds something."""
-        best = self.incumbent
-        for share in TIMETABLE_SHARES:
-            many = len(self._problem) > MOST_TABULATED
-            if many or best.progress >= 1.0 or self._problem.cost.decode_base == 0:
+    def _relax(self) -> None:
+        """Search as if memory never ran out, where slots are scarcer; on and on if it holds what is found."""
+        best, problem = self.incumbent, self._problem
+        if not slots_are_scarcer(problem) or RELAXED_SHARE * best.left < STARTS_SECONDS:
+            return
+        start = None
+        for share in (RELAXED_SHARE, 1.0):
+            found = search_schedule(
+                replace(problem, kv_capacity=None),
+                seconds=share * best.left if np.isfinite(best.seconds) else None,
+                iterations=math.ceil(share * (best.most - best.steps)) if np.isfinite(best.most) else None,
+                seed=int(self._rng.integers(2**31)),
+                start=start,
+                enough=best.enough,
+            )
+            best.steps += found.iterations
+            start = found.schedule
+            best.offer(start)
+            if start.check(problem) is not None or best.progress >= 1.0:
                 return
-            walk, before = TimetableAnnealing(self._problem, self._rng), best.makespan
-            self._until(best.progress + share * (1.0 - best.progress), walk.step)
-            if best.makespan >= before:
-                return
+
+    def _reinsert(self) -> None:
+        """Take requests out of the best schedule and put them back elsewhere."""
+        best, problem = self.incumbent, self._problem
+        assert best.schedule is not None, "a search begins with a schedule"
+        if problem.cost.decode_base and 0 < best.schedule.rounds.sum() <= MOST_ROUNDS:
+            self._until(1.0, Reinsertion(problem, self._rng, best.schedule).step)
 
     def _reorder(self, share: float) -> None:
         """Search the order in which requests are taken until a share of the limits is used up."""
