@@ -9,8 +9,10 @@ pinned lengths and are greedy; how many are token for token ours is printed besi
 - ``shared``: the same engine as :class:`LLM`, where a prompt that comes several times is computed once.
 - ``trl``: one call of transformers' ``generate`` for all, as TRL's trainers make by default.
 - ``static``, ``continuous``: transformers' ``generate`` on full batches, and its continuous batching.
-- ``openvino``: OpenVINO GenAI's continuous batching, keys and values in float32, no prefix cache; needs
-  ``openvino-genai`` and ``optimum-intel``, and gets the model converted once.
+- ``openvino``: OpenVINO GenAI's continuous batching, keys and values in float32, with its prefix cache where
+  a prompt comes several times; needs ``openvino-genai`` and ``optimum-intel``; the model is converted once.
+- ``vllm``: vLLM's ``LLM`` in one process, compiled, with its prefix cache where a prompt comes several times;
+  needs vLLM for CPUs and a C++ compiler.
 
 Run: ``python benchmarks/engine_peers.py --cells 7m-short-16 --python openvino=/path/to/its/python``
 """
@@ -142,7 +144,8 @@ def by_openvino(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[f
         model.save_pretrained(converted)
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs, scheduler.max_num_batched_tokens = slots, BATCHED_TOKENS
-    scheduler.cache_size, scheduler.enable_prefix_caching, scheduler.dynamic_split_fuse = 2, False, True
+    scheduler.cache_size, scheduler.dynamic_split_fuse = 2, True
+    scheduler.enable_prefix_caching = prompts_repeat(jobs)
     kind = {"float32": "f32", "bfloat16": "bf16"}[json.loads((folder / "config.json").read_text())["dtype"]]
     options = {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind, "INFERENCE_NUM_THREADS": 1}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(converted), scheduler, "CPU", options)
@@ -165,6 +168,43 @@ def by_openvino(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[f
     return time.process_time() - start, answers
 
 
+def by_vllm(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float, Answers]:
+    """Run a job by vLLM's offline engine, scheduler and worker in this process: all its CPU time is seen."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        max_num_seqs=slots,
+        max_num_batched_tokens=BATCHED_TOKENS,
+        max_model_len=2048,
+        enable_prefix_caching=prompts_repeat(jobs),
+        distributed_executor_backend="uni",
+    )
+
+    def generate(some: list[dict[str, Any]]) -> Answers:
+        prompts = [{"prompt_token_ids": job["prompt"]} for job in some]
+        counts = [job["tokens"] for job in some]
+        settings = [
+            SamplingParams(temperature=0.0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False)
+            for n in counts
+        ]
+        done = engine.generate(prompts, settings, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in done]
+
+    generate([{"prompt": job["prompt"][:8], "tokens": 4} for job in jobs[:2]])
+    start = time.process_time()
+    answers = generate(jobs)
+    return time.process_time() - start, answers
+
+
+def prompts_repeat(jobs: list[dict[str, Any]]) -> bool:
+    """Return whether a prompt comes several times."""
+    return len({tuple(job["prompt"]) for job in jobs}) < len(jobs)
+
+
 RUNNERS: dict[str, Runner] = {
     "batchbound": by_transformers("ragged"),
     "shared": by_shared_prompts,
@@ -172,6 +212,7 @@ RUNNERS: dict[str, Runner] = {
     "static": by_transformers("static generate"),
     "continuous": by_transformers("transformers continuous batching"),
     "openvino": by_openvino,
+    "vllm": by_vllm,
 }
 
 

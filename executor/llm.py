@@ -103,6 +103,8 @@ class LLM:
         The most tokens of keys and values on the device; None for as many as the slots need.
     share_prompts
         Whether a prompt that comes several times, or is to be completed several times, is computed once.
+        What of it is kept for later takes as much memory again as the slots at most, on a GPU or with
+        ``kv_tokens`` a quarter of that.
     cost
         Costs the scheduling and the report count with; the hybrid paper's by default.
     policy
@@ -255,9 +257,11 @@ class LLM:
         )
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
+        vocabulary = vocabulary_of(self.model)
         for one in dict.fromkeys(asked):
-            check_tokens(one, vocabulary_of(self.model))
-        tokens = [self._encoded(prompt, index, chat_options or {}) for index, prompt in enumerate(prompts)]
+            check_tokens(one, vocabulary)
+        tokens = [self._encoded(prompt, chat_options or {}) for prompt in prompts]
+        _check_prompts(tokens, vocabulary)
         most = np.broadcast_to(np.asarray(max_tokens, dtype=np.int64), len(tokens)).copy()
         for index, left in enumerate(begun):
             most[index] = left.max_tokens if left else most[index]
@@ -397,27 +401,20 @@ class LLM:
         longest = int((workload.input_tokens + workload.output_tokens).max())
         fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
         kept = usual_prefix_cache(workload, fitting)
+        if self._kv_tokens is None and self.model.device.type == "cpu":
+            # The host's memory is not what slots run short of: as much again as they can hold.
+            kept *= 4
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
-    def _encoded(self, prompt: Prompt, index: int, options: Mapping[str, Any]) -> tuple[int, ...]:
+    def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(prompt, Partial):
-            tokens = prompt.prompt_ids
-        elif isinstance(prompt, str):
-            tokens = tuple(self.tokenizer.encode(prompt))
-        elif messages := [each for each in prompt if isinstance(each, Mapping)]:
-            tokens = tuple(self.tokenizer.encode_chat(messages, **options))
-        else:
-            tokens = tuple(each for each in prompt if not isinstance(each, Mapping))
-        vocabulary = vocabulary_of(self.model)
-        wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
-        if wrong is not None:
-            raise InputError(
-                f"prompt {index} holds token {wrong}, the model knows {vocabulary}",
-                hint="Encode the prompts with the model's own tokenizer.",
-            )
-        if not tokens:
-            raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
-        return tokens
+            return prompt.prompt_ids
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        # Every token is looked at: of all that is no message, the quickest to tell is a plain number.
+        if messages := [each for each in prompt if type(each) is not int and isinstance(each, Mapping)]:
+            return tuple(self.tokenizer.encode_chat(messages, **options))
+        return tuple(prompt)  # type: ignore[arg-type]  # none of them is a message
 
     def _check_lengths(
         self,
@@ -441,6 +438,19 @@ class LLM:
                     f"prompt {index} may take {len(prompt) + tokens} tokens, the model has {limit} positions",
                     hint="Lower max_tokens or shorten the prompt.",
                 )
+
+
+def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
+    """Refuse prompts that are empty or hold a token that the model does not know."""
+    for index, tokens in enumerate(prompts):
+        if not tokens:
+            raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
+        if not (min(tokens) >= 0 and max(tokens) < vocabulary):
+            wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+            raise InputError(
+                f"prompt {index} holds token {wrong}, the model knows {vocabulary}",
+                hint="Encode the prompts with the model's own tokenizer.",
+            )
 
 
 def _asked(

@@ -36,6 +36,15 @@ class MixedSampler:
         When each request's completion ends, by its id; where left out the engine's end tokens decide.
     decode
         Turns tokens into text; needed where a text ends a completion.
+
+    Attributes
+    ----------
+    greedy
+        Whether the likeliest token is always taken, by every request.
+    ends
+        Tokens that may end a completion, of whichever request.
+    watches_text
+        Whether a text may end a completion, so that every token has to be looked at.
     """
 
     samplers: Mapping[str, Sampler]
@@ -43,22 +52,19 @@ class MixedSampler:
     recorder: Recorder | None = None
     endings: Mapping[str, Ending] = field(default_factory=dict)
     decode: Decode | None = None
+    greedy: bool = field(init=False)
+    ends: frozenset[int] = field(init=False)
+    watches_text: bool = field(init=False)
     _on_device: dict[torch.device, _Rules] = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is always taken, by every request."""
-        return all(sampler.greedy for sampler in self.samplers.values())
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Tokens that may end a completion, of whichever request."""
-        return frozenset().union(*(ending.tokens for ending in self.endings.values()))
-
-    @property
-    def watches_text(self) -> bool:
-        """Whether a text may end a completion, so that every token has to be looked at."""
-        return any(ending.stop for ending in self.endings.values())
+    def __post_init__(self) -> None:
+        # They are asked for in every step, of as many requests as there are.
+        for name, value in (
+            ("greedy", all(sampler.greedy for sampler in self.samplers.values())),
+            ("ends", frozenset().union(*(ending.tokens for ending in self.endings.values()))),
+            ("watches_text", any(ending.stop for ending in self.endings.values())),
+        ):
+            object.__setattr__(self, name, value)
 
     def ended(self, request_id: str, tokens: Sequence[int]) -> bool | None:
         """Tell whether the last token ends a request's completion; None leaves it to the engine."""

@@ -88,6 +88,21 @@ def test_a_prompt_is_computed_once_for_its_group(tier: str) -> None:
         assert (engine.report().run_gap or 0.0) >= -1e-9
 
 
+def test_prompts_are_kept_until_the_last_of_their_groups_up_to_what_the_slots_hold() -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    prompts, lengths = groups(24, 8, seed=3, longest=30)
+    once = sum(len(prompt) for prompt in prompts[::8])
+    hold = 8 * (max(map(len, prompts)) + max(lengths))
+    assert hold // 4 < once <= hold
+    computed = []
+    for most in (None, hold):
+        engine = LLM(model, ByteTokenizer(), slots=8, kv_tokens=most)
+        answers(engine, prompts, lengths, expected_tokens=lengths)
+        assert engine._ran is not None
+        computed.append(sum(stage.tokens for stage in engine._ran[1].stages if stage.kind == "prefill"))
+    assert computed[0] == once + 24 * 7 < computed[1], "where room is scarce a quarter of it is for prompts"
+
+
 def test_completions_of_one_prompt_are_drawn_each_on_its_own_as_without_sharing() -> None:
     model = load_model("tiny:llama", dtype="float64", device="cpu")
     asked: dict[str, Any] = {"n": 6, "temperature": 1.0, "seed": 4, "log_probabilities": True}
