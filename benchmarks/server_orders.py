@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
@@ -39,6 +40,8 @@ from typing import Any
 from vllm_server import VllmServer, save_tiny_llama
 
 SLOTS, BUDGET, BLOCK = 16, 512, 32
+
+WAYS = ("file order", "all at once", "auto", "longest")
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,30 @@ def measure(server: VllmServer, batch: Path, way: str, count: int) -> dict[str, 
     }
 
 
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the runs as a table in Markdown, a line a job."""
+    lines = [
+        "| job | bound | file order | `run --server` | predicted | fewer | above the bound | all at once |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for job in dict.fromkeys(run["name"] for run in runs):
+        of = {way: [run for run in runs if (run["name"], run["way"]) == (job, way)] for way in WAYS}
+        given, ours = ([run["logged"] for run in of[way]] for way in ("file order", "auto"))
+        bound = of["auto"][0]["bound"]
+        pairs = list(zip(given, ours, strict=True))
+        cells = [
+            f"{bound}, by {of['auto'][0]['bound_source']}",
+            ", ".join(map(str, given)),
+            f"**{', '.join(map(str, ours))}**",
+            ", ".join(map(str, dict.fromkeys(run["predicted"] for run in of["auto"]))),
+            ", ".join(f"{1 - mine / theirs:.1%}" for theirs, mine in pairs),
+            ", ".join(f"{mine / bound - 1:.1%}" for mine in ours),
+            ", ".join(f"{run['logged']} ({run['displaced']} displaced)" for run in of["all at once"]),
+        ]
+        lines.append(f"| {job}, {of['auto'][0]['requests']} requests | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm", default="vllm", help="the command that starts a server")
@@ -170,7 +197,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=len(JOBS), help="the first so many (default all)")
     parser.add_argument("-o", "--output", default="server_orders.json")
+    parser.add_argument("--table", type=Path, help="run nothing: print the table of such an output")
     args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.table.read_text())["runs"]))
+        return
     found, jobs = [], JOBS[: args.jobs]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -185,7 +216,7 @@ def main() -> None:
                 for job in (one for one in jobs if one.blocks == blocks):
                     tokens = write_batch(job, folder / "in.jsonl")
                     for repeat in range(args.repeats):
-                        for way in ("file order", "all at once", "auto", "longest"):
+                        for way in WAYS:
                             if way == "file order":
                                 row = in_file_order(server, folder / "in.jsonl")
                             else:
@@ -195,6 +226,7 @@ def main() -> None:
     Path(args.output).write_text(
         json.dumps({"slots": SLOTS, "batched_tokens": BUDGET, "runs": found}, indent=1)
     )
+    print(table(found))
 
 
 if __name__ == "__main__":
