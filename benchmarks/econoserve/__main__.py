@@ -7,7 +7,7 @@ iterations at the costs DistServe fitted to OPT-13B and OPT-66B on these devices
 the public files (see --data).
 
 Run: ``python benchmarks/econoserve systems`` (or ``rates``, ``sweet``, ``scales``,
-``decisions``, ``hours``, ``offline``, ``devices``).
+``decisions``, ``hours``, ``offline``, ``devices``, ``waiting``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sensitivity import GRIDS, SCHEMES, scales, sweet
 from setting import MODELS, TRACES
 from study import Study
 from systems import systems
+from waiting import waiting
 
 COMMANDS = {
     "systems": systems,
@@ -35,6 +36,7 @@ COMMANDS = {
     "hours": hours,
     "offline": offline,
     "devices": devices,
+    "waiting": waiting,
 }
 
 
