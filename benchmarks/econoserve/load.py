@@ -78,22 +78,22 @@ def decisions(make: Callable[[str], Study], options: argparse.Namespace) -> dict
 
             # The first decision takes the whole queue in; the next ones see nearly all of it.
             early = slice(1, max(2, count // 5))
-            for system in ("pipelined", "multires", "vllm"):
+            for system in ("econoserve", "pipelined", "multires", "vllm"):
                 run = decide(system)
                 took = run.prompt_tokens[early] > 0
                 kinds = {system: run.decided[early]}
-                if system == "pipelined":
+                if system in ("econoserve", "pipelined"):
                     # The same decisions in the same order: what differs is what came in between.
                     gc.collect()
                     gc.disable()
-                    kinds["pipelined, least of 5 without gc"] = np.min(
+                    kinds[f"{system}, least of 5 without gc"] = np.min(
                         [decide(system).decided[early] for _ in range(5)], axis=0
                     )
                     gc.enable()
                 for label, decided in kinds.items():
                     figures = _spread(1e6 * decided, took)
                     print(
-                        f"{name:11}{count:6} queued  {label:33} mean {figures[0]:7.1f} us,"
+                        f"{name:11}{count:6} queued  {label:34} mean {figures[0]:7.1f} us,"
                         f" when prompts are taken {figures[1]:7.1f},"
                         f" 99th percentile {figures[2]:7.1f}, longest {figures[3]:8.1f}",
                         flush=True,
@@ -118,7 +118,8 @@ def hours(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
         run = study.run("pipelined", workload, known=False, until=until)
         seconds = time.process_time() - begun
         print(
-            f"{name}: {len(workload)} requests, {len(run.start)} iterations, {seconds:.1f} CPU s", flush=True
+            f"{name}, pipelined: {len(workload)} requests, {len(run.start)} iterations, {seconds:.1f} CPU s",
+            flush=True,
         )
         found[name] = seconds
     return found

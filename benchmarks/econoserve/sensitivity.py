@@ -105,15 +105,16 @@ def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[st
     """Vary the SLO scale (Figure 15a)."""
     found: dict[str, object] = {}
     for name in options.traces:
-        rows = {}
-        for scale in (0.5, 1.0, 1.5, 2.0, 2.5):
-            study = make(name)
-            study.slo = scale
-            workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
-            until = math.inf if options.drain else float(workload.arrival.max())
-            metrics = serving_metrics(study.run("pipelined", workload, known=False, until=until))
-            rows[scale] = (metrics.slo_satisfaction, metrics.completion, metrics.tokens_per_s)
-        line = ", ".join(f"{k}: {a:.3f} {b:.4g} {c:.4g}" for k, (a, b, c) in rows.items())
-        print(f"{name:11}SLO scale (SSR, JCT, tokens/s): {line}")
-        found[name] = {str(key): list(value) for key, value in rows.items()}
+        for system in SCHEMES:
+            rows = {}
+            for scale in (0.5, 1.0, 1.5, 2.0, 2.5):
+                study = make(name)
+                study.slo = scale
+                workload = study.workload(study.rate(options), options.minutes or study.trace.minutes)
+                until = math.inf if options.drain else float(workload.arrival.max())
+                metrics = serving_metrics(study.run(system, workload, known=False, until=until))
+                rows[scale] = (metrics.slo_satisfaction, metrics.completion, metrics.tokens_per_s)
+            line = ", ".join(f"{k}: {a:.3f} {b:.4g} {c:.4g}" for k, (a, b, c) in rows.items())
+            print(f"{name:11}{system:11}SLO scale (SSR, JCT, tokens/s): {line}")
+            found[f"{name} {system}"] = {str(key): list(value) for key, value in rows.items()}
     return found

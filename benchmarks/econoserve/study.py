@@ -25,6 +25,10 @@ SLOTS: Mapping[str, float] = {"fastserve": 8, "vllm": 256, "sarathi": 128, "dist
 """Most requests under way: the policies' own."""
 
 
+ORACLES: Mapping[str, str] = {"oracle": "econoserve", "pipelined-oracle": "pipelined"}
+"""Policies that are told the true lengths."""
+
+
 class Study:
     """Runs systems on a trace, at a rate."""
 
@@ -93,8 +97,8 @@ class Study:
         if system == "distserve":
             return self.split(workload, until).run
         sizes = self.sizes if sizes is None else sizes
-        if system == "oracle":
-            system, known, sizes = "pipelined", True, replace(sizes, padding=0.0)
+        if system in ORACLES:
+            system, known, sizes = ORACLES[system], True, replace(sizes, padding=0.0)
         if known:
             sizes = replace(sizes, padding=0.0)
         options = ServingOptions(self.trace.longest, FORWARD, sizes, self.served.orca_batch)

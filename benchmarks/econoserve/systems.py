@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from outcome import Outcome, table
 from published import LESS, MORE, ratios
-from study import Study
+from study import ORACLES, Study
 
 from batchbound.heuristics.serving.registry import SERVING_POLICIES
 
@@ -36,7 +36,7 @@ def systems(make: Callable[[str], Study], options: argparse.Namespace) -> dict[s
         rows: dict[str, Outcome] = {}
         for system in [*SERVING_POLICIES, "distserve"]:
             rows[f"{system}*"] = study.outcome(system, workload, known=True, until=until)
-        for system in (*PARTS, "econoserve", "pipelined", "oracle"):
+        for system in (*PARTS, "econoserve", "pipelined", *ORACLES):
             rows[system] = study.outcome(system, workload, known=False, until=until)
         table(rows)
         found[name] = rows

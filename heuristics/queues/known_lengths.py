@@ -283,6 +283,7 @@ class _Run:
         self._bin_of, self._starts = [0] * len(problem), list[int]()
         cost = problem.cost
         self._work, self._tokens = int(problem.rounds.sum()), problem.kv_token_rounds
+        self._left = self._work
         self._own: list[int] = problem.own_tokens.tolist()
         self._prompts: int = sum(self._own)
         self._reads = cost.decode_per_slot * self._work + cost.decode_per_kv_token * self._tokens
@@ -320,12 +321,13 @@ class _Run:
         if len(self._free) == self._problem.slots:
             return 0
         tokens = sum([self._prompt[request] for request in requests])
-        stage = Opportunity(len(requests), tokens, self._waiting, idle, full)
+        decoded, running = self._left - self._work, len(self._finishing)
+        stage = Opportunity(len(requests), tokens, self._waiting, idle, full, decoded, running)
         return max(0, self._rule(self._problem, stage))
 
     def _start(self, requests: list[int], slots: list[int]) -> None:
         """Prefill requests together."""
-        own, last = 0, len(self._starts)
+        own, last, self._left = 0, len(self._starts), self._work
         taken = []
         for request, slot in zip(requests, slots, strict=True):
             self._bin_of[request] = last

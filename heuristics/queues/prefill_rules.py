@@ -68,6 +68,10 @@ class Opportunity:
         Slot-rounds that slots with a request to take have idled since the last prefill stage.
     full
         Whether the stage is as large as the token cap allows.
+    decoded
+        Tokens of all slots since the last prefill stage.
+    running
+        Slots that decode.
     """
 
     joining: int
@@ -75,14 +79,18 @@ class Opportunity:
     unstarted: int
     idle: int
     full: bool = False
+    decoded: int = 0
+    running: int = 0
 
     @classmethod
-    def of(cls, state: State, requests: Sequence[int], idle: int, full: bool) -> Opportunity:
+    def of(
+        cls, state: State, requests: Sequence[int], idle: int, full: bool, decoded: int = 0
+    ) -> Opportunity:
         """Return the stage that would prefill some of the requests that wait."""
         chosen = np.asarray(requests, dtype=np.int64)
         tokens = int((state.problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
         unstarted = state.unarrived + int(np.count_nonzero(state.waiting))
-        return cls(len(chosen), tokens, unstarted, idle, full)
+        return cls(len(chosen), tokens, unstarted, idle, full, decoded, len(state.running))
 
 
 class PrefillRule(Protocol):
@@ -133,16 +141,18 @@ class Lagrangian:
 
     The paper compares :math:`C_p = \sum_l T^p_l`, all of the stage with its tokens, to "the waited decode
     time" :math:`C_d = T^d \sum N^d_i w_{ijk}` and goes on decoding while :math:`C_p \ge C_d`. Which tokens
-    the sum covers is not said; here they are the slot-rounds idled since the last stage.
+    the sum covers is not said; here they are the slot-rounds idled since the last stage, or in the most
+    literal reading all that were decoded since.
 
     Parameters
     ----------
     reading
         What :math:`T^d` is: ``"round"``, a slot's share of a round with every slot active, as in (8); or
-        ``"token"``, the time per token of Table III, which leaves out the base of a round.
+        ``"token"``, the time per token of Table III, which leaves out the base of a round. ``"literal"`` is
+        ``"token"``, over all tokens decoded since the last stage.
     """
 
-    reading: Literal["round", "token"] = "round"
+    reading: Literal["round", "token", "literal"] = "round"
 
     def __call__(self, problem: Problem, opportunity: Opportunity) -> int:
         """Return the rounds until the waited decode time exceeds the stage's cost."""
@@ -152,7 +162,10 @@ class Lagrangian:
             price += problem.cost.decode_base / problem.slots
         if stage >= price * UNTIL_CHANGE:
             return UNTIL_CHANGE
-        waited = math.floor((stage / price - opportunity.idle) / opportunity.joining) + 1
+        so_far, a_round = opportunity.idle, opportunity.joining
+        if self.reading == "literal":
+            so_far, a_round = opportunity.decoded, opportunity.running
+        waited = math.floor((stage / price - so_far) / a_round) + 1
         return max(0, waited)
 
 

@@ -70,6 +70,7 @@ class QueuePolicy:
         self._idle = 0
         self._idling = 0
         self._asked = 0
+        self._decoded = 0
 
     def __call__(self, state: State) -> Step:
         """Return what to do next."""
@@ -90,11 +91,12 @@ class QueuePolicy:
         requests, slots = requests[:count], slots[:count]
         wait = 0
         if len(free) < state.problem.slots:
-            wait = self.rule(state.problem, Opportunity.of(state, requests, self._idle, full))
+            decoded = int(state.decoded.sum()) - self._decoded
+            wait = self.rule(state.problem, Opportunity.of(state, requests, self._idle, full, decoded))
         if wait > 0:
             self._idling = count
             return Step(rounds=min(wait, rounds))
-        self._idle = 0
+        self._idle, self._decoded = 0, int(state.decoded.sum())
         self.queue.take(requests)
         self.admission.enter(requests)
         # Another stage may follow at once (a token cap, completions of one token), so decoding is not

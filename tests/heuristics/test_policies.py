@@ -172,6 +172,8 @@ def test_algorithm_1_serves_its_own_list_longest_first_then_helps_the_busiest_sl
         # The stage's token counts too: more than 11 s, at 1 s a slot-round, or 0.5 s.
         (Lagrangian("round"), 12),
         (Lagrangian("token"), 23),
+        # More than 22 tokens: four of the first round, and three of each that follows.
+        (Lagrangian("literal"), 7),
     ],
 )
 def test_a_free_slot_waits_as_long_as_the_rule_says(rule: PrefillRule, waits: int) -> None:
