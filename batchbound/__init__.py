@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .heuristics.registry import policy_named
     from .heuristics.simulate import simulate
     from .judging import report, verify
+    from .models.exegpt.configuration import Targets
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
     from .running.options import ModelOptions, RunOptions
@@ -53,6 +54,7 @@ __all__ = [
     "Schedule",
     "ServerOptions",
     "ServerResult",
+    "Targets",
     "Trace",
     "Until",
     "Workload",
@@ -90,6 +92,7 @@ _HOMES = {
     "Schedule": ".data.schedule",
     "ServerOptions": ".running.server",
     "ServerResult": ".running.server_result",
+    "Targets": ".models.exegpt.configuration",
     "Trace": ".data.trace",
     "Until": ".executor.partial",
     "Workload": ".data.workload",

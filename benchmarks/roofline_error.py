@@ -22,7 +22,7 @@ from measured_points import MeasuredPoint, read_aiconfigurator
 from scipy.optimize import least_squares
 
 from batchbound.data.costs.cost import FloatArray, IntArray
-from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Efficiency, Roofline
+from batchbound.models.exegpt.roofline import ERROR_BAR, ROOFLINE_DEVICES, Efficiency, Roofline
 
 START = Efficiency(0.7, 0.6, 0.6, 0.6, 0.6, 10e-6, 15e-6, 15e-6, 1e-3)
 _WIDTHS = np.array([0.3, 0.5, 0.5, 0.5, 0.5, 0.7, 0.5, 0.7, 1.0])
@@ -133,6 +133,20 @@ def table(known: Terms, errors: FloatArray) -> list[dict[str, object]]:
     return found
 
 
+def by(names: np.ndarray[tuple[int], np.dtype[np.str_]], errors: FloatArray) -> dict[str, dict[str, float]]:
+    """Return, by name, the points, their median, and the share within the error bar that estimates print."""
+    found = {}
+    for name in sorted(set(names[~np.isnan(errors)].tolist())):
+        ratios = np.exp(errors[(names == name) & ~np.isnan(errors)])
+        inside = (ratios >= ERROR_BAR[0]) & (ratios <= ERROR_BAR[1])
+        found[name] = {
+            "points": len(ratios),
+            "median": float(np.median(ratios)),
+            "held": float(inside.mean()),
+        }
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -155,12 +169,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "bar": np.exp(np.quantile(judged, COVERED)).tolist(),
         "held": float(np.average(held[:, 0], weights=held[:, 1])),
         "pairs": rows,
+        "all": by(np.full(len(errors), "all"), errors),
+        "devices": by(known.device, errors),
+        "models": by(known.model, errors),
     }
     for reason, many in left_out.items():
         print(f"left out {many:5d}  {reason}")
     print("efficiency " + ", ".join(f"{name} {value:.3g}" for name, value in result["efficiency"].items()))
     print(f"{len(judged)} points of models and devices left out: median {result['median']:.3f}")
     print(f"middle 90 % of the errors {result['bar']}; a bar from other pairs holds {result['held']:.1%}")
+    for kind in ("all", "devices", "models"):
+        for name, one in result[kind].items():
+            share = f"{one['held']:.0%} within the printed bar {ERROR_BAR}"
+            print(f"  {name:32s} {one['points']:5.0f} points, median {one['median']:.2f}, {share}")
     for row in rows:
         figures = f"{row['points']:5d} points, median {row['median']:.2f}, held {row['held']:.0%}"
         print(f"  {row['pair']:32s} {figures}")

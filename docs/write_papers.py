@@ -23,7 +23,12 @@ PAGE = Path(__file__).parent / "papers.md"
 FIGURES = PAGE.with_suffix(".json")
 _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
-RULES = {"": "without the rule", "lagrangian": "rule per round", "lagrangian-token": "rule per token"}
+RULES = {
+    "": "without the rule",
+    "lagrangian": "rule per round",
+    "lagrangian-token": "rule per token",
+    "lagrangian-literal": "all tokens decoded",
+}
 HYBRID = (
     ("first come, first served", ("fcfs", False), False, "201.00"),
     ("optimal packing", ("packing", True), False, "197.08"),
@@ -116,6 +121,8 @@ def page(text: str, figures: Mapping[str, Any]) -> str:
     """Return the page with its tables made of the figures."""
 
     def made(found: re.Match[str]) -> str:
+        if found[2] not in figures:
+            return found[0]
         head, *rows = TABLES[found[2]](figures[found[2]])
         lines = [head, ["---"] * len(head), *rows]
         return found[1] + "\n".join("| " + " | ".join(line) + " |" for line in lines) + found[3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -73,6 +75,54 @@ def test_every_command_shown_is_understood(command: str, page: str) -> None:
     assert name in COMMANDS, page
     if words and "--help" not in words:
         assert whole_parser().parse_args([name, *words]).command == name
+
+
+PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+PUBLISHED = {"Hybrid": (11, 3), "ExeGPT": (11, 7), "BATON": (7, 2), "MICO": (14, 1), "EconoServe": (15, 2)}
+"""Figures and tables of each paper, by the first word of its section."""
+
+
+def sections() -> dict[str, str]:
+    return {text.split()[0]: text for text in PAPERS.split("\n## ")[1:]}
+
+
+def numbers(text: str, kind: str) -> set[int]:
+    """Return the numbers that a text names after "Figure" or "Table", in ranges and lists, too."""
+    roman = {"I": "1", "II": "2", "III": "3"}
+    found = set()
+    for named in re.findall(rf"{kind}s? ((?:\d+|I+)(?:(?:, | and | to )(?:\d+|I+))*)", text):
+        arabic = re.sub("I+", lambda number: roman[number[0]], named)
+        for part in re.split(r", | and ", arabic):
+            low, _, high = part.partition(" to ")
+            found |= set(range(int(low), int(high or low) + 1))
+    return found
+
+
+def test_every_row_of_the_papers_has_a_command() -> None:
+    for name, text in sections().items():
+        written = re.sub(r"<!-- table.*?<!-- end -->", "", text, flags=re.DOTALL)
+        head, _, *rows = re.findall(r"^\|(.*)\|$", written, re.MULTILINE)
+        assert head.endswith("| command ")
+        assert len(rows) > 5, name
+        cells = [row.split("|") for row in rows]
+        assert [row for row in cells if len(row) != 5 or "`" not in row[-1]] == []
+
+
+@pytest.mark.parametrize("paper", PUBLISHED)
+def test_every_figure_and_table_of_a_paper_is_there_or_named_as_a_drawing(paper: str) -> None:
+    for kind, count in zip(("Figure", "Table"), PUBLISHED[paper], strict=True):
+        assert set(range(1, count + 1)) <= numbers(sections()[paper], kind)
+
+
+def test_measured_tables_of_the_papers_are_those_of_what_the_benchmarks_wrote() -> None:
+    spec = importlib.util.spec_from_file_location("write_papers", ROOT / "docs" / "write_papers.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    figures = json.loads((ROOT / "docs" / "papers.json").read_text(encoding="utf-8"))
+    assert set(re.findall(r"<!-- table (\w+) -->", PAPERS)) == figures.keys() == module.TABLES.keys()
+    assert module.page(PAPERS, figures) == PAPERS, "run `python docs/write_papers.py`"
 
 
 BENCHMARKS = {
