@@ -13,7 +13,7 @@ from . import __version__
 from .data.configuration import PlannedConfiguration
 from .data.costs.cost import CostModel
 from .data.costs.layer_profile import LayerProfile
-from .data.costs.link import Link, usual_link
+from .data.costs.link import LINKS, Link, usual_link
 from .data.costs.model_shape import ModelShape
 from .data.files.disk import InputError, read_json_object
 from .data.lengths.pair import LengthPair
@@ -234,7 +234,8 @@ def search(
     Raises
     ------
     InputError
-        If no profile is of degree 1, stages take no time, or the margin is no share.
+        If no profile is of degree 1, stages take no time, the margin is no share, or there are several
+        devices and the link between them is not known.
     """
     if not 0 <= latency_margin < 1:
         hint = "Give a share of the bound, as 0.1."
@@ -245,6 +246,9 @@ def search(
     given = sorted(profiles, key=lambda profile: profile.tensor_parallel)
     if given and given[0].tensor_parallel != 1:
         raise InputError("no profile is of tensor-parallel degree 1", where="--profile", hint="Add one.")
+    if devices > 1 and link is None and (not given or usual_link(given[0].device) is None):
+        what = "what the devices tell each other cannot be costed: their link is not known"
+        raise InputError(what, where="--link", hint=f"Name one of {', '.join(LINKS)}.")
     # What decodes is counted, so a completion whose first token the prefill yields is one shorter.
     workload = problem.workload.with_output_tokens(problem.rounds.clip(min=1))
     timelines = timelines_of(

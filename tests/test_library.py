@@ -91,6 +91,8 @@ def test_a_search_without_anything_to_weigh_is_refused() -> None:
         batchbound.search(replace(problem(), cost=CostModel(0.0, 0.0, 0.1, 0.1)))
     assert batchbound.search(problem(), latency_bound=1e-3).best is None
     assert batchbound.search(problem(), latency_bound=batchbound.Targets(ttft=1e-6)).best is None
+    with pytest.raises(InputError, match="their link is not known"):
+        batchbound.search(problem(), devices=2)
     with pytest.raises(InputError, match="Loosen --latency-bound"):
         batchbound.search(problem(), latency_bound=1e-3).plan()
 
