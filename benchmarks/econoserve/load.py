@@ -56,7 +56,7 @@ def rates(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
             print(f"  {system:16}{low:8.2f} requests/s; {why}", flush=True)
         print("  econoserve over, and pipelined over:")
         for system, rate in reached.items():
-            least, most = RATES[name].get(system, (math.nan, math.nan))
+            least, most = RATES.get(options.model, {}).get(system, (math.nan, math.nan))
             said = "" if math.isnan(least) else f" (published for EconoServe {least:g} to {most:g})"
             both = "".join(f"{reached[ours] / rate:8.2f}" for ours in ("econoserve", "pipelined"))
             print(f"    {system:16}{both}{said}")

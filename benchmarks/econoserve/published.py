@@ -42,21 +42,16 @@ SATISFACTION = {
 }
 
 RATES = {
-    "alpaca": {"orca": (5.6, 9.0), "vllm": (1.13, 2.14), "sarathi": (1.2, 1.24), "distserve": (1.1, 1.13)},
-    "sharegpt": {
-        "orca": (22.0, 64.0),
-        "vllm": (2.5, 4.0),
-        "sarathi": (1.25, 2.25),
+    "opt-13b": {
+        "orca": (3.5, 25.0),
+        "vllm": (1.28, 2.33),
+        "sarathi": (1.20, 2.33),
         "distserve": (1.01, 1.33),
     },
-    "bookcorpus": {
-        "orca": (12.5, 13.0),
-        "vllm": (2.5, 2.8),
-        "sarathi": (1.88, 2.33),
-        "distserve": (1.01, 1.25),
-    },
+    "llama-33b": {"orca": (3.0, 64.0), "vllm": (2.4, 4.0), "sarathi": (1.2, 2.18), "distserve": (1.01, 1.33)},
+    "opt-175b": {"orca": (2.8, 22.0), "vllm": (1.28, 2.0), "sarathi": (1.20, 2.25), "distserve": (1.2, 1.5)},
 }
-"""EconoServe's sustained rate over each system's: the least and the most of its three models (Figure 9)."""
+"""EconoServe's sustained rate over each system's: the least and the most of the three traces (Figure 9)."""
 
 SWEET_SPOTS = {
     "padding": {"alpaca": 0.10, "sharegpt": 0.15, "bookcorpus": 0.20},
