@@ -255,6 +255,7 @@ def test_times_that_no_request_has_are_named(
     assert f"times.csv, {message}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_public_runs_are_above_their_bounds(
     public_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

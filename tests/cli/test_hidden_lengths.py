@@ -61,6 +61,7 @@ def test_the_trace_of_a_hidden_job_is_written_with_every_request(
     assert trace.read_text().count('"finished"') >= 48
 
 
+@pytest.mark.slow
 def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

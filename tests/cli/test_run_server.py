@@ -324,6 +324,7 @@ def test_ten_kills_of_the_client_and_ten_of_the_server_lose_and_repeat_nothing(t
     check_killed(tmp_path, 10, seed=2, deaths=10)
 
 
+@pytest.mark.slow
 def test_a_killed_client_goes_on_and_answers_each_request_once(tmp_path: Path) -> None:
     check_killed(tmp_path, 3, seed=0)
 

@@ -209,7 +209,13 @@ def refused(plan: Value, said: str, folder: Path, capsys: pytest.CaptureFixture[
     assert re.search(said, err), err
 
 
-@pytest.mark.parametrize("name", EDITS)
+LONG = ("an enumeration of many",)
+"""Are refused after all the work that a certificate may take."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in EDITS]
+)
 def test_an_edited_plan_is_refused_in_one_line(
     name: str, one: Value, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,6 +177,7 @@ def test_an_empty_a_missing_and_a_binary_file_are_refused(write: Write, tmp_path
         read_batch(binary)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_lines_are_read(write: Write) -> None:
     path = write(*(json.dumps(chat(f"request-{i}", max_tokens=1 + i % 100)) for i in range(100_000)))
     assert len(read_batch(path)) == 100_000

@@ -120,6 +120,7 @@ def test_round_robin_answers_are_those_of_the_model_alone(
     assert max(encoded) <= RRA.encode_batch * 3
 
 
+@pytest.mark.slow
 def test_two_processes_sample_each_request_as_one_does(job: Job, tmp_path: Path) -> None:
     from batchbound.executor.models.mixed_sampling import MixedSampler
     from batchbound.executor.models.sampling import Sampler
@@ -172,6 +173,7 @@ def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
     assert (trace.readings > 0).all()
 
 
+@pytest.mark.slow
 def test_what_was_encoded_is_kept_where_the_device_has_no_room_for_it(
     job: Job, alone: dict[str, dict[str, object]], tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def test_what_was_encoded_is_kept_where_the_device_has_no_room_for_it(
     assert "moved to the host" in str(outcome.traces[0].engine["memory"])
 
 
+@pytest.mark.slow
 def test_what_a_worker_cannot_load_is_said(job: Job, tmp_path: Path) -> None:
     lost = replace(WORKER, model=str(tmp_path / "no-model"))
     with (

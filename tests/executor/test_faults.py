@@ -197,6 +197,7 @@ def answers_in(folder: Path) -> list[Any]:
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_end_says_how_to_go_on_and_loses_nothing(tmp_path: Path) -> None:
     run = write_job(tmp_path, count=120, most=80)
     assert main(run) == 0

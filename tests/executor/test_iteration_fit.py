@@ -146,6 +146,7 @@ def test_seconds_that_the_rates_do_not_prove_are_refused() -> None:
         assert verify_iteration_seconds(sequences, limits, bound, rates, higher) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "near"), [("RTX4090", 0.01), ("RTXPRO6000", 0.03)])
 def test_public_runs_are_reproduced_from_their_requests_alone(
     public_data: Path, device: str, near: float

@@ -128,6 +128,7 @@ def test_a_composed_profile_gives_what_was_measured(profiled: tuple[LayerProfile
     assert all((operation.seconds > 0).all() and operation.per_layer for operation in attention)
 
 
+@pytest.mark.slow
 def test_a_measured_profile_survives_its_file(
     profiled: tuple[LayerProfile, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_batch_that_has_decoded_is_spread_as_a_running_one() -> None:
     assert min(decoding(2, 96, rounds=20)) == 1
 
 
+@pytest.mark.slow
 def test_batches_that_join_are_timed_even_where_nothing_else_decodes(model: Any) -> None:
     from batchbound.executor.engines.tiers import choose_tier
 

@@ -93,6 +93,7 @@ def test_a_predictor_survives_its_folder(method: str, tmp_path: Path) -> None:
     assert again.predicted.tolist() == trained.predicted.tolist()
 
 
+@pytest.mark.slow
 def test_a_small_random_distilbert_takes_the_path_of_a_checkpoint(tmp_path: Path) -> None:
     examples = texts(128)
     save_small_distilbert(tmp_path / "checkpoint", examples.prompts, words=60)

@@ -138,6 +138,7 @@ def test_the_trainer_runs_with_all_its_defaults(model: Any, tokenizer: Any, tmp_
             assert ours == pytest.approx(theirs, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     rewards = runpy.run_path(str(EXAMPLE))["train"](1)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]

@@ -85,6 +85,7 @@ def test_no_searched_bound_exceeds_the_optimum_of_a_tiny_problem(optimal_makespa
         assert verify_bound(problem, bound) is None, seed
 
 
+@pytest.mark.slow
 def test_what_stages_of_a_proof_leave_to_the_next_stays_valid(
     optimal_makespan: Optimum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def few_long_requests(seed: int) -> Problem:
     return problem_of([1] * len(outputs), outputs, int(rng.integers(2, 4)), cost)
 
 
+@pytest.mark.slow
 def test_no_bound_from_packing_rounded_lengths_exceeds_the_optimum(optimal_makespan: Optimum) -> None:
     used = 0
     for seed in range(80):

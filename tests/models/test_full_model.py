@@ -91,6 +91,7 @@ def makespan_if_less(problem: Problem, bin_of: Sequence[int], starts: list[int],
     return schedule.makespan(problem) if schedule.check(problem) is None else best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "count"), [(0, 5), (1, 4), (2, 4)])
 def test_repaired_and_slot_free_and_brute_force_agree(seed: int, count: int) -> None:
     problem = random_problem(seed, count)
@@ -119,6 +120,7 @@ LIMITED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", LIMITED.values(), ids=LIMITED.keys())
 def test_they_agree_too_with(more: dict[str, Any]) -> None:
     problem = random_problem(5, 4, **more)
@@ -259,6 +261,7 @@ def test_ten_requests_on_three_slots_keep_a_checked_schedule_and_a_bound_at_a_wo
     assert (one.makespan, one.bound.seconds) == (other.makespan, other.bound.seconds if other.bound else None)
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_intervals_returns_the_best_schedule_so_far(
     press_ctrl_c: Callable[[str, float], None],
 ) -> None:

@@ -180,6 +180,7 @@ def test_attention_of_several_prompts_at_once_is_refused() -> None:
         best_minorant(cost, EngineLimits(2, 4), 4, Work(1, 1, 1, 1, 1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "share"), [("RTX4090", 0.81), ("RTXPRO6000", 0.74)])
 def test_the_losses_of_the_public_runs_add_up(public_data: Path, device: str, share: float) -> None:
     run = read_vllm_run(public_data / "vllm_runs" / f"{device}-Llama-3.1-8B")

@@ -51,6 +51,7 @@ def test_padding_is_what_counting_it_round_by_round_gives(
     assert padding_tokens(problem, schedule) == padding
 
 
+@pytest.mark.slow
 def test_a_padded_engine_reads_what_the_plan_foretells(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with (tmp_path / "prompts.jsonl").open("w") as out:

@@ -131,6 +131,7 @@ def test_the_command_plans_for_a_fleet(
     assert "for 2 replicas, not 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fleet_of_predicted_lengths_follows_what_reaches_most_and_is_carried_out_on_true_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -361,6 +361,7 @@ def test_a_solver_that_errs_is_not_believed(faked: Faker, answer: str, status: S
         assert found.bound in (None, 3.0)
 
 
+@pytest.mark.slow
 def test_highspy_beside_us_clashes_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its symbols clash with OR-Tools'; PuLP imports it unasked. No process may ever hold both."""
     (tmp_path / "highspy.py").write_text(

@@ -44,6 +44,7 @@ def tiny_problem(seed: int) -> Problem:
     return problem_of(rounds, int(rng.integers(1, 4)), CostModel(base, 0.01, decode, 0.02))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", range(4))
 def test_it_finds_the_optimum_of_tiny_problems_from_the_worst_start_and_a_check_agrees(
     batch: int, optimal_makespan: Optimum
@@ -87,6 +88,7 @@ def test_cp_sat_agrees_on_nine_requests() -> None:
     assert ours.makespan == pytest.approx(theirs.makespan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "slots"), [(10, 3), (16, 4)])
 def test_the_papers_small_sizes_are_proven(count: int, slots: int) -> None:
     problem = Problem(generate("table3", 0, count), PAPER, slots)

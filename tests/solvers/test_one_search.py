@@ -91,6 +91,7 @@ def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: st
     assert compare({name: problem}, ["search"], limits).rows[0].value == plan.makespan == found.makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLEETS)
 def test_plan_solve_and_compare_find_the_same_schedules_of_replicas_at_the_same_work(name: str) -> None:
     fleet, limits = FLEETS[name], Limits(work=60, seed=3)
@@ -114,6 +115,7 @@ def test_a_fleet_of_one_has_the_plan_of_its_problem() -> None:
         assert plan.makespan == solve(problem, limits=limits).makespan
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same_schedule_at_the_same_work(tmp_path: Path) -> None:
     for number, options in enumerate(
         (

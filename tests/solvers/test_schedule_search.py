@@ -297,6 +297,7 @@ def test_annealing_changes_the_number_of_stages() -> None:
     assert walk.feasible()
 
 
+@pytest.mark.slow
 def test_the_search_is_mostly_optimal_on_tiny_problems(
     optimal_makespan: Callable[[Problem], float],
 ) -> None:
@@ -355,6 +356,7 @@ def test_full_levels_of_equal_requests_are_left_as_they_are() -> None:
     assert found.makespan == pytest.approx(best_bound(problem).seconds)
 
 
+@pytest.mark.slow
 def test_a_long_search_scatters_its_stages_over_one_level_more(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = batch_like(4, 120, 20)
     levels = (int((problem.rounds == problem.rounds.max()).sum()) - 1) // 20
@@ -479,6 +481,7 @@ def test_no_round_is_idle_before_a_last_stage_of_requests_that_never_decode() ->
         assert (found.schedule.active(problem) > 0).all()
 
 
+@pytest.mark.slow
 def test_a_walk_that_meets_no_times_with_slots_enough_ends_in_a_schedule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -36,6 +36,7 @@ def arriving(problem: Problem) -> Problem:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["search", "lpt-ski", "exact"])
 def test_arrivals_are_ignored(solver: str) -> None:
     problem = job(7, 2)

@@ -56,6 +56,7 @@ def test_bins_without_requests_and_costs_without_a_bend_are_left_alone() -> None
     assert split_stages(problem, together) is together
 
 
+@pytest.mark.slow
 def test_the_search_mostly_finds_the_optimum_of_tiny_problems_with_a_bend(
     optimal_makespan: Callable[[Problem], float],
 ) -> None:

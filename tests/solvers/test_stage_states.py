@@ -32,6 +32,7 @@ def one_by_one(problem: Problem) -> Schedule:
     return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", range(5))
 def test_it_finds_the_optimum_with_every_limit_from_the_worst_start(
     batch: int, optimal_makespan: Optimum

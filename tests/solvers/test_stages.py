@@ -136,6 +136,7 @@ def test_lengths_that_all_differ_are_scheduled_better_than_by_any_rule() -> None
     assert len(PATIENCES) == len(set(PATIENCES))
 
 
+@pytest.mark.slow
 def test_the_same_work_gives_the_same_schedule_with_stages_by_the_dozen() -> None:
     problem = Problem(generate("sharegpt", 1, 200), CostModel.paper(), 16)
     one, other = (search_schedule(problem, iterations=15, seed=4).schedule for _ in range(2))
