@@ -79,8 +79,8 @@ class MeasuredPoint:
         Requests under way.
     input_tokens, output_tokens
         Of each.
-    degree
-        Devices that share every layer.
+    degree, expert_degree
+        Devices that share every layer, and those that share out whole experts.
     ttft, tpot
         Seconds to the first token and between two tokens, measured.
     """
@@ -95,6 +95,7 @@ class MeasuredPoint:
     degree: int
     ttft: float
     tpot: float
+    expert_degree: int = 1
 
 
 def read_aiconfigurator(
@@ -152,6 +153,7 @@ def _point(model: str, row: Mapping[str, object], shape: ModelShape) -> Measured
         assert isinstance(value, (int, float))
         return float(value)
 
+    experts = row.get("moe_ep_size")
     return MeasuredPoint(
         model=shape.name,
         device=SYSTEMS[_word(row, "system")],
@@ -163,6 +165,7 @@ def _point(model: str, row: Mapping[str, object], shape: ModelShape) -> Measured
         degree=max(1, round(number("tp_size"))),
         ttft=number("silicon_ttft_ms") / 1e3,
         tpot=number("silicon_tpot_ms") / 1e3,
+        expert_degree=round(experts) if isinstance(experts, (int, float)) and experts > 1 else 1,
     )
 
 

@@ -172,13 +172,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "all": by(np.full(len(errors), "all"), errors),
         "devices": by(known.device, errors),
         "models": by(known.model, errors),
+        "devices of a layer": by(np.array([f"TP {point.degree}" for point in points]), errors),
+        "devices of the experts": by(np.array([f"EP {point.expert_degree}" for point in points]), errors),
     }
     for reason, many in left_out.items():
         print(f"left out {many:5d}  {reason}")
     print("efficiency " + ", ".join(f"{name} {value:.3g}" for name, value in result["efficiency"].items()))
     print(f"{len(judged)} points of models and devices left out: median {result['median']:.3f}")
     print(f"middle 90 % of the errors {result['bar']}; a bar from other pairs holds {result['held']:.1%}")
-    for kind in ("all", "devices", "models"):
+    for kind in ("all", "devices", "models", "devices of a layer", "devices of the experts"):
         for name, one in result[kind].items():
             share = f"{one['held']:.0%} within the printed bar {ERROR_BAR}"
             print(f"  {name:32s} {one['points']:5.0f} points, median {one['median']:.2f}, {share}")
