@@ -17,7 +17,8 @@ test-all: style
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 -m "not gpu"
 
 # The fast tests on the lowest versions that pyproject.toml declares, of those that come as wheels. TORCH names
-# another torch where the lowest is not to be had: make test-lowest TORCH=torch==2.13.0
+# another torch where the lowest is not to be had: make test-lowest TORCH=torch==2.13.0. What old libraries warn of
+# in new ones is no failure.
 TORCH ?= torch>=2.11
 test-lowest:
 	$(PYTHON) -m venv --clear build/lowest
@@ -25,7 +26,7 @@ test-lowest:
 	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --only-binary :all: \
 		--resolution lowest-direct '$(TORCH)' --requirements pyproject.toml \
 		--extra engine --extra predict --extra encoder --extra ray --extra dev
-	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses auto --maxprocesses 4
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses auto --maxprocesses 4 -o filterwarnings=default
 
 # Kills, damaged files, failing models, full disks, in minutes: docs/reliability.md says how to try more.
 attack: $(VENV)/dev
