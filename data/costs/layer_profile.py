@@ -18,6 +18,9 @@ from .reference_time import ReferenceTime
 AXES = ("tokens", "sequences", "length", "past", "decodes", "context")
 """What an operation can depend on: all new tokens, sequences, new tokens per prompt, tokens already held by
 that prompt, decoding sequences, and tokens held by each of those."""
+FARTHEST = 1e12
+"""The largest number of tokens or sequences that a point may be at."""
+
 PHASES = ("both", "encode", "decode", "mixed", "run")
 
 
@@ -75,8 +78,9 @@ class Operation:
             )
         if not (np.isfinite(points).all() and np.isfinite(seconds).all() and (seconds >= 0).all()):
             raise ValueError(f"operation {self.name!r}: a time or point is negative or not finite")
-        if seconds.max() > LONGEST_TIME:
-            raise ValueError(f"operation {self.name!r}: a time is longer than {LONGEST_TIME:g} s")
+        if seconds.max() > LONGEST_TIME or np.abs(points).max(initial=0.0) > FARTHEST:
+            what = f"a time is longer than {LONGEST_TIME:g} s, or a point beyond {FARTHEST:g}"
+            raise ValueError(f"operation {self.name!r}: {what}")
         if len(np.unique(points, axis=0)) < len(points):
             raise ValueError(f"operation {self.name!r}: two times stand for the same point")
         object.__setattr__(self, "points", points)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..files.disk import InputError
+from ..files.record import Positive
 from .cost import FloatArray
 from .quantisation import weight_bytes_of
 
@@ -67,10 +68,10 @@ class ModelShape:
     """
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
     head_dim: int
     intermediate: int
     vocabulary: int

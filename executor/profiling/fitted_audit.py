@@ -132,7 +132,7 @@ def simulated_orders(
     orders
         Of the sequences, all there at the start, by name.
     """
-    if not simulable(sequences) or not fits(sequences, limits):
+    if not simulable(sequences, limits) or not fits(sequences, limits):
         return {}
     zeros, rates = np.zeros(len(sequences)), Minorant(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     job = TimedJob(sequences, np.arange(len(sequences)), zeros, zeros)

@@ -157,7 +157,7 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
         Of the engine.
     """
     sequences = job.sequences
-    if not simulable(sequences) or not fits(sequences, limits):
+    if not simulable(sequences, limits) or not fits(sequences, limits):
         return None
     rates = Minorant(job.makespan / int(sequences.rows(limits).max()), 0.0, 0.0, 0.0, 0.0, 0.0)
     for _ in range(_PASSES):

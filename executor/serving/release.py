@@ -22,7 +22,7 @@ MOST_SIMULATED = 3_000_000
 """Tokens of completions of a job up to which its iterations are simulated, seconds of work; none beyond."""
 
 MOST_ITERATIONS = 200_000
-"""Tokens of its longest completion up to which they are: each is an iteration at least."""
+"""Iterations up to which they are: at least the tokens of its longest completion, and chunks of prompts."""
 
 
 MOST_SHUFFLED = 64
@@ -112,7 +112,7 @@ def predict(
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
         return None
-    if not simulable(sequences):
+    if not simulable(sequences, limits):
         if sequences.may_run_short(limits):
             return None
         return Predicted(_slots_only(sequences, limits, order, in_flight, lag))
@@ -127,9 +127,11 @@ def predict(
     return Predicted(len(run.start), policy.preemptions, tokens)
 
 
-def simulable(sequences: Sequences) -> bool:
+def simulable(sequences: Sequences, limits: EngineLimits) -> bool:
     """Return whether a job is small enough for its iterations to be simulated one by one, in seconds."""
-    return int(sequences.output.sum()) <= MOST_SIMULATED and int(sequences.output.max()) <= MOST_ITERATIONS
+    chunks = int(sequences.prompt.sum()) // limits.batched_tokens
+    iterations = max(int(sequences.output.max()), chunks)
+    return int(sequences.output.sum()) <= MOST_SIMULATED and iterations <= MOST_ITERATIONS
 
 
 def fits(sequences: Sequences, limits: EngineLimits) -> bool:

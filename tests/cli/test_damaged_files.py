@@ -57,6 +57,21 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         edited("operations.1.seconds.0", 1e300),
         "profile.json, field 'operations.1': operation 'decode round': a time is longer than 1e+12 s",
     ),
+    "a point beyond all in a published profile": (
+        "published profile, per_sequence.csv",
+        lambda text: text.replace("sampler,1,3", "sampler,1e308,3"),
+        "per_sequence.csv: operation 'sampler': a time is longer than 1e+12 s, or a point beyond 1e+12",
+    ),
+    "a point at next to nothing in a profile": (
+        "layer profile",
+        edited("operations.0.points.1.0", 1e-320),
+        "profile.json: no costs can be fitted to it: the measured prefill stages have",
+    ),
+    "a model without heads for keys and values": (
+        "layer profile",
+        edited("shape.kv_heads", 0),
+        "profile.json, field 'shape.kv_heads': 0",
+    ),
     "two times for one point in a profile": (
         "layer profile",
         edited("operations.0.points.0.0", 1e6),

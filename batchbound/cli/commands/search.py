@@ -118,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     inputs, profiles = read_inputs(args, keep_arrivals=False), _profiles(args)
     if args.profile and args.cost == "paper":
-        first = min(profiles, key=lambda profile: profile.tensor_parallel)
-        inputs = _with_cost_of(inputs, first)
+        first = min(range(len(profiles)), key=lambda at: profiles[at].tensor_parallel)
+        inputs = _with_cost_of(inputs, profiles[first], args.profile[first])
     if not profiles:
         refuse_timeless(inputs.problem.cost, args.cost)
     kept = args.encode_batch
@@ -208,11 +208,14 @@ def _profiles(args: argparse.Namespace) -> list[LayerProfile]:
     return profiles
 
 
-def _with_cost_of(inputs: Inputs, profile: LayerProfile) -> Inputs:
+def _with_cost_of(inputs: Inputs, profile: LayerProfile, file: str) -> Inputs:
     """Return the inputs with the costs that a profile comes nearest to: a plan's seconds are the model's."""
     from ...executor.profiling.calibrate import calibrate_to_profile
 
-    fitted = calibrate_to_profile(profile)
+    try:
+        fitted = calibrate_to_profile(profile)
+    except ValueError as error:
+        raise InputError(f"no costs can be fitted to it: {error}", file=file) from None
     source: dict[str, object] = {"name": f"fitted to the layer profile of {profile.device}"}
     if profile.operation("loop") is not None:
         # Measured on an engine of ours: a run can tell whether it is on the same machine.
