@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from public_data import public_data
 from scripts import ended
-from test_docs import BENCHMARKS, ROOT
+from test_docs import BENCHMARKS, NEEDS, ROOT
 
 SMALL: dict[str, str] = {
     "answers_picture.py": "picture.png --seconds 0.2",
@@ -59,7 +59,6 @@ ELSEWHERE = {
     "engine_peers.py": "test_engine_peers.py",
     "gpu_day.py": "test_gpu_day.py",
 }
-NEEDS = {"mutation_score.py": "mutmut"}
 OF_TESTS = ("judge_rules.py", "mutation_score.py")
 """Run tests, in the repository's folder: pytest wants nothing imported before it."""
 STANDS_FOR = {
