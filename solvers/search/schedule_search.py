@@ -19,6 +19,7 @@ from .insertion import MOST_REQUESTS, InsertionAnnealing
 from .order_search import OrderSearch
 from .reinsertion import MOST_ROUNDS, Reinsertion
 from .stage_merge import merge_stages
+from .stage_split import stages_capped
 from .stages.annealing import FEW, StageAnnealing
 from .stages.rounding import settled
 from .stages.slot_flow import Spans, stages_of_requests, whole_slots
@@ -47,6 +48,9 @@ BRIEF = 3.0
 
 BRIEF_SPANS, BRIEF_STAGES = 1800, 160
 """Spans and stages up to which it begins at all then: from twice as many on a step takes a second."""
+
+UNCAPPED_SHARE = 0.7
+"""The share of the limits in which a token cap is left out of account, and stages are split to keep it."""
 
 RELAXED_SHARE = 0.25
 """The share of the limits in which memory is left out of account there, where slots are scarcer."""
@@ -234,6 +238,8 @@ class ScheduleSearch:
         if self._problem.memory_can_run_out:
             self._serve_scarce_memory()
         else:
+            if self._problem.prefill_token_cap is not None:
+                self._relax((UNCAPPED_SHARE,))
             self._reorder(0.5 if len(self._problem) <= FEW else 0.0)
             if not self._anneal():
                 self._reorder(1.0)
@@ -280,7 +286,8 @@ class ScheduleSearch:
             found[of] += better
             return schedule
 
-        self._relax()
+        if slots_are_scarcer(self._problem):
+            self._relax((RELAXED_SHARE, 1.0))
         self._insert()
         if len(self._problem) > FEW:
             self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
@@ -304,15 +311,14 @@ class ScheduleSearch:
 
         self._until(best.progress + INSERTION_SHARE * (1.0 - best.progress), step)
 
-    def _relax(self) -> None:
-        """Search as if memory never ran out, where slots are scarcer; on and on if it holds what is found."""
-        best, problem = self.incumbent, self._problem
-        if not slots_are_scarcer(problem) or RELAXED_SHARE * best.left < STARTS_SECONDS:
+    def _relax(self, shares: tuple[float, ...]) -> None:
+        """Search as if there were neither cap nor capacity, so long as what is found keeps the capacity."""
+        best, problem, start = self.incumbent, self._problem, None
+        if shares[0] * best.left < STARTS_SECONDS:
             return
-        start = None
-        for share in (RELAXED_SHARE, 1.0):
+        for share in shares:
             found = search_schedule(
-                replace(problem, kv_capacity=None),
+                replace(problem, kv_capacity=None, prefill_token_cap=None),
                 seconds=share * best.left if np.isfinite(best.seconds) else None,
                 iterations=math.ceil(share * (best.most - best.steps)) if np.isfinite(best.most) else None,
                 seed=int(self._rng.integers(2**31)),
@@ -321,8 +327,9 @@ class ScheduleSearch:
             )
             best.steps += found.iterations
             start = found.schedule
-            best.offer(start)
-            if start.check(problem) is not None or best.progress >= 1.0:
+            capped = stages_capped(problem, start)
+            best.offer(capped)
+            if capped.check(problem) is not None or best.progress >= 1.0:
                 return
 
     def _reinsert(self) -> None:

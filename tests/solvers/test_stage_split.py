@@ -13,7 +13,7 @@ from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.search.schedule_search import search_schedule
-from batchbound.solvers.search.stage_split import split_stages
+from batchbound.solvers.search.stage_split import split_stages, stages_capped
 
 BENT = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
 
@@ -71,3 +71,21 @@ def test_the_search_mostly_finds_the_optimum_of_tiny_problems_with_a_bend(
         optimal += found.makespan == pytest.approx(least)
     # Prompts are spread evenly over the parts of a stage, which is not always the best.
     assert optimal >= 9
+
+
+def test_a_stage_beyond_the_cap_is_made_as_few_as_hold_its_prompts() -> None:
+    # Of at most five tokens: 3 with 2, twice; the stage after them stays whole.
+    workload = Workload.from_lengths([3, 3, 2, 2, 4], [4, 4, 4, 4, 2])
+    problem = Problem(workload, CostModel.paper(), slots=4, prefill_token_cap=5)
+    schedule = Schedule(np.array([0, 0, 0, 0, 1]), np.array([0, 1, 2, 3, 0]), np.array([4, 2]))
+    assert schedule.check(problem) is not None
+    capped = stages_capped(problem, schedule)
+    assert capped.check(problem) is None
+    assert capped.prefill_stages() == 3
+    assert capped.rounds.sum() == 6
+
+
+def test_without_a_cap_no_stage_is_split() -> None:
+    problem = Problem(Workload.from_lengths([3, 3], [4, 4]), CostModel.paper(), slots=2)
+    schedule = Schedule(np.zeros(2, np.int64), np.arange(2), np.array([4]))
+    assert stages_capped(problem, schedule) is schedule
