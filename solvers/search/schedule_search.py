@@ -52,7 +52,7 @@ BRIEF_SPANS, BRIEF_STAGES = 1800, 160
 UNCAPPED_SHARE = 0.7
 """The share of the limits in which a token cap is left out of account, and stages are split to keep it."""
 
-RELAXED_SHARE = 0.25
+RELAXED_SHARE = 0.15
 """The share of the limits in which memory is left out of account there, where slots are scarcer."""
 
 INSERTION_SHARE = 0.45
@@ -288,7 +288,8 @@ class ScheduleSearch:
 
         if slots_are_scarcer(self._problem):
             self._relax((RELAXED_SHARE, 1.0))
-        self._insert()
+        else:
+            self._insert()
         if len(self._problem) > FEW:
             self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
         self._reinsert()
