@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from ..files.disk import InputError
 from ..files.record import Positive
 from .cost import FloatArray
 from .quantisation import weight_bytes_of
+
+WeightBytes = Annotated[float, msgspec.Meta(ge=0, le=64)]
+"""Bytes of a weight, as a file may state them."""
 
 LARGEST_SIZE = 10**9
 """No layer of any model is as wide; products of two sizes and of a few tokens can be counted."""
@@ -90,8 +95,8 @@ class ModelShape:
     value_dim: int = 0
     window: int = 0
     window_layers: int = 0
-    feed_forward_bytes: float = 0.0
-    attention_bytes: float = 0.0
+    feed_forward_bytes: WeightBytes = 0.0
+    attention_bytes: WeightBytes = 0.0
     multiply_bits: int = 16
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..costs.cost import FloatArray
+from ..costs.cost import LONGEST_TIME, FloatArray
 from ..files.disk import InputError, read_json_object
 from ..files.jsonl import json_lines
 from ..files.record import Positive, record
@@ -31,7 +30,8 @@ class _Request:
     request_id: Any = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.queued_ts + self.first_token_ts + self.last_token_ts):
+        moments = (self.queued_ts, self.first_token_ts, self.last_token_ts)
+        if not all(abs(moment) <= LONGEST_TIME for moment in moments):
             raise ValueError("a time is not a number of seconds")
 
 

@@ -67,6 +67,16 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         edited("operations.0.points.1.0", 1e-320),
         "profile.json: no costs can be fitted to it: the measured prefill stages have",
     ),
+    "a weight of more bytes than any": (
+        "layer profile",
+        edited("shape.feed_forward_bytes", -1e308),
+        "profile.json, field 'shape.feed_forward_bytes': -1e+308",
+    ),
+    "a time beyond all times in a measured run": (
+        "measured run, requests.jsonl",
+        edited("last_token_ts", 1e307, line=1),
+        "A100-toy/requests.jsonl, line 2: a time is not a number of seconds",
+    ),
     "a model without heads for keys and values": (
         "layer profile",
         edited("shape.kv_heads", 0),
