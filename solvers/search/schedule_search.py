@@ -292,8 +292,7 @@ class ScheduleSearch:
             self._insert()
         if len(self._problem) > FEW:
             self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
-        self._reinsert()
-        self._until(1.0, step)
+        self._until(1.0, self._reinsertion() or step)
 
     def _merged(self, schedule: Schedule) -> Schedule:
         """Return a schedule without the prefill stages that can be given up."""
@@ -333,12 +332,13 @@ class ScheduleSearch:
             if capped.check(problem) is not None or best.progress >= 1.0:
                 return
 
-    def _reinsert(self) -> None:
-        """Take requests out of the best schedule and put them back elsewhere."""
-        best, problem = self.incumbent, self._problem
-        assert best.schedule is not None, "a search begins with a schedule"
-        if problem.cost.decode_base and 0 < best.schedule.rounds.sum() <= MOST_ROUNDS:
-            self._until(1.0, Reinsertion(problem, self._rng, best.schedule).step)
+    def _reinsertion(self) -> Callable[[float], Schedule | None] | None:
+        """Return what takes requests out of the best schedule and puts them back, or None if that is no use."""
+        schedule, problem = self.incumbent.schedule, self._problem
+        assert schedule is not None, "a search begins with a schedule"
+        if problem.cost.decode_base == 0 or not 0 < schedule.rounds.sum() <= MOST_ROUNDS:
+            return None
+        return Reinsertion(problem, self._rng, schedule).step
 
     def _reorder(self, share: float) -> None:
         """Search the order in which requests are taken until a share of the limits is used up."""
