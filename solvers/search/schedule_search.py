@@ -333,7 +333,7 @@ class ScheduleSearch:
                 return
 
     def _reinsertion(self) -> Callable[[float], Schedule | None] | None:
-        """Return what takes requests out of the best schedule and puts them back, or None if that is no use."""
+        """Return what moves requests of the best schedule elsewhere, or None where it is no use."""
         schedule, problem = self.incumbent.schedule, self._problem
         assert schedule is not None, "a search begins with a schedule"
         if problem.cost.decode_base == 0 or not 0 < schedule.rounds.sum() <= MOST_ROUNDS:
