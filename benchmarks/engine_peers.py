@@ -177,6 +177,8 @@ def by_vllm(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float
     engine = LLM(
         str(folder),
         skip_tokenizer_init=True,
+        # By itself it would take half the bits of a model in float32.
+        dtype=json.loads((folder / "config.json").read_text())["dtype"],
         max_num_seqs=slots,
         max_num_batched_tokens=BATCHED_TOKENS,
         max_model_len=2048,
