@@ -291,7 +291,7 @@ def whole_job(model: Any, count: int, slots: int, longest: int, seconds: float) 
         "planned_seconds": plan.makespan,
         "bound_seconds": plan.bound.seconds,
         "run_seconds": trace.makespan,
-        "gap_of_the_plan": plan.makespan / plan.bound.seconds - 1,
+        "gap_of_the_plan": plan.bound.gap(plan.makespan),
         "gap_of_the_run": trace.makespan / plan.bound.seconds - 1,
         "fit_error": asdict(fit_error(cost, stages)),
     }
