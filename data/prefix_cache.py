@@ -98,11 +98,11 @@ class PrefixCache:
         return np.cumsum(tokens)
 
 
-def usual_prefix_cache(workload: Workload, slots: int) -> int:
-    """Return the tokens of shared prompts to keep where nothing is said: a quarter of what slots can hold."""
+def usual_prefix_cache(workload: Workload, slots: int, share: float = 0.25) -> int:
+    """Return the tokens of shared prompts to keep where nothing is said: a share of what slots can hold."""
     if not workload.shared_tokens.any():
         return 0
-    return slots * int((workload.input_tokens + workload.output_tokens).max()) // 4
+    return int(share * slots * int((workload.input_tokens + workload.output_tokens).max()))
 
 
 def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:

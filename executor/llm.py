@@ -400,10 +400,9 @@ class LLM:
         slots = min(self._slots, len(call.prompts))
         longest = int((workload.input_tokens + workload.output_tokens).max())
         fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
-        kept = usual_prefix_cache(workload, fitting)
-        if self._kv_tokens is None and self.model.device.type == "cpu":
-            # The host's memory is not what slots run short of: as much again as they can hold.
-            kept *= 4
+        # The host's memory is not what slots run short of: as much again as they can hold.
+        roomy = self._kv_tokens is None and self.model.device.type == "cpu"
+        kept = usual_prefix_cache(workload, fitting, 1.0 if roomy else 0.25)
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
     def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:

@@ -12,10 +12,14 @@ from typing import Any
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 7, 0.5, -0.0, 1e-320, 1e308, -1e308, 2**31, 2**31 - 1, 2**53 + 1),
     *(2**63 - 1, 2**63, -(2**63), 10**12, 10**6, 10**40, 10**400, float("nan"), float("inf"), -float("inf")),
-    *("", " ", "x", "0", "1e999", "nan", "\0", "\ud800", "x" * 5000, "../../etc/passwd", "é\u2028", "null"),
+    *("", " ", "x", "0", "1e999", "-nan", "\0", "\ud800", "x" * 5000, "../../etc/passwd", "é\u2028", "null"),
     *([], {}, [[]], [None], {"": None}, [0] * 3000, ["a", 1], [1, 2, 3], {"a": {"b": []}}, "~", "tiny:gpt2"),
 )
-"""Values that somebody may have put where another kind was meant."""
+"""
+Values that somebody may have put where another kind was meant.
+
+"-nan" becomes "nan" where it is read as a number, and stays apart from it where it is kept as a name.
+"""
 
 DEEP = 100_000
 

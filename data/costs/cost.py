@@ -69,7 +69,7 @@ class CostModel:
     decode_per_change: float = 0.0
 
     def __post_init__(self) -> None:
-        refuse_negative_costs(self)
+        refuse_impossible_costs(self)
 
     @classmethod
     def paper(cls) -> CostModel:
@@ -121,7 +121,7 @@ class CostModel:
         return np.asarray(seconds, dtype=np.float64) if isinstance(seconds, np.ndarray) else seconds
 
 
-def refuse_negative_costs(costs: DataclassInstance) -> None:
+def refuse_impossible_costs(costs: DataclassInstance) -> None:
     """
     Refuse coefficients that no cost can have.
 

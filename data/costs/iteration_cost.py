@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..files.disk import InputError, read_json_object
 from ..files.record import is_number
-from .cost import refuse_negative_costs
+from .cost import refuse_impossible_costs
 
 _MILLISECOND = 1e-3
 
@@ -57,7 +57,7 @@ class MixedCost:
     transfer_per_token: float = 0.0
 
     def __post_init__(self) -> None:
-        refuse_negative_costs(self)
+        refuse_impossible_costs(self)
 
     def seconds(self, decodes: int, kv_tokens: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,19 @@ DEVICE_LINKS: Mapping[str, str] = {
 
 
 def usual_link(device: str) -> Link | None:
-    """Return the link that devices of a name usually have, None if it is not known; ``H100`` is h100-80gb."""
-    plain = re.sub(r"[^a-z0-9]", "", device.lower())
+    """
+    Return the link that devices of a name usually have, None if it is not known.
+
+    ``H100`` and ``H100-80GB-HBM3`` are h100-80gb: one name may end sooner, but not in the midst of a word.
+    """
+    given = _beginnings(device)
     for name, link in DEVICE_LINKS.items():
-        known = re.sub(r"[^a-z0-9]", "", name.lower())
-        if plain and (known.startswith(plain) or plain.startswith(known)):
+        known = _beginnings(name)
+        if given and (given[-1] in known or known[-1] in given):
             return LINKS[link]
     return None
+
+
+def _beginnings(device: str) -> list[str]:
+    """Return a name's first word, its first two, and so on to the whole name, without what is between."""
+    return list(accumulate(re.findall(r"[a-z0-9]+", device.lower())))

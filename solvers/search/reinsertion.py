@@ -151,7 +151,8 @@ class Reinsertion:
         self._at = before.copy()
         self._put_back(self._taken_out())
         self._drop_idle_ends()
-        hot, cold = (max(by * self._stage, least * cost.decode_base) for by, least in _TEMPERATURES)
+        hot = max(HOT * self._stage, LEAST_HOT * cost.decode_base)
+        cold = max(COLD * self._stage, LEAST_COLD * cost.decode_base)
         changed = self._charged(self._at)
         if changed > now + hot * (cold / hot) ** done * rng.exponential():
             self._at = before
@@ -406,6 +407,3 @@ class Reinsertion:
             self._capacity - int(self._first[request]) + self._time[begin : begin + starts] - most
         )
         return room
-
-
-_TEMPERATURES = ((HOT, LEAST_HOT), (COLD, LEAST_COLD))

@@ -65,11 +65,23 @@ def test_a_token_and_its_route_are_told_and_its_sum_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "link"), [("RTXPRO6000", "pcie5-rtxpro6000"), ("H100", "nvlink4"), ("A100-80GB", "nvlink3")]
+    ("device", "link"),
+    [
+        ("RTXPRO6000", "pcie5-rtxpro6000"),
+        ("H100", "nvlink4"),
+        ("A100-80GB", "nvlink3"),
+        ("RTX 4090", "pcie4"),
+        ("H100-80GB-HBM3", "nvlink4"),
+        ("RTX PRO 6000 Blackwell", "pcie5-rtxpro6000"),
+    ],
 )
 def test_the_usual_link_of_a_device_is_found_under_its_names(device: str, link: str) -> None:
     assert usual_link(device) == LINKS[link]
-    assert usual_link("toy") is None
+
+
+@pytest.mark.parametrize("device", ["toy", "", "A10", "A4000", "H20", "RTX", "A100-PCIE-40GB"])
+def test_a_device_whose_name_only_begins_alike_has_no_usual_link(device: str) -> None:
+    assert usual_link(device) is None
 
 
 def test_every_known_link_says_where_its_figures_are_from() -> None:
