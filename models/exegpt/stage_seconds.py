@@ -22,6 +22,8 @@ NORMAL = tuple(NormalDist().inv_cdf((part + 0.5) / 32) for part in range(32))
 """Equally likely deviations."""
 _FAR = (1e7, 1e6)
 """Sequences and tokens that none has: beyond the last measured ones seconds are linear up to there."""
+_LEAST = 1e-12
+"""Seconds that a layer takes at least: beyond its last point, a curve that falls reaches none."""
 _STEP = 256
 """Encoding batches are tabulated so many at a time."""
 
@@ -215,7 +217,7 @@ class StageSeconds:
         speed = np.zeros_like(tokens)
         work = np.zeros_like(tokens)
         for each, number in self._kinds:
-            one = layers[each]
+            one = np.maximum(layers[each], _LEAST)
             if each > 1 and self._costs[each].profile.operation("synchronisation") is None:
                 # Two all-reduces a layer: after the attention, and after the feed-forward part.
                 synchronised = self._cluster.all_reduce_seconds(each, 1.0)

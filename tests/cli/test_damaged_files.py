@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,24 @@ def test_a_damaged_file_is_refused_by_its_place(
     said = capsys.readouterr().err
     assert expected in said
     assert "Traceback" not in said
+
+
+def test_a_profile_whose_times_fall_to_none_is_searched(
+    sound: tuple[Path, dict[str, corpus.Kind]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, kinds = sound
+    kind = kinds["layer profile"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    falling = edited("operations.1.seconds.1", 0.0)(Path(kind.file).read_text())
+    Path(kind.file).write_text(falling)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        main(list(kind.words))
+    assert "Warning" not in capsys.readouterr().err
 
 
 def test_a_value_as_long_as_a_book_is_shown_by_its_ends(
