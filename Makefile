@@ -30,7 +30,7 @@ test-lowest:
 
 # Kills, damaged files, failing models, full disks, in minutes: docs/reliability.md says how to try more.
 attack: $(VENV)/dev
-	cd benchmarks && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m attack $(ATTACK)
+	cd benchmarks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m attack $(ATTACK)
 
 style: $(VENV)/dev
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,11 +25,13 @@ def gap_above(value: float | None, bound: float | None) -> float | None:
     -------
     float or None
         Zero for a difference within :data:`PROVEN_WITHIN`; None without a value, or without a bound to take
-        a fraction of.
+        a fraction of: none, zero, or too near to it.
     """
     if value is None or not bound:
         return None
     gap = (value - bound) / abs(bound)
+    if not math.isfinite(gap):
+        return None
     return 0.0 if abs(gap) <= PROVEN_WITHIN else gap
 
 

@@ -239,12 +239,18 @@ def _integers(values: npt.ArrayLike, name: str) -> IntArray:
     column = np.array(values)
     if column.dtype.kind in "iu":
         return column.astype(np.int64)
+    beyond = f"is beyond any model ({LONGEST} tokens at most)"
     try:
         numbers = column.astype(np.float64)
     except (TypeError, ValueError):
         raise WorkloadError("is not a column of whole numbers", row=None, column=name) from None
-    _refuse(~np.isfinite(numbers) | (numbers != np.floor(numbers)), numbers, name, "must be a whole number")
-    _refuse(np.abs(numbers) > LONGEST, numbers, name, f"is beyond any model ({LONGEST} tokens at most)")
+    except OverflowError:
+        # A whole number of over 308 digits is among them.
+        far = np.array([isinstance(value, int) and abs(value) > LONGEST for value in column])
+        _refuse(far, column, name, beyond)
+        raise
+    _refuse(np.abs(numbers) > LONGEST, numbers, name, beyond)
+    _refuse(numbers != np.floor(numbers), numbers, name, "must be a whole number")
     return numbers.astype(np.int64)
 
 

@@ -13,7 +13,7 @@ from ..costs.cost import LONGEST_TIME, FloatArray
 from ..files.disk import InputError, read_json_object
 from ..files.jsonl import json_lines
 from ..files.record import Positive, record
-from ..workload import Workload
+from ..workload import LONGEST, Workload
 
 _HINT = "Correct the value, or leave it out."
 
@@ -33,6 +33,8 @@ class _Request:
         moments = (self.queued_ts, self.first_token_ts, self.last_token_ts)
         if not all(abs(moment) <= LONGEST_TIME for moment in moments):
             raise ValueError("a time is not a number of seconds")
+        if max(self.input_toks, self.output_toks) > LONGEST:
+            raise ValueError(f"more tokens than any model takes ({LONGEST})")
 
 
 @dataclass(frozen=True, slots=True)

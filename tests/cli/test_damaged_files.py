@@ -79,6 +79,11 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         edited("last_token_ts", 1e307, line=1),
         "A100-toy/requests.jsonl, line 2: a time is not a number of seconds",
     ),
+    "more tokens than there are in a measured run": (
+        "measured run, requests.jsonl",
+        edited("input_toks", 10**400),
+        "A100-toy/requests.jsonl, line 1: more tokens than any model takes (2147483647)",
+    ),
     "a model without heads for keys and values": (
         "layer profile",
         edited("shape.kv_heads", 0),

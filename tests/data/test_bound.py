@@ -12,7 +12,9 @@ def test_a_gap_is_a_share_of_the_bound() -> None:
     assert Bound(8.0, "some argument").gap(8.0 * (1 + 1e-13)) == 0.0
 
 
-@pytest.mark.parametrize("bound", [Bound(0.0, "nothing"), Bound(8.0, "printed", valid=False)])
+@pytest.mark.parametrize(
+    "bound", [Bound(0.0, "nothing"), Bound(1e-320, "next to nothing"), Bound(8.0, "printed", valid=False)]
+)
 def test_there_is_no_gap_to_what_is_no_positive_bound(bound: Bound) -> None:
     with pytest.raises(ValueError, match="no gap can be stated"):
         bound.gap(10.0)

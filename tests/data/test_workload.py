@@ -22,6 +22,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input_tokens": [3, 0]}, "input_tokens of request 1: 0 must be at least one token"),
     ({"output_tokens": [0, 3]}, "output_tokens of request 0: 0 must be at least one token"),
     ({"output_tokens": [1, LONGEST + 1]}, "output_tokens of request 1: 2147483648 is beyond any model"),
+    ({"output_tokens": [1, 10**400]}, "output_tokens of request 1: 10+ is beyond any model"),
     ({"input_tokens": [1.5, 1]}, "input_tokens of request 0: 1.5 must be a whole number"),
     ({"input_tokens": ["x", "y"]}, "input_tokens: is not a column of whole numbers"),
     ({"input_tokens": [1, float("nan")]}, "input_tokens of request 1: nan must be a whole number"),
