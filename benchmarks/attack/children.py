@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tqdm import tqdm
+
 CRASHED = 70
 """Exit status of a child whose command ended in an exception: a user would have seen a traceback."""
 
@@ -82,6 +84,8 @@ def spawn(call: Callable[[], int], folder: Path, output: Path, *, file_bytes: in
     status = CRASHED
     try:
         os.setsid()
+        # tqdm's own lock is shared by forks, and kept for ever by one that is killed with it.
+        tqdm.set_lock(threading.RLock())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
         os.chdir(folder)
