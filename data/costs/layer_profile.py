@@ -22,6 +22,12 @@ FARTHEST = 1e12
 """The largest number of tokens or sequences that a point may be at."""
 
 PHASES = ("both", "encode", "decode", "mixed", "run")
+_TOGETHER = {
+    "both": set[str](),
+    "encode": {"sequences", "length", "past"},
+    "decode": {"sequences", "length", "decodes", "context"},
+}
+"""Besides tokens or sequences alone: what operations of a phase can depend on; of other phases, anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +78,9 @@ class Operation:
         seconds = np.asarray(self.seconds, dtype=np.float64)
         if self.phase not in PHASES or not set(self.axes) <= set(AXES):
             raise ValueError(f"operation {self.name!r}: phase {self.phase!r} or axes {self.axes} are unknown")
+        alone = self.axes in (("tokens",), ("sequences",))
+        if not alone and not set(self.axes) <= _TOGETHER.get(self.phase, set(AXES)):
+            raise ValueError(f"operation {self.name!r}: phase {self.phase!r} has no axes {self.axes}")
         if points.shape != (len(seconds), len(self.axes)) or not len(seconds):
             raise ValueError(
                 f"operation {self.name!r}: {points.shape} points for {len(seconds)} times of {self.axes}"

@@ -79,6 +79,11 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         edited("last_token_ts", 1e307, line=1),
         "A100-toy/requests.jsonl, line 2: a time is not a number of seconds",
     ),
+    "an axis that decoding has not in a profile": (
+        "layer profile",
+        edited("operations.2.axes.1", "tokens"),
+        "profile.json, field 'operations.2': operation 'keys and values': phase 'decode' has no axes",
+    ),
     "more tokens than there are in a measured run": (
         "measured run, requests.jsonl",
         edited("input_toks", 10**400),
