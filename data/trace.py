@@ -56,6 +56,8 @@ class Stage:
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.kind == "decode":
             raise ValueError("a decode stage has no rounds")
+        if self.end < self.start:
+            raise ValueError("a stage ends before it begins")
 
     @property
     def seconds(self) -> float:

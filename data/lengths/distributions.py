@@ -12,6 +12,8 @@ from ..costs.cost import FloatArray, IntArray
 
 FAMILIES = ("normal", "censored_normal", "log_normal", "gamma")
 """Families on a range of whole tokens: truncated to it, the censored one cut to its ends."""
+LONGEST_OBSERVED = 100_000_000
+"""Tokens: a distribution holds a probability for every length up to its longest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +51,18 @@ class LengthDistribution:
 
     @classmethod
     def empirical(cls, lengths: npt.ArrayLike) -> LengthDistribution:
-        """Return the distribution of observed lengths (tokens, at least one each)."""
-        counts = np.bincount(np.asarray(lengths, dtype=np.int64))
+        """
+        Return the distribution of observed lengths (tokens, at least one each).
+
+        Raises
+        ------
+        ValueError
+            If there is none, or one is below one or above :data:`LONGEST_OBSERVED`.
+        """
+        observed = np.asarray(lengths, dtype=np.int64)
+        if observed.size and observed.max() > LONGEST_OBSERVED:
+            raise ValueError(f"{observed.max()} tokens are beyond any completion's ({LONGEST_OBSERVED:,})")
+        counts = np.bincount(observed)
         low = int(np.flatnonzero(counts)[0]) if counts.any() else 0
         return cls(low, counts[low:] / max(1, counts.sum()))
 

@@ -161,6 +161,8 @@ class LengthSource:
             fitted = LengthDistribution.fit(list(found.values()), self.family)
         except ValueError as error:
             hint = "Use the empirical quantile: quantile:Q:FILE."
+            if self.family == "empirical":
+                hint = "Correct the lengths."
             raise InputError(str(error), file=self.file, where="lengths 'quantile'", hint=hint) from None
         return [fitted.quantile(self.value or 0)] * len(ids)
 

@@ -263,7 +263,7 @@ def _replica_rows(report: Report) -> list[Row]:
             gap = "" if each.run_gap is None else f", gap {percent(each.run_gap, 2)}"
             note = (
                 f"{each.requests:,} completions{gap}, utilization {percent(each.utilization)},"
-                f" {each.prefill_stages:,} stages, {each.decode_rounds:,} rounds{planned}"
+                f" {each.prefill_stages:,} stages, {each.decode_rounds:,} decode steps{planned}"
             )
         if k in report.lost:
             note += f"; died ({report.lost[k]}), its unfinished requests ran elsewhere"

@@ -57,6 +57,8 @@ def lifted_bound(weights: IntArray, machines: int) -> PartitionBound:
     heavy = np.sort(checked_weights(weights, machines))[::-1]
     if heavy.size == 0:
         return PartitionBound(0, "no items", {"kind": "lifted", "heaviest": 0, "machines": 1})
+    # Machines beyond the items stay empty, and the formula is the same without them.
+    machines = min(machines, heavy.size)
     prefix = np.concatenate(([0], np.cumsum(heavy)))
     last = np.full(machines, heavy.size)
     chosen = np.concatenate((np.arange(1, heavy.size + 1), last))

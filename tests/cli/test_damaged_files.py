@@ -84,6 +84,11 @@ CASES: dict[str, tuple[str, Callable[[str], str], str]] = {
         edited("operations.2.axes.1", "tokens"),
         "profile.json, field 'operations.2': operation 'keys and values': phase 'decode' has no axes",
     ),
+    "a past completion longer than any": (
+        "past answers (quantile)",
+        edited("response.body.usage.completion_tokens", 2**31 - 1),
+        "answers.jsonl, lengths 'quantile': 2147483647 tokens are beyond any completion's (100,000,000)",
+    ),
     "more tokens than there are in a measured run": (
         "measured run, requests.jsonl",
         edited("input_toks", 10**400),

@@ -114,6 +114,11 @@ def test_a_decode_stage_has_rounds_and_a_prefill_stage_need_not() -> None:
     assert Stage("decode", 0.0, 1.0, 1, 1, 1, 1, 1).rounds == 1
 
 
+def test_a_stage_that_ends_before_it_begins_is_refused_with_its_line(path: Path) -> None:
+    with pytest.raises(InputError, match=r"trace.jsonl, line 3.*a stage ends before it begins"):
+        Trace.load(changed(path, 3, start=1e9))
+
+
 @pytest.mark.parametrize("readings", [[0.0], [-1.0], [np.inf], [np.nan], [1.0, 0.0], [[1.0]]])
 def test_a_reading_of_the_machines_speed_is_a_positive_number_of_seconds(readings: list[Any]) -> None:
     with pytest.raises(ValueError, match="a reading of the machine's speed is not a number of seconds"):

@@ -250,6 +250,16 @@ def test_a_vllm_run_without_a_profile_is_refused(tmp_path: Path, capsys: pytest.
     assert "--profile" in capsys.readouterr().err
 
 
+def test_a_trace_with_a_request_that_never_finished_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = Problem(Workload.from_lengths([2, 2], [2, 3]), CostModel(0.0, 1.0, 0.0, 1.0), 2)
+    trace = simulate(problem, policy_named("fcfs", problem))
+    replace(trace, finished=np.array([trace.finished[0], np.nan])).save(tmp_path / "trace.jsonl")
+    assert main(["validate", str(tmp_path / "trace.jsonl"), "--cost", "paper"]) == 2
+    assert "one that never finished" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("device", ["RTX4090", "RTXPRO6000"])
 def test_the_simulation_is_within_five_percent_of_a_measured_vllm_run(device: str, public_data: Path) -> None:
     folder = public_data / "vllm_runs" / f"{device}-Llama-3.1-8B"

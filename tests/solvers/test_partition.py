@@ -119,6 +119,10 @@ def test_graham_s_worst_case_is_met_by_his_rule_and_solved_by_the_solver() -> No
     assert (result.makespan, result.optimal) == (9, True)
 
 
+def test_more_machines_than_there_is_memory_for_leave_the_heaviest_item() -> None:
+    assert lifted_bound(np.array([3, 7, 5]), 2**31 - 1).value == 7
+
+
 def test_the_lifted_bound_sees_a_machine_that_must_take_three() -> None:
     # Seven items of 10 on three machines: one machine holds three of them, though the mean load is 24.
     weights = np.array([10] * 7 + [1] * 2)

@@ -54,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
             hint = "Say --cost with a file of `batchbound profile`."
             raise InputError("the trace needs a cost model", file=args.run_path, hint=hint)
         refuse_link(args)
-        if not len(trace):
-            hint = "Give the trace of a run that served some."
-            raise InputError("the trace has no request", file=args.run_path, hint=hint)
+        if not (trace.finished > 0).all() or not len(trace):
+            hint = "Give the trace of a run that served its requests."
+            raise InputError(
+                "the trace has no request, or one that never finished", file=args.run_path, hint=hint
+            )
         validation, warnings = validate_trace(trace, read_cost(args.cost)[0]), []
     if args.json:
         print(json.dumps({"warnings": warnings} | validation.to_json()))
