@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,6 +77,30 @@ def test_every_command_shown_is_understood(command: str, page: str) -> None:
     assert name in COMMANDS, page
     if words and "--help" not in words:
         assert whole_parser().parse_args([name, *words]).command == name
+
+
+ENGINES = {
+    "vllm serve": "test_examples.py",
+    "vllm serve MODEL --scheduler-cls batchbound.integrations.vllm.LongestFirst": "cli/test_real_server.py",
+    "vllm bench serve --save-detailed": "data/test_tables.py",
+}
+"""Commands of another program: what runs them, or reads what they write."""
+
+
+def test_a_command_of_vllm_is_run_or_its_output_read() -> None:
+    assert shown("vllm ").keys() == ENGINES.keys()
+    for command, name in ENGINES.items():
+        text = (ROOT / "tests" / name).read_text(encoding="utf-8")
+        words = [word for word in command.split() if word.startswith(("--scheduler", "batchbound."))]
+        assert [word for word in words if word not in text] == []
+
+
+def test_an_extra_to_install_is_declared() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pages = "".join(page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"])
+    named = set(re.findall(r"pip install '?batchbound\[(\w+)\]", pages))
+    assert named
+    assert named <= declared["optional-dependencies"].keys()
 
 
 PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
