@@ -19,7 +19,7 @@ INSTALLS = {"test-lowest"}
 """Gigabytes: docs/reliability.md says what was seen."""
 SMALL = {
     "demo": [],
-    "attack": ["ATTACK=--only disk --seed 3"],
+    "attack": ["ATTACK=--only plans --kills 10 --seed 3"],
     "mutants": ["MUTANTS=models/certificates/reads.py"],
 }
 

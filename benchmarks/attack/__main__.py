@@ -86,7 +86,10 @@ def main() -> int:
         (warm := Path(folder) / "warm").mkdir()
         children.warm_up(warm)
         chosen = attacks(args, Path(folder), book)
-        for name in args.only.split(",") if args.only else chosen:
+        names = args.only.split(",") if args.only else list(chosen)
+        if unknown := [name for name in names if name not in chosen]:
+            sys.exit(f"attack: --only {unknown[0]!r} is none of {', '.join(chosen)}")
+        for name in names:
             begun, before = time.monotonic(), set(book.tallies)
             chosen[name]()
             book.keep()

@@ -139,8 +139,9 @@ def test_the_trainer_runs_with_all_its_defaults(model: Any, tokenizer: Any, tmp_
 
 
 @pytest.mark.slow
-def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    rewards = runpy.run_path(str(EXAMPLE))["train"](1)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_example_learns(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    rewards = runpy.run_path(str(EXAMPLE))["train"](seed)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert len(rewards) == len(lines) == 30
     assert sum(rewards[-5:]) > sum(rewards[:5]) + 0.5
