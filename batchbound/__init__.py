@@ -71,6 +71,7 @@ __all__ = [
     "search",
     "simulate",
     "solve",
+    "suite",
     "verify",
 ]
 
@@ -108,6 +109,7 @@ _HOMES = {
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",
+    "suite": ".comparing.library",
     "verify": ".judging",
 }
 """The module of each public name, imported when the name is first used: planning loads no torch."""

@@ -36,10 +36,13 @@ class Inputs:
     tokenizer: str
 
 
-def add_problem(parser: argparse.ArgumentParser, *, auto_slots: bool = False) -> None:
+def add_problem(
+    parser: argparse.ArgumentParser, *, auto_slots: bool = False, workload_needed: bool = True
+) -> None:
     """Add the options that make a problem out of a workload; its number of slots may be left to us."""
     parser.add_argument(
         "workload",
+        nargs=None if workload_needed else "?",
         metavar="FILE",
         help="prompts (OpenAI batch JSONL, or a table with --prompt-column), a table of lengths (CSV,"
         " Parquet, JSONL), or NAME:SEED[:COUNT] of a generator (table3, exegpt-S, sharegpt, ...)",

@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import __version__
 from ..data.files.disk import atomic_write
 from ..data.fleet import Fleet
+from ..data.plan import Plan
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..heuristics.loop import schedule_of
@@ -28,7 +29,10 @@ from .result import NOT_APPLICABLE, Comparison, Measurement, with_gaps
 POLICY = "policy:"
 """Before the name of a policy, which is simulated: ``policy:fcfs``."""
 
-Instance = Problem | Fleet | LinearModel
+BEST_KNOWN = "best known"
+"""The solver's name in the row of the plan that an instance came with."""
+
+Instance = Problem | Fleet | LinearModel | Plan
 OwnSolver = Callable[[Problem, Limits], Result | Schedule]
 """A user's own solver: a problem and limits in, a schedule out, or a result where it also proves a bound."""
 
@@ -64,7 +68,9 @@ def compare(
     ----------
     instances
         Problems, fleets, or linear models (:func:`~batchbound.models.formulations.linear_files.read_mps`), by
-        name. Arrivals are ignored; only the search takes fleets.
+        name. Arrivals are ignored; only the search takes fleets. A plan, as those of
+        :func:`~batchbound.comparing.library.suite`, stands for its problem, and its makespan and bound get
+        the first row.
     solvers
         Names, or a mapping of a label to a name, an :data:`OwnSolver` or an :class:`OwnLinearSolver`. A name
         is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:`` and a key of
@@ -93,8 +99,8 @@ def compare(
             raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(known_solvers())}")
     rows: list[Measurement] = []
     for name, given in instances.items():
-        instance = given.without_arrivals() if isinstance(given, Problem) else given
-        found = []
+        instance = _posed(given)
+        found = [_known(name, given)] if isinstance(given, Plan) else []
         for label, solver in chosen.items():
             found.append(_measured(name, instance, label, solver, limits))
             if on_done is not None:
@@ -110,7 +116,35 @@ def known_solvers() -> list[str]:
     return [*SOLVERS, *(POLICY + name for name in POLICIES), *BACKENDS]
 
 
-def _measured(name: str, instance: Instance, label: str, solver: Solver, limits: Limits) -> Measurement:
+def _posed(given: Instance) -> Problem | Fleet | LinearModel:
+    """Return what the solvers are asked for."""
+    if isinstance(given, Plan):
+        return given.problem.without_arrivals() if len(given.fleet.replicas) == 1 else given.fleet
+    return given.without_arrivals() if isinstance(given, Problem) else given
+
+
+def _known(name: str, plan: Plan) -> Measurement:
+    """Return what a plan says of its own problem, as a measurement."""
+    bound, maker = plan.bound, plan.maker
+    return Measurement(
+        name,
+        BEST_KNOWN,
+        plan.makespan,
+        None if bound is None else bound.proven,
+        None,
+        maker.seconds,
+        maker.status,
+        maker.stopped_by,
+        f"{maker.solver} {maker.version}",
+        f"seed {maker.seed}",
+        "" if bound is None else bound.source,
+        _point(maker.seconds, plan.makespan),
+    )
+
+
+def _measured(
+    name: str, instance: Problem | Fleet | LinearModel, label: str, solver: Solver, limits: Limits
+) -> Measurement:
     begun = time.perf_counter()
     try:
         if isinstance(instance, LinearModel):

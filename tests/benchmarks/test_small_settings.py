@@ -34,6 +34,7 @@ SMALL: dict[str, str] = {
     "fleet.py": "--requests 200 --seeds 1",
     "gpu_decode.py": "--shape tiny --slots 2 --context 16 --rounds 4 --requests 8 --plan-seconds 0.1",
     "gsm8k.py": "--slots 4 --time-limit 0.2",
+    "instance_library.py": "--suites paper --seconds 0.1 --folder library",
     "judge_rules.py": "",
     "kv_capacity.py": "--requests 60 --capacity 30000 --slots 16 --time-limit 0.2",
     "lawrinenko.py": "--seconds 0.2 --items 40",

@@ -7,6 +7,7 @@ import json
 from difflib import get_close_matches
 from pathlib import Path
 
+from ...comparing.library import suite, suites
 from ...comparing.result import Comparison
 from ...comparing.runner import Instance, compare, known_solvers, write_text
 from ...data.files.disk import InputError
@@ -25,7 +26,14 @@ OUTPUTS = ("csv", "markdown", "profile", "over_time")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_problem(parser)
+    add_problem(parser, workload_needed=False)
+    parser.add_argument(
+        "--suite",
+        action="append",
+        metavar="NAME",
+        help="instead of files: the instances of a suite of the library, each with the best schedule and"
+        f" certified bound known ({', '.join(suites())}); may be repeated",
+    )
     parser.add_argument(
         "more",
         nargs="*",
@@ -73,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         near = get_close_matches(unknown, known_solvers(), n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known_solvers())}."
         raise InputError(f"there is no solver {unknown!r}", where="solvers", hint=hint)
-    instances = {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
+    instances = _instances(args)
     limit = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     limits = Limits(seconds=limit, work=args.work, threads=args.threads, seed=args.seed)
     comparison = compare(
@@ -84,6 +92,29 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print()
     return 0
+
+
+def _instances(args: argparse.Namespace) -> dict[str, Instance]:
+    if args.suite is None:
+        if args.workload is None:
+            hint = f"Name files, or --suite NAME of {', '.join(suites())}."
+            raise InputError("missing: FILE", hint=hint)
+        return {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
+    _refuse_beside_suite(args)
+    return {
+        f"{name}/{each}": plan for name in dict.fromkeys(args.suite) for each, plan in suite(name).items()
+    }
+
+
+def _refuse_beside_suite(args: argparse.Namespace) -> None:
+    """Raise InputError if something is named that the instances of the library have themselves."""
+    problem = argparse.ArgumentParser()
+    add_problem(problem, workload_needed=False)
+    for name, default in vars(problem.parse_args([])).items():
+        if getattr(args, name) != default:
+            said = "a file" if name == "workload" else f"--{name.replace('_', '-')}"
+            hint = "Leave one of them out: the library's instances have limits and costs of their own."
+            raise InputError(f"{said} has no effect beside --suite", hint=hint)
 
 
 def _instance(args: argparse.Namespace, name: str) -> Instance:

@@ -1,0 +1,39 @@
+"""The instance library: named jobs, each with the best schedule known for it and a certified bound."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from ..data.files.disk import InputError
+from ..data.plan import Plan
+
+_FOLDER = files(f"{__package__.rpartition('.')[0]}.data") / "instances"
+
+
+def suites() -> list[str]:
+    """Return the names of the library's suites, sorted."""
+    return sorted(entry.name for entry in _FOLDER.iterdir() if entry.is_dir())
+
+
+def suite(name: str) -> dict[str, Plan]:
+    """
+    Return the instances of a suite by name, each as the best plan known.
+
+    A plan holds the problem, a schedule that breaks no rule, who found it (``maker``), and a bound with its
+    certificate, which :func:`batchbound.verify` derives again.
+
+    Parameters
+    ----------
+    name
+        One of :func:`suites`.
+
+    Raises
+    ------
+    InputError
+        If there is no such suite, or one of its files is damaged.
+    """
+    if name not in suites():
+        hint = f"There are {', '.join(suites())}."
+        raise InputError(f"there is no suite {name!r} of instances", where="suite", hint=hint)
+    found = sorted(entry.name for entry in (_FOLDER / name).iterdir() if entry.name.endswith(".json"))
+    return {file.removesuffix(".json"): Plan.load(str(_FOLDER / name / file)) for file in found}
