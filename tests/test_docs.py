@@ -157,7 +157,7 @@ BENCHMARKS = {
 }
 
 
-NEEDS = {"mutation_score.py": "mutmut"}
+NEEDS = {"mutation_score.py": "mutmut", "trl_rounding.py": "trl"}
 
 
 @pytest.mark.slow

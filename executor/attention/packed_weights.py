@@ -36,10 +36,17 @@ class _Packed:
     of: tuple[int, int]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Do what the layer does."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, self.weight, self.module.bias, "none", [], ""
-        )
+        """Do what the layer does, under autocast in autocast's number format."""
+        bias: torch.Tensor | None = self.module.bias
+        dtype = self.module.weight.dtype
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            if not _taken(dtype):
+                return torch.nn.functional.linear(inputs, self.module.weight, bias)
+            inputs, bias = inputs.to(dtype), None if bias is None else bias.to(dtype)
+        if self.weight.dtype != dtype:
+            self.weight = _pack(self.module, dtype)
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, bias, "none", [], "")
         return output
 
 
@@ -58,7 +65,9 @@ class PackedWeights:
 
     def __init__(self, model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> None:
         modules = _worth_packing(model, available)
-        self._packed = [_Packed(module, _pack(module), _contents(module)) for module in modules]
+        self._packed = [
+            _Packed(module, _pack(module, module.weight.dtype), _contents(module)) for module in modules
+        ]
 
     @property
     def layers(self) -> int:
@@ -71,7 +80,7 @@ class PackedWeights:
         for packed in self._packed:
             contents = _contents(packed.module)
             if contents != packed.of:
-                packed.weight, packed.of = _pack(packed.module), contents
+                packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), contents
             # Past Module.__setattr__, which would look for parameters in every round.
             packed.module.__dict__["forward"] = packed.forward
         try:
@@ -100,11 +109,14 @@ def _packable(module: Any) -> TypeGuard[torch.nn.Linear]:
         return False
     if weight.device.type != "cpu" or weight.is_inference() or weight.numel() < _LEAST_WEIGHTS:
         return False
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    if weight.dtype == torch.bfloat16:
+    return bool(torch.backends.mkldnn.is_available()) and _taken(weight.dtype)  # type: ignore[no-untyped-call]
+
+
+def _taken(dtype: torch.dtype) -> bool:
+    """Tell whether oneDNN takes a number format on this machine."""
+    if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return bool(weight.dtype == torch.float32)
+    return dtype == torch.float32
 
 
 def _contents(module: torch.nn.Linear) -> tuple[int, int]:
@@ -113,6 +125,7 @@ def _contents(module: torch.nn.Linear) -> tuple[int, int]:
     return weight.data_ptr(), weight._version
 
 
-def _pack(module: torch.nn.Linear) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), _ROWS_HINT)
+def _pack(module: torch.nn.Linear, dtype: torch.dtype) -> torch.Tensor:
+    weight = module.weight.detach().to(dtype)
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
     return packed

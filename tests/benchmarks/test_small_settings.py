@@ -51,6 +51,7 @@ SMALL: dict[str, str] = {
     "table3.py": "--seeds 1 --plan 0.1",
     "tiny_instances.py": "--instances 5",
     "train_speller.py": "--steps 3 --each 1 -o speller.safetensors",
+    "trl_rounding.py": "--hidden 32 --layers 1",
     "uncertain.py": "--seeds 1 --time-limit 0.1 --only 0.2",
 }
 """What each script's own options make small."""

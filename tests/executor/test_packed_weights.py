@@ -32,6 +32,24 @@ def test_packed_layers_give_what_the_layers_give(rows: int, dtype: Any) -> None:
     assert torch.allclose(got.double(), expected.double(), atol=torch.finfo(dtype).eps * 10)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_packed_layers_compute_in_its_number_format(dtype: Any) -> None:
+    model, inputs = two_layers(), torch.randn(5, 128)
+    packed = PackedWeights(model)
+
+    def both(enabled: bool) -> tuple[Any, Any]:
+        with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=enabled):
+            expected = model(inputs)
+            with packed.in_place():
+                return model(inputs), expected
+
+    for enabled in (True, False, True):
+        got, expected = both(enabled)
+        assert got.dtype == expected.dtype == (dtype if enabled else torch.float32)
+        assert torch.allclose(got.double(), expected.double(), atol=torch.finfo(expected.dtype).eps * 10)
+        change_in_place(model)
+
+
 def change_in_place(model: Any) -> None:
     with torch.no_grad():
         model[0].weight.mul_(2)
