@@ -90,7 +90,7 @@ def rollout_function(
             raise ValueError(
                 "the trainer trains another model than the engine's: make LLM with trainer.model"
             )
-        seed = _seed(settings.sampling.seed, settings.process, settings.step, next(calls))
+        seed = seed_of_call(settings.sampling.seed, settings.process, settings.step, next(calls))
         kept = (
             None
             if history is None
@@ -211,7 +211,7 @@ def _model_of(trainer: object) -> Any:
     return trainer.model  # type: ignore[attr-defined]
 
 
-def _seed(seed: int, process: int, step: int, call: int) -> int:
+def seed_of_call(seed: int, process: int, step: int, call: int) -> int:
     """Return a seed of one call's own: neighbouring seeds, steps and processes share no streams."""
     digest = hashlib.blake2b(f"{seed}:{process}:{step}:{call}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")

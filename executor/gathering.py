@@ -1,0 +1,165 @@
+"""Requests that a trainer's many tasks make one by one, served by the engine in calls of many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from ..data.readers.sampling import Sampling
+from .llm import LLM, Completion
+from .models.wrapped import unwrapped
+from .rollout import seed_of_call
+
+QUIET_SECONDS = 0.05
+"""A call begins once no request has come for so long: those of a step come together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A request, and who waits for it."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    fields: dict[str, Any]
+    answer: asyncio.Future[Completion]
+
+
+class Gathering:
+    """
+    An engine that is asked for one completion at a time, as the servers of verl and OpenRLHF are.
+
+    Requests that come while a call runs wait for its end. Those of one prompt are put side by side, so that
+    it is computed once.
+
+    Parameters
+    ----------
+    engine
+        Serves one call after the other, in a thread of its own.
+    seed
+        Of the first call; every call draws from streams of its own.
+    quiet_seconds
+        How long no request must have come before a call begins.
+    """
+
+    def __init__(self, engine: LLM, *, seed: int = 0, quiet_seconds: float = QUIET_SECONDS) -> None:
+        self.engine = engine
+        self._seed, self._quiet, self._calls = seed, quiet_seconds, count()
+        self._waiting: list[_Waiting] = []
+        self._unfinished = 0
+        self._serving: asyncio.Task[None] | None = None
+        self._one_at_a_time, self._open = asyncio.Lock(), asyncio.Event()
+        self._open.set()
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests wait or are served."""
+        return self._unfinished
+
+    async def complete(self, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> Completion:
+        """
+        Return a completion of a prompt.
+
+        Parameters
+        ----------
+        prompt
+            Token ids.
+        max_tokens
+            Tokens after which the completion ends.
+        **sampling
+            Fields of :class:`~.sampling.Sampling`; without ``seed``, each request is drawn anew.
+
+        Raises
+        ------
+        InputError
+            If a request of the same call cannot be served.
+        ValueError
+            If a field is out of its range, or there is more than one completion to draw.
+        """
+        if Sampling(**sampling).n != 1:
+            raise ValueError("n is more than 1: ask once for each completion")
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(tuple(prompt), max_tokens, sampling, loop.create_future())
+        self._waiting.append(waiting)
+        self._unfinished += 1
+        if self._serving is None or self._serving.done():
+            self._serving = loop.create_task(self._serve())
+        try:
+            return await waiting.answer
+        finally:
+            self._unfinished -= 1
+
+    async def pause(self) -> None:
+        """Let the call that runs come to its end, and begin no other before :meth:`resume`."""
+        self._open.clear()
+        async with self._one_at_a_time:
+            pass
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        self._open.set()
+
+    async def load(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """
+        Take over weights once no call runs.
+
+        Parameters
+        ----------
+        weights
+            Names, as in the model's ``state_dict``, and tensors.
+
+        Raises
+        ------
+        ValueError
+            If the model has no weight of this name and shape.
+        """
+        async with self._one_at_a_time:
+            own = unwrapped(self.engine.model).state_dict()
+            for name, weight in weights:
+                if name not in own or own[name].shape != weight.shape:
+                    raise ValueError(f"the model has no weight {name!r} of the shape {tuple(weight.shape)}")
+                own[name].copy_(weight)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            came = 0
+            while came < len(self._waiting):
+                came = len(self._waiting)
+                await asyncio.sleep(self._quiet)
+            await self._open.wait()
+            async with self._one_at_a_time:
+                if not self._open.is_set():
+                    continue
+                called, self._waiting = self._waiting, []
+                first: dict[tuple[int, ...], int] = {}
+                for at, one in enumerate(called):
+                    first.setdefault(one.prompt, at)
+                called.sort(key=lambda one: first[one.prompt])
+                await asyncio.to_thread(self._call, called, loop)
+
+    def _call(self, called: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+        """Serve requests in one call; whatever it fails of, all that wait for it are told."""
+        seed = seed_of_call(self._seed, 0, 0, next(self._calls))
+        try:
+            for completion in self.engine.generate(
+                [one.prompt for one in called],
+                [Sampling(**{"seed": seed, **one.fields}) for one in called],
+                max_tokens=[one.max_tokens for one in called],
+            ):
+                loop.call_soon_threadsafe(_settle, called[completion.index].answer, completion)
+        except Exception as error:
+            for one in called:
+                loop.call_soon_threadsafe(_settle, one.answer, error)
+
+
+def _settle(answer: asyncio.Future[Completion], outcome: Completion | Exception) -> None:
+    """Tell who waits, unless they were told before or have gone."""
+    if answer.done():
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
