@@ -30,6 +30,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.solvers import Limits, solve
+from batchbound.solvers.cache_choice import choose_prefix_cache
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "instances"
 
@@ -71,7 +72,7 @@ def _groups(groups: int, samples: int, slots: int, share: float | None = None) -
     if share is None:
         return problem
     peak = int(np.sort(problem.kv_peak)[-slots:].sum())
-    return replace(problem, kv_capacity=int(share * peak), prefix_cache=0)
+    return choose_prefix_cache(replace(problem, kv_capacity=int(share * peak), prefix_cache=0))
 
 
 def _models(file: str, model: str, slots: int) -> Problem:

@@ -21,6 +21,7 @@ from ..data.prompts.columns import PromptColumns
 from ..data.readers.openai_batch import PromptRecord
 from ..data.readers.requests import JobInput, TokenCounter, read_workload
 from ..data.workload import LONGEST, Workload
+from ..solvers.cache_choice import choose_prefix_cache
 from .output import note
 
 DEFAULT_SLOTS = 32
@@ -67,7 +68,8 @@ def add_problem(
         metavar="TOKENS",
         help="most tokens of prompts that several requests share, kept between prefill stages beside what"
         " running requests hold; taken from --kv-capacity (default: a quarter of what the slots can hold;"
-        " with --kv-capacity 0: such a prompt is computed once in each stage that needs it)",
+        " of a --kv-capacity the share with which a quick schedule is shortest; with 0 such a prompt is"
+        " computed once in each stage that needs it)",
     )
     group.add_argument(
         "--prefill-token-cap", type=positive, metavar="TOKENS", help="most prompt tokens of one prefill stage"
@@ -192,6 +194,11 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         )
     except ProblemError as error:
         raise _too_long(job, error, given=getattr(args, error.limit) is not None) from None
+    if args.prefix_cache is None and args.slots:
+        problem = choose_prefix_cache(problem)
+        if held is not None and problem.prefix_cache:
+            kept, hint = problem.prefix_cache, "--prefix-cache says another number"
+            note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
     _refuse_timeless(problem, args.cost)
     return Inputs(problem, job, source, tokenizer)
 

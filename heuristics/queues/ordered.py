@@ -21,18 +21,28 @@ def longest_first(problem: Problem) -> IntArray:
     return np.argsort(-problem.rounds, kind="stable")
 
 
-def group_by_group(problem: Problem) -> IntArray:
+def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
     """
     Return the requests group by group, that of the longest request first, shape (requests,).
 
     Those of a group, which share a prompt, go by decreasing decode steps; a request that shares nothing is a
     group of its own.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    classes
+        Longer classes of requests go first, each group by group: so many for each halving of the decode
+        steps; 0 for one class of all.
     """
     group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))
-    _, label = np.unique(group, return_inverse=True)
+    rounds = np.maximum(problem.rounds, 1)
+    of = np.floor(classes * np.log2(rounds.max() / rounds)).astype(np.int64)
+    _, label = np.unique(np.stack((of, group)), axis=1, return_inverse=True)
     longest = np.zeros(label.max() + 1, dtype=np.int64)
     np.maximum.at(longest, label, problem.rounds)
-    return np.lexsort((-problem.rounds, label, -longest[label]))
+    return np.lexsort((-problem.rounds, label, -longest[label], of))
 
 
 class Ordered:

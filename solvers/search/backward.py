@@ -160,9 +160,10 @@ def backward_schedule(problem: Problem) -> Schedule | None:
 def _stages_of(problem: Problem, requests: IntArray) -> IntArray:
     """Return stages of requests that take no round, in the order given, as full as the limits allow."""
     caps = [cap for cap in (problem.prefill_token_cap, problem.kv_capacity) if cap is not None]
+    most = min(caps, default=int(problem.prompt_tokens.sum()))
     stages, stage, count, tokens = [], 0, 0, 0
     for prompt in problem.prompt_tokens[requests].tolist():
-        if count == problem.slots or tokens + prompt > min(caps):
+        if count == problem.slots or tokens + prompt > most:
             stage, count, tokens = stage + 1, 0, 0
         count, tokens = count + 1, tokens + prompt
         stages.append(stage)

@@ -42,6 +42,12 @@ CUT_IN_PART = 0.2
 STAGE = 0.4
 """How often a stage is given up otherwise."""
 
+GROUP = 0.5
+"""How often, otherwise, it is requests of a group that start apart, where prompts are computed again."""
+
+TOGETHER = 0.8
+"""How often one of such a group starts with another of it if it can."""
+
 MOST = 6
 """Most requests taken out for being near others, or being anywhere."""
 
@@ -76,6 +82,8 @@ class _State:
         Requests and prompt tokens prefilled before each round, shape (rounds + 1,).
     begin, end
         Nothing runs before the one and from the other on.
+    shared
+        Tokens of shared prompts computed, each once in every stage that needs it.
     """
 
     start: IntArray
@@ -86,6 +94,7 @@ class _State:
     tokens: IntArray
     begin: int
     end: int
+    shared: int
 
     def copy(self) -> _State:
         return replace(
@@ -119,6 +128,11 @@ class Reinsertion:
         self._running = np.flatnonzero(problem.rounds > 0)
         self._rounds, self._prompt = problem.rounds[self._running], problem.prompt_tokens[self._running]
         self._first = problem.kv_at_start[self._running]
+        self._prefix = problem.prefix_of[self._running]
+        if problem.keeps_every_prefix:
+            # Wherever they start, each is computed once.
+            self._prefix = np.full_like(self._prefix, -1)
+        self._members = [np.flatnonzero(self._prefix == each) for each in range(int(self._prefix.max()) + 1)]
         self._capacity = FULL // 2 if problem.kv_capacity is None else problem.kv_capacity
         cost, area = problem.cost, (self._first + self._rounds / 2) / self._capacity
         alone = self._rounds * np.maximum(area, 1.0 / problem.slots)
@@ -193,6 +207,7 @@ class Reinsertion:
         )
         left_out = float(self._charge[state.start < 0].sum())
         rounds = self._problem.cost.decode_base * (state.end - state.begin)
+        prefill += self._problem.cost.prefill_per_token * state.shared
         return rounds + prefill + (self._weight if weight is None else weight) * left_out
 
     def _within_cap(self, start: IntArray) -> IntArray:
@@ -217,7 +232,9 @@ class Reinsertion:
         base = np.cumsum(np.bincount(at, offset, size + 1) - np.bincount(ends, offset, size + 1))[:size]
         held = np.rint(base).astype(np.int64) + active * self._time
         tokens = np.bincount(at, self._prompt[here], size + 1).astype(np.int64)
-        state = _State(start, held, active, held.copy(), stage, tokens, begin, end)
+        pairs = np.unique(np.stack((at, self._prefix[here])), axis=1)[1]
+        shared = int(self._problem.prefix_tokens[pairs[pairs >= 0]].sum())
+        state = _State(start, held, active, held.copy(), stage, tokens, begin, end, shared)
         self._raise(state, slice(0, size))
         return state
 
@@ -236,7 +253,12 @@ class Reinsertion:
         self._raise(state, span)
         state.stage[start] += sign
         state.tokens[start] += sign * self._prompt[request]
-        state.start[request] = start if sign > 0 else -1
+        state.start[request] = -1
+        prefix = int(self._prefix[request])
+        if prefix >= 0 and not (state.start[self._members[prefix]] == start).any():
+            state.shared += sign * int(self._problem.prefix_tokens[prefix])
+        if sign > 0:
+            state.start[request] = start
 
     def _taken_out(self) -> list[int]:
         """Take requests out, and return them with those left out before."""
@@ -249,6 +271,8 @@ class Reinsertion:
             out = self._cut()
         elif kind < CUT + STAGE:
             out = self._stage_given_up()
+        elif self._members and rng.random() < GROUP:
+            out = self._apart()
         state = self._at
         here = np.flatnonzero(state.start >= 0)
         count = min(len(here), int(rng.integers(1, MOST + 1)))
@@ -290,6 +314,16 @@ class Reinsertion:
         if len(members) > 3 * MOST:
             members = rng.choice(members, MOST, replace=False) if self._curved else members[:0]
         return members.tolist()
+
+    def _apart(self) -> list[int]:
+        """Return a request where another of its group starts, and one of that group that starts elsewhere."""
+        rng, state = self._rng, self._at
+        one = int(rng.integers(len(self._prefix)))
+        if self._prefix[one] < 0 or state.start[one] < 0:
+            return []
+        others = self._members[self._prefix[one]]
+        others = others[(state.start[others] >= 0) & (state.start[others] != state.start[one])]
+        return [one, int(rng.choice(others))] if len(others) else []
 
     def _cut(self) -> list[int]:
         """Cut rounds out, what starts later or earlier moved there, and return what is then in the way."""
@@ -365,6 +399,10 @@ class Reinsertion:
         stages = np.flatnonzero(fits & (state.stage[begin : begin + len(room)] > 0))
         if self._curved and len(stages):
             stages = stages[self._worth_joining(begin + stages, prompt)]
+        if self._prefix[request] >= 0 and self._rng.random() < TOGETHER:
+            others = state.start[self._members[self._prefix[request]]]
+            with_group = stages[np.isin(begin + stages, others)]
+            stages = with_group if len(with_group) else stages
         places = stages
         if not len(stages):
             if self._stage > self._weight * self._charge[request] and not last:

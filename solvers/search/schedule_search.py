@@ -67,6 +67,9 @@ MOST_ORDERED = 2000
 FIRST_ROUNDING = 0.5
 """Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
 
+GROUPED_SHARE = 0.4
+"""The share of the limits after which requests are moved where each stage computes shared prompts again."""
+
 STEP_SECONDS = 0.01
 """Seconds that a step stands for where steps are limited."""
 
@@ -240,12 +243,24 @@ class ScheduleSearch:
         else:
             if self._problem.prefill_token_cap is not None:
                 self._relax((UNCAPPED_SHARE,))
-            self._reorder(0.5 if len(self._problem) <= FEW else 0.0)
-            if not self._anneal():
-                self._reorder(1.0)
+            again = len(self._problem.prefix_tokens) > 0 and not self._problem.keeps_every_prefix
+            # Stage times know nothing of groups: what they are worth is seen beside a start that does.
+            step = self._reinsertion() if again else None
+            self._anneal_within(1.0 if step is None else GROUPED_SHARE)
+            if step is not None:
+                self._until(1.0, step)
         if not best.proven:
             # What there was no time for: against a good schedule most rules are soon given up.
             self._try(best.seconds + OVERTIME * best.seconds + OVERTIME_SECONDS)
+
+    def _anneal_within(self, share: float) -> None:
+        """Search orders and stage times until a share of the limits is used up."""
+        best = self.incumbent
+        limits, best.seconds, best.most = (best.seconds, best.most), share * best.seconds, share * best.most
+        self._reorder(0.5 if len(self._problem) <= FEW else 0.0)
+        if not self._anneal():
+            self._reorder(1.0)
+        best.seconds, best.most = limits
 
     def outcome(self) -> ScheduleSearchOutcome:
         """Return what was found."""

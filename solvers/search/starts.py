@@ -19,6 +19,9 @@ from .constructive import ski_rental_schedule
 PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
 """Settings of the ski-rental rule tried, the best one of Table III first; 0 never waits."""
 
+CLASSES = (0, 1, 2)
+"""Classes of lengths, each halving of the decode steps, within which requests are taken group by group."""
+
 PROMISING = (
     "packing",
     "priority",
@@ -76,7 +79,9 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     passes += [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
     in_turn: list[Callable[[float], Schedule | None]] = []
     if not problem.keeps_every_prefix:
-        in_turn += [in_one_pass(group_by_group(problem), patience) for patience in PATIENCES]
+        for classes in CLASSES:
+            order = group_by_group(problem, classes)
+            in_turn += [in_one_pass(order, patience) for patience in PATIENCES]
     if len(problem) > SIMULATED:
         return [*in_turn, *passes]
     names = dict.fromkeys((*PROMISING, *POLICIES))
