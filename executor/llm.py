@@ -103,8 +103,8 @@ class LLM:
         The most tokens of keys and values on the device; None for as many as the slots need.
     share_prompts
         Whether a prompt that comes several times, or is to be completed several times, is computed once.
-        What of it is kept for later takes as much memory again as the slots at most, on a GPU or with
-        ``kv_tokens`` a quarter of that.
+        What of it is kept for later takes as much memory again as the slots at most; on a GPU or with
+        ``kv_tokens`` a quarter of that, or what of ``kv_tokens`` the slots leave, where that is more.
     cost
         Costs the scheduling and the report count with; the hybrid paper's by default.
     policy
@@ -403,6 +403,8 @@ class LLM:
         # The host's memory is not what slots run short of: as much again as they can hold.
         roomy = self._kv_tokens is None and self.model.device.type == "cpu"
         kept = usual_prefix_cache(workload, fitting, 1.0 if roomy else 0.25)
+        if kept and self._kv_tokens is not None:
+            kept = max(kept, self._kv_tokens - slots * longest)
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
     def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:

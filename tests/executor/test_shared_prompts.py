@@ -95,12 +95,13 @@ def test_prompts_are_kept_until_the_last_of_their_groups_up_to_what_the_slots_ho
     hold = 8 * (max(map(len, prompts)) + max(lengths))
     assert hold // 4 < once <= hold
     computed = []
-    for most in (None, hold):
+    for most in (None, hold, hold + once):
         engine = LLM(model, ByteTokenizer(), slots=8, kv_tokens=most)
         answers(engine, prompts, lengths, expected_tokens=lengths)
         assert engine._ran is not None
         computed.append(sum(stage.tokens for stage in engine._ran[1].stages if stage.kind == "prefill"))
     assert computed[0] == once + 24 * 7 < computed[1], "where room is scarce a quarter of it is for prompts"
+    assert computed[2] == computed[0], "and all that the slots leave"
 
 
 def test_completions_of_one_prompt_are_drawn_each_on_its_own_as_without_sharing() -> None:
