@@ -16,11 +16,11 @@ _DEEPSEEK = ModelShape(
     expert_intermediate=2048, shared_intermediate=2048, dense_layers=3, latent=512, query_latent=1536,
     rope_dim=64, value_dim=128,
 )  # fmt: skip
-_QWEN_32B = ModelShape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936)
+_QWEN_32B = ModelShape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936, head_norm=True)
 KNOWN_MODELS: Mapping[str, ModelShape] = {
     "MiniMax-M2.5": ModelShape(
         "MiniMax-M2.5", 62, 3072, 48, 8, 128, 1536, 200064, experts=256, active_experts=8,
-        expert_intermediate=1536,
+        expert_intermediate=1536, head_norm=True, norm_across=True,
     ),
     "Kimi-K2.5": ModelShape(
         "Kimi-K2.5", 61, 7168, 64, 64, 128, 18432, 163840, experts=384, active_experts=8,
@@ -35,7 +35,7 @@ KNOWN_MODELS: Mapping[str, ModelShape] = {
     "Qwen3-32B-NVFP4": _QWEN_32B,
     "Qwen3-235B-A22B-FP8": ModelShape(
         "Qwen3-235B-A22B", 94, 4096, 64, 4, 128, 12288, 151936, experts=128, active_experts=8,
-        expert_intermediate=1536,
+        expert_intermediate=1536, head_norm=True,
     ),
     "Llama-3.1-8B-Instruct": ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256),
     "Llama-3.1-70B": ModelShape("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128256),

@@ -24,8 +24,8 @@ from scipy.optimize import least_squares
 from batchbound.data.costs.cost import FloatArray, IntArray
 from batchbound.models.exegpt.roofline import ERROR_BAR, ROOFLINE_DEVICES, Efficiency, Roofline
 
-START = Efficiency(0.7, 0.6, 0.6, 0.6, 0.6, 10e-6, 15e-6, 15e-6, 1e-3)
-_WIDTHS = np.array([0.3, 0.5, 0.5, 0.5, 0.5, 0.7, 0.5, 0.7, 1.0])
+START = Efficiency(0.7, 0.6, 0.6, 0.6, 0.6, 10e-6, 2e-6, 1e-3)
+_WIDTHS = np.array([0.3, 0.5, 0.5, 0.5, 0.5, 0.7, 0.5, 1.0])
 """Standard deviations of the factors' logarithms before a point was seen."""
 _PULL = 0.05
 _FEW = 5
@@ -44,18 +44,19 @@ class Terms:
 
     def log_error(self, of: FloatArray, rows: IntArray) -> FloatArray:
         """Return the logarithm of estimated over measured TPOT."""
-        read, decoding, keys, encoding, told, collectives, layers, experts = self.values[rows].T
-        weights_of, keys_of, decoding_of, encoding_of, link_of, collective, layer, expert, iteration = np.exp(
-            of
-        )
-        dense = np.maximum(read / weights_of, decoding / decoding_of)
-        seconds = dense + keys / keys_of + encoding / encoding_of + told / link_of
-        seconds = seconds + collectives * collective + layers * layer + experts * expert + iteration
+        read, decoding, head_read, head, mixed_read, mixed, share, *others = self.values[rows].T
+        weights_of, keys_of, decoding_of, encoding_of, link_of, collective, kernel, iteration = np.exp(of)
+        alone = np.maximum(read / weights_of, decoding / decoding_of)
+        beside = np.maximum(mixed_read / weights_of, mixed / encoding_of)
+        seconds = alone + share * np.maximum(0.0, beside - alone)
+        seconds = seconds + np.maximum(head_read / weights_of, head / decoding_of) + iteration
+        factors = 1 / keys_of, 1 / encoding_of, 1 / link_of, collective, kernel
+        seconds = seconds + sum(term * factor for term, factor in zip(others, factors, strict=True))
         return np.asarray(np.log(seconds) - np.log(self.measured[rows]))
 
 
 def terms(points: Sequence[MeasuredPoint]) -> Terms:
-    """Return the terms of each point, by switching the others off in the library's own estimate."""
+    """Return the terms of each point: what takes time in the library's own estimate, at full rates."""
     values = np.array([_row(point) for point in points])
     return Terms(
         values,
@@ -67,17 +68,33 @@ def terms(points: Sequence[MeasuredPoint]) -> Terms:
 
 
 def _row(point: MeasuredPoint) -> list[float]:
-    infinite, device = float("inf"), ROOFLINE_DEVICES[point.device]
+    infinite, device, shape = float("inf"), ROOFLINE_DEVICES[point.device], point.shape
     off = dict.fromkeys(("weights", "keys", "decoding", "encoding", "link"), infinite)
-    off |= dict.fromkeys(("collective", "layer", "experts", "iteration"), 0.0)
+    off |= dict.fromkeys(("collective", "kernel", "iteration"), 0.0)
+
+    def line(**kept: float) -> Roofline:
+        return Roofline(shape, device, point.degree, Efficiency(**(off | kept)))
 
     def alone(**kept: float) -> float:
-        of = Efficiency(**(off | kept))
-        line = Roofline(point.shape, device, point.degree, of)
-        return line.tpot(point.sequences, point.input_tokens, point.output_tokens)
+        return line(**kept).tpot(point.sequences, point.input_tokens, point.output_tokens)
 
-    rates = [alone(**{name: 1.0}) for name in ("weights", "decoding", "keys", "encoding", "link")]
-    return rates + [alone(**{name: 1.0}) for name in ("collective", "layer", "experts")]
+    each = np.array([point.sequences])
+    together = max(1.0, point.sequences / point.output_tokens)
+    all_tokens = each + together * point.input_tokens
+    reading, decoding, encoding = line(weights=1.0), line(decoding=1.0), line(encoding=1.0)
+    matrices = (
+        shape.layers * reading.layer_seconds(each, prompts=False),
+        shape.layers * decoding.layer_seconds(each, prompts=False),
+        reading.head_seconds(each),
+        decoding.head_seconds(each),
+        shape.layers * reading.layer_seconds(all_tokens, prompts=True),
+        shape.layers * encoding.layer_seconds(all_tokens, prompts=True),
+    )
+    attention = encoding.encode_attention(np.array([point.input_tokens]))
+    attention = attention * shape.layers * point.sequences / point.output_tokens
+    share = point.sequences / point.output_tokens / together
+    others = [alone(**{name: 1.0}) for name in ("keys", "link", "collective", "kernel")]
+    return [*(float(each[0]) for each in matrices), share, others[0], float(attention[0]), *others[1:]]
 
 
 def fit(known: Terms, rows: IntArray) -> FloatArray:

@@ -18,14 +18,17 @@ _FAR = 1e6
 """Tokens or sequences: what is told is linear in them up to there."""
 _ROUTE = 8
 """Bytes that say which expert a token goes to, and with what weight (vLLM: 32 bits each)."""
+SQUARES = 8
+"""Bytes of a token's sums of squares of its queries and keys, 32 bits each."""
 
 
 def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False) -> LayerProfile:
     """
     Return a profile with what its tensor-parallel devices tell each other.
 
-    A layer adds up two arrays: after the attention, and after the feed-forward part. Once an iteration the
-    embedding is added up, and each device's share of the logits is gathered.
+    A layer adds up two arrays: after the attention, and after the feed-forward part; and the squares of
+    queries and keys where their norm is over all heads. Once an iteration the embedding is added up, and each
+    device's share of the logits is gathered.
 
     Parameters
     ----------
@@ -50,7 +53,7 @@ def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False
     def after_feed_forward(tokens: float) -> float:
         return share * link.gather_seconds(degree, tokens * token) + (1 - share) * reduced(tokens)
 
-    told = (
+    told = [
         _line("synchronisation", "tokens", reduced),
         _line("feed_forward_synchronisation", "tokens", after_feed_forward),
         _line("embedding_synchronisation", "tokens", reduced, per_layer=False),
@@ -58,7 +61,12 @@ def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False
             "logits_gather", "sequences",
             lambda sequences: link.gather_seconds(degree, sequences * logits), per_layer=False,
         ),
-    )  # fmt: skip
+    ]  # fmt: skip
+    if shape.norm_across:
+        squares = _line(
+            "norm_synchronisation", "tokens", lambda tokens: link.all_reduce_seconds(degree, tokens * SQUARES)
+        )
+        told.append(squares)
     return replace(profile, operations=(*profile.operations, *told), warnings=())
 
 

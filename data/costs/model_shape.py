@@ -70,6 +70,9 @@ class ModelShape:
         0 for ``bytes_per_value``.
     multiply_bits
         Of the numbers that are multiplied with the weights: 16, or 8 or 4 where both are quantised.
+    head_norm, norm_across
+        Whether queries and keys are normalised, and whether over all heads at once: devices that share a
+        layer then add up their parts of the squares.
     """
 
     name: str
@@ -98,6 +101,8 @@ class ModelShape:
     feed_forward_bytes: WeightBytes = 0.0
     attention_bytes: WeightBytes = 0.0
     multiply_bits: int = 16
+    head_norm: bool = False
+    norm_across: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "") -> ModelShape:
@@ -128,6 +133,7 @@ class ModelShape:
         layers = read.size("num_hidden_layers", "num_decoder_layers", "num_layers", "n_layer", least=1)
         value = {"float64": 8, "float32": 4}.get(kind, 2)
         feed_forward, attention, bits = weight_bytes_of(config, value)
+        normed, across = _norms(config)
         return cls(
             name=name or str(config.get("model_type", "model")),
             layers=layers,
@@ -148,6 +154,8 @@ class ModelShape:
             feed_forward_bytes=feed_forward,
             attention_bytes=attention,
             multiply_bits=bits,
+            head_norm=normed,
+            norm_across=across,
             **_experts(config, read, layers),
             **_latent(config, read),
             **_window(config, layers),
@@ -192,6 +200,20 @@ class ModelShape:
     def embedding_values(self) -> int:
         """Weights of the embedding and the output head, in values."""
         return (1 if self.tied_embedding else 2) * self.vocabulary * self.hidden
+
+    @property
+    def kernels(self) -> float:
+        """
+        Kernels that a layer launches, the mean over the layers: what it takes however few the tokens.
+
+        Nine: two norms, queries with keys and values, their positions, attention, its output, and three of
+        the feed-forward part. Norms of queries and keys are one more; a latent five (two norms, the queries
+        in two steps, keys and values absorbed); experts seven in the place of three (router, choice, order,
+        three, sum); shared experts three.
+        """
+        share = self.expert_layers / self.layers
+        own = 9 + self.head_norm + (5 if self.latent else 0)
+        return own + share * (4 + (3 if self.shared_intermediate else 0))
 
     @property
     def layer_bytes(self) -> float:
@@ -299,6 +321,12 @@ def _kv_heads(config: Mapping[str, object], read: _Sizes, heads: int) -> int:
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
     return read.size("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
+
+
+def _norms(config: Mapping[str, object]) -> tuple[bool, bool]:
+    kind = str(config.get("model_type", ""))
+    normed = bool(config.get("use_qk_norm")) or kind.startswith(("qwen3", "gemma3", "olmo2", "olmo3"))
+    return normed, normed and config.get("qk_norm_type") == "per_layer"
 
 
 def _experts(config: Mapping[str, object], read: _Sizes, layers: int) -> dict[str, int]:

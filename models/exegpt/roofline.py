@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...data.costs.communication import SQUARES
 from ...data.costs.cost import FloatArray
 from ...data.costs.layer_profile import LayerProfile, Operation
 from ...data.costs.link import LINKS, Link, usual_link
@@ -119,8 +120,8 @@ class Efficiency:
         Share of the link's bandwidth.
     collective
         Seconds of a collective operation besides.
-    layer, experts
-        Seconds that a layer takes besides, and a layer's experts more.
+    kernel
+        Seconds that a kernel of a layer takes besides (:attr:`.ModelShape.kernels`).
     iteration
         Seconds that an iteration takes besides.
     """
@@ -131,16 +132,15 @@ class Efficiency:
     encoding: float
     link: float
     collective: float
-    layer: float
-    experts: float
+    kernel: float
     iteration: float
 
 
-CALIBRATED = Efficiency(0.771, 0.74, 0.6, 0.836, 0.436, 21.7e-6, 15.4e-6, 21.6e-6, 0.426e-3)
+CALIBRATED = Efficiency(0.805, 0.746, 0.6, 0.788, 0.396, 13.2e-6, 3.31e-6, 0.466e-3)
 """Fitted to measured points of eight models on three kinds of device by ``benchmarks/roofline_error.py``."""
-ERROR_BAR = (0.67, 1.57)
+ERROR_BAR = (0.74, 1.52)
 """Estimated over measured TPOT of models and devices that were left out: 90 of 100 points lie between."""
-ERROR_MEDIAN = 1.05
+ERROR_MEDIAN = 1.04
 """The median of it."""
 
 
@@ -175,8 +175,7 @@ class Roofline:
         read = shape.read_bytes(tokens) / (self.device.bandwidth * of.weights)
         share = of.encoding if prompts else of.decoding
         arithmetic = 2 * tokens * shape.token_values / (self.device.flops_at(shape.multiply_bits) * share)
-        experts = of.experts * shape.expert_layers / shape.layers
-        return np.asarray(np.maximum(read, arithmetic) / self.degree + of.layer + experts)
+        return np.asarray(np.maximum(read, arithmetic) / self.degree + of.kernel * shape.kernels)
 
     def head_seconds(self, sequences: FloatArray) -> FloatArray:
         """Return the seconds of the output head for so many sequences, once an iteration."""
@@ -198,36 +197,39 @@ class Roofline:
         return np.asarray(self.shape.prompt_pair_flops * pairs / (rate * self.degree))
 
     def told_seconds(self, tokens: FloatArray) -> FloatArray:
-        """Return the seconds of one all-reduce of so many tokens."""
+        """Return the seconds of a layer's all-reduces of so many tokens."""
         if self.degree == 1:
             return np.zeros_like(tokens)
+        shape, across = self.shape, self.shape.norm_across
         link = self.link or usual_link(self.device.name) or LINKS["pcie4"]
-        data = tokens * self.shape.hidden * self.shape.bytes_per_value
+        data = tokens * (2 * shape.hidden * shape.bytes_per_value + across * SQUARES)
         ring = 2 * (self.degree - 1) / self.degree * data / (link.bandwidth * self.efficiency.link)
-        return np.asarray(self.efficiency.collective + ring)
+        return np.asarray((2 + across) * self.efficiency.collective + ring)
 
     def decode_step(self, sequences: float, context: float) -> float:
         """Return the seconds in which each of some sequences generates a token."""
         each, held = np.array([float(sequences)]), np.array([float(context)])
         layer = self.layer_seconds(each, prompts=False) + self.decode_attention(each, held)
-        layer = layer + 2 * self.told_seconds(each)
+        layer = layer + self.told_seconds(each)
         return float((self.shape.layers * layer + self.head_seconds(each))[0])
 
     def tpot(self, sequences: float, input_tokens: float, output_tokens: float) -> float:
         """
         Return the seconds between two tokens of a request, where each that ends makes room for a new prompt.
 
-        Beside a token of each sequence, an iteration computes that share of a prompt which keeps the number
-        of sequences: one prompt in as many tokens as a request generates.
+        Beside a token of each sequence, iterations compute the prompts that keep the number of sequences: one
+        in as many tokens as a request generates. The weights are read once for both.
         """
+        each, length = np.array([float(sequences)]), np.array([float(input_tokens)])
         prompts = sequences / output_tokens
-        length = np.array([float(input_tokens)])
-        rate = self.device.flops_at(self.shape.multiply_bits) * self.efficiency.encoding * self.degree
-        prompt = 2 * length * self.shape.token_values / rate + self.encode_attention(length)
-        if self.degree > 1:
-            prompt = prompt + 2 * (self.told_seconds(length) - self.efficiency.collective)
+        together = max(1.0, prompts)
+        decoding = self.layer_seconds(each, prompts=False)
+        mixed = self.layer_seconds(each + together * length, prompts=True)
+        more = prompts / together * np.maximum(0.0, mixed - decoding)
+        told = self.told_seconds(length) - self.told_seconds(np.zeros(1))
+        more = more + prompts * (self.encode_attention(length) + told)
         step = self.decode_step(sequences, input_tokens + output_tokens / 2)
-        return step + prompts * self.shape.layers * float(prompt[0])
+        return step + self.shape.layers * float(more[0])
 
     def profile(self) -> LayerProfile:
         """Return the profile of the model, which says that it is estimated, and how far off estimates are."""
@@ -250,7 +252,7 @@ class Roofline:
         ]  # fmt: skip
         if self.degree > 1:
             told = self.told_seconds(far[:, 0])
-            operations.append(Operation("synchronisation", "both", ("tokens",), far, told, times=2))
+            operations.append(Operation("synchronisation", "both", ("tokens",), far, told))
         low, high = ERROR_BAR
         return LayerProfile(
             shape=self.shape,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,13 @@ def test_an_iteration_adds_up_two_arrays_a_layer_the_embedding_and_the_logits() 
     expected = (3 * 2 + 1) * (0.25 + hidden / 1000) + 0.25 + logits / 2 / 1000
     assert more == pytest.approx(expected)
     assert with_all_reduce(profile(2), LINK).warnings == ()
+
+
+def test_squares_of_queries_and_keys_are_added_up_where_their_norm_is_over_all_heads() -> None:
+    across = replace(profile(2), shape=replace(SHAPE, norm_across=True))
+    more = LayerCost(with_all_reduce(across, LINK)).iteration(5, 10.0, [])
+    more -= LayerCost(with_all_reduce(profile(2), LINK)).iteration(5, 10.0, [])
+    assert more == pytest.approx(3 * (0.25 + 5 * 8 / 1000))
 
 
 def test_gathered_sums_of_experts_are_told_once_instead_of_twice() -> None:

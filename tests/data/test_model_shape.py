@@ -97,6 +97,22 @@ def test_what_cannot_be_costed_is_refused_by_name(fields: dict[str, object], nam
         ModelShape.from_config(QWEN3_30B | fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "norms"),
+    [
+        ({}, (True, False)),
+        ({"model_type": "llama"}, (False, False)),
+        ({"model_type": "minimax_m2", "use_qk_norm": True, "qk_norm_type": "per_layer"}, (True, True)),
+        ({"model_type": "glm4_moe", "use_qk_norm": False, "qk_norm_type": "per_layer"}, (False, False)),
+    ],
+)
+def test_norms_of_queries_and_keys_are_read_from_the_configuration(
+    fields: dict[str, object], norms: tuple[bool, bool]
+) -> None:
+    shape = ModelShape.from_config(QWEN3_30B | fields)
+    assert (shape.head_norm, shape.norm_across) == norms
+
+
 def test_a_layer_with_a_window_attends_to_no_more_than_it() -> None:
     kinds = ["sliding_attention", "full_attention"]
     shape = ModelShape.from_config(

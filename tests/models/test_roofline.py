@@ -26,7 +26,7 @@ from batchbound.models.exegpt.roofline import (
 
 SHAPE = ModelShape("m", 3, 8, 4, 2, 2, 16, 32)
 DEVICE = RooflineDevice("toy", 1000.0, 100.0, 1e6, 4000.0)
-FULL = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+FULL = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 def test_a_step_reads_the_weights_and_the_keys_or_computes_longer() -> None:
@@ -40,11 +40,42 @@ def test_a_step_reads_the_weights_and_the_keys_or_computes_longer() -> None:
     assert many[0] == pytest.approx(2 * 50 * (attention + feed_forward + norms) / 1000)
 
 
-def test_prompts_that_make_up_for_those_who_end_are_computed_beside() -> None:
+def test_prompts_that_make_up_for_those_who_end_share_an_iteration_with_the_others() -> None:
     line = Roofline(SHAPE, DEVICE, 1, FULL)
+    weights = SHAPE.token_values
+    pairs = SHAPE.prompt_pair_flops * 100 * 50 / 1000
+    # In every second iteration a prompt: 105 tokens are computed where 5 wait for the weights to be read.
     beside = line.tpot(5, 100, 10) - line.decode_step(5, 105)
-    one = 2 * 100 * SHAPE.token_values / 1000 + SHAPE.prompt_pair_flops * 100 * 50 / 1000
-    assert beside == pytest.approx(5 / 10 * 3 * one)
+    assert beside == pytest.approx(3 * 0.5 * (2 * 105 * weights / 1000 - 2 * weights / 100 + pairs))
+    # Four prompts in each: the weights are read once for all of them.
+    beside = line.tpot(40, 100, 10) - line.decode_step(40, 105)
+    alone = 2 * 40 * weights / 1000
+    assert beside == pytest.approx(3 * (2 * 440 * weights / 1000 - alone + 4 * pairs))
+    # A short prompt costs nothing where reading takes longer than computing both.
+    short = line.tpot(1, 2, 10) - line.decode_step(1, 7)
+    assert short == pytest.approx(3 * 0.1 * SHAPE.prompt_pair_flops * 2 * 1 / 1000)
+
+
+def test_kernels_of_a_layer_are_those_of_its_parts() -> None:
+    known = {name: shape.kernels for name, shape in KNOWN_MODELS.items()}
+    assert known["Llama-3.1-70B"] == 9
+    assert known["Qwen3-32B"] == 10
+    assert known["gpt-oss-120b"] == 13
+    assert known["MiniMax-M2.5"] == 14
+    assert known["DeepSeek-V3"] == pytest.approx(14 + 7 * 58 / 61)
+    of = replace(FULL, weights=np.inf, decoding=np.inf, kernel=1e-3)
+    line = Roofline(SHAPE, DEVICE, 1, of)
+    assert line.layer_seconds(np.ones(1), prompts=False)[0] == pytest.approx(9e-3)
+
+
+def test_squares_of_a_norm_over_all_heads_are_one_more_collective_of_a_layer() -> None:
+    of = replace(FULL, collective=0.5)
+    plain, across = (
+        Roofline(shape, DEVICE, 2, of, Link("l", 10.0, 0.0, "made up")).told_seconds(np.array([3.0]))[0]
+        for shape in (SHAPE, replace(SHAPE, head_norm=True, norm_across=True))
+    )
+    assert plain == pytest.approx(2 * (0.5 + 3 * 8 * 2 / 10))
+    assert across - plain == pytest.approx(0.5 + 3 * 8 / 10)
 
 
 def test_the_profile_composes_to_the_estimated_step() -> None:
@@ -122,9 +153,7 @@ def test_estimates_of_models_and_devices_left_out_hold_their_error_bar(public_da
 def test_the_fitted_terms_are_those_of_the_estimate(tmp_path: Path) -> None:
     row = "vllm,MiniMaxAI/MiniMax-M2.5,b200_sxm,fp8,fp8,1024,512,32,4,1,100,20"
     points, _ = read_aiconfigurator(_write(tmp_path / "p.csv", [row]))
-    of = replace(
-        FULL, weights=0.7, keys=0.5, encoding=0.4, layer=1e-5, experts=2e-5, collective=3e-6, link=0.3
-    )
+    of = replace(FULL, weights=0.7, keys=0.5, encoding=0.4, kernel=3e-6, collective=3e-6, link=0.3)
     found = roofline_error.terms(points).log_error(np.log([max(x, 1e-12) for x in _values(of)]), np.arange(1))
     line = Roofline(points[0].shape, ROOFLINE_DEVICES["b200"], 4, of)
     assert found[0] == pytest.approx(np.log(line.tpot(32, 1024, 512) / 0.02), abs=1e-3)

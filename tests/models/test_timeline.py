@@ -282,7 +282,7 @@ def test_a_roofline_says_that_it_is_not_measured() -> None:
 def test_a_roofline_decode_reads_every_weight_once() -> None:
     shape = ModelShape("8b", 32, 4096, 32, 8, 128, 14336, 128256)
     device = ROOFLINE_DEVICES["a100-80gb"]
-    peak = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    peak = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     profile = Roofline(shape, device, 1, peak).profile()
     seconds = LayerCost(profile).iteration(1, 100, [])
     weights = shape.weight_bytes - shape.vocabulary * shape.hidden * shape.bytes_per_value
