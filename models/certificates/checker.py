@@ -15,6 +15,7 @@ from ...data.problem import Problem
 from ...data.schedule import Violation
 from .claims import RefutedError, Work, entries, prices, unreadable, whole, wholes
 from .enumeration import MOST_REQUESTS, fits
+from .memory_growth import proven_by_growth
 from .packings import packs
 from .reads import tokens_read
 from .slot_ends import EndClaim, checked_ends
@@ -270,6 +271,8 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
     elif claim["kind"] == "KV tokens over capacity":
         held = _held_over_rounds(problem)
         proven = -(-held // (problem.kv_capacity or held or 1))
+    elif claim["kind"] == "growing keys and values":
+        proven = proven_by_growth(problem, slots, claim, work)
     else:
         raise RefutedError("rounds", f"no argument is called {claim['kind']!r}")
     if claimed > proven:

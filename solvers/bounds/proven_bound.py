@@ -14,6 +14,7 @@ from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.slot_ends import SlotEnds
 from ..packing.partition import partition_bound
 from .loading import time_for_programmes
+from .memory_growth import growth_bound
 from .rounded_packing import refute_rounds
 from .slot_ends import refute_case
 
@@ -80,10 +81,18 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     stage, best = begun, trivial_bound(problem, counts)
     if seconds < WASTE_SECONDS * len(differences.lengths):
         return best
-    if _memory_rules(problem, counts):
-        return max(best, differences.bound(), key=lambda bound: bound.seconds)
     # A limit of a second leaves three tenths of it for the bound.
     programmes = time_for_programmes(seconds)
+    rules = _memory_rules(problem, counts)
+    if programmes and problem.memory_can_run_out:
+        left = seconds if rules else PACKING_SHARE * seconds
+        grown = growth_bound(problem, counts.slots, counts.rounds, left)
+        if grown is not None:
+            counts = counts.with_packing(grown)
+            differences = differences.with_counts(counts)
+            best = max(best, trivial_bound(problem, counts), key=lambda bound: bound.seconds)
+    if rules:
+        return max(best, differences.bound(), key=lambda bound: bound.seconds)
     while True:
         # A longer limit goes through the stages of a shorter one, then through more.
         stage, before = min(end, begun + max(FIRST_STAGE, STAGE_GROWTH * (stage - begun))), stage
