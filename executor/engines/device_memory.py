@@ -1,7 +1,11 @@
-"""How much memory a device has, and how many tokens of keys and values fit beside the weights."""
+"""A device's memory: how many tokens of keys and values fit beside the weights, what a process keeps."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..models.faults import available_bytes
@@ -12,6 +16,11 @@ if TYPE_CHECKING:
 _MEASURED_TOKENS = 16
 _USABLE = 0.9
 """Share of free memory for keys and values: the rest is for activations."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Of malloc.h."""
+_MOST_KEPT, _LARGEST_KEPT = 1 << 30, 128 << 20
+"""Bytes of free memory, and of a block, that a process keeps for its next call."""
+_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
@@ -54,3 +63,19 @@ def token_bytes_of(model: Any, tier: Tier) -> float:
     batch.prefill([0], [[0]])
     held = batch.take(0)
     return sum(part.nbytes for part in (*held.keys, *held.values)) / held.tokens
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """
+    Let this process keep what a forward call on the CPU frees for the next one, where it runs on glibc.
+
+    By itself glibc returns large blocks to the system at once, until it has seen larger ones: each layer's
+    activations are then handed out and zeroed anew, page by page. Settings of the user's own stay.
+    """
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in _OF_THE_USER):
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "gnu_get_libc_version"):
+        library.mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT)

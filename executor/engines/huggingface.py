@@ -17,6 +17,7 @@ from ...data.problem import Problem
 from ...data.trace import Stage
 from ..models.sampling import Sampler
 from ..models.wrapped import evaluating, unwrapped
+from .device_memory import keep_freed_memory
 from .offloading import OffloadingBatch
 from .tiers import Tier, choose_tier
 
@@ -123,6 +124,8 @@ class HuggingFaceEngine:
         expected = np.minimum(most_tokens - begun, problem.workload.output_tokens)
         capacity = int((problem.prompt_tokens + expected).max())
         self._model = inner = unwrapped(model)
+        if inner.device.type == "cpu":
+            keep_freed_memory()
         slots = (
             problem.slots
             if decoding.kv_tokens is None

@@ -63,6 +63,11 @@ class OffloadingBatch:
         self._calm, self._patience = 0, CALM_ROUNDS
         self.ran_out = 0
         """How often memory ran out."""
+        try:
+            self._batch.allocate()
+        except OutOfMemoryError:
+            # The first prefill finds out as well, and goes on with fewer slots.
+            self.ran_out += 1
         self.prefilled = 0
         """Prompt tokens computed so far, and one for each request that shared them."""
         self.moved = 0

@@ -256,6 +256,30 @@ class RunningBatch(ABC):
         """Do what is done once, before anything is timed: by default nothing."""
 
     @torch.inference_mode()
+    def allocate(self) -> None:
+        """
+        Allocate the buffers before anything is timed, for a prompt of one token that leaves at once.
+
+        What a machine takes to hand out memory would else be counted as the first stage's.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If memory does not hold them: a prefill tries again.
+        """
+        rows = [self._take_row(0)]
+        try:
+            for _ in self._insert(rows, [[0]]):
+                pass
+        except Exception as error:
+            if out_of_memory(error):
+                raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
+            raise
+        finally:
+            self.release(0)
+            self._changed()
+
+    @torch.inference_mode()
     def release(self, slot: int) -> None:
         """
         Free a slot: its request is done or evicted.
