@@ -214,6 +214,10 @@ def study(figure: str | None, draws: int, batches: range) -> None:
             ("I without Q (Figure 13b)", "", "I"),
         ):
             _row(title + ", 3 clouds, 800 queries", [drawn(pool, 800, 3, b, over, of) for b in batches])
+        for title, over in (("Q with I (Figure 12c)", "I"), ("I with Q (Figure 13c)", "Q")):
+            for clouds in (2, 6, 9):
+                row = [drawn(pool, 800, clouds, b, over, "QI") for b in batches]
+                _row(f"{title}, {clouds} clouds, 800 queries", row)
         ranges = ", ".join(f"{name} {min(row):.2f}-{max(row):.2f}" for name, row in found.items())
         print(f"\nGains {ranges} (paper: 1.69-2.17, 1.67-2.22 at 1,024 tokens; 1.22-1.75 at 2,048)")
         _memory(pool)

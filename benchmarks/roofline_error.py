@@ -164,6 +164,33 @@ def by(names: np.ndarray[tuple[int], np.dtype[np.str_]], errors: FloatArray) -> 
     return found
 
 
+def sharing(points: Sequence[MeasuredPoint]) -> list[str]:
+    """Return what more devices of a layer gain, measured and estimated, a sentence each."""
+    found: dict[tuple[object, ...], dict[int, list[tuple[float, float]]]] = {}
+    for point in points:
+        if point.expert_degree == 1:
+            estimate = Roofline(point.shape, ROOFLINE_DEVICES[point.device], point.degree)
+            lengths = point.sequences, point.input_tokens, point.output_tokens
+            same = (point.device, point.backend, point.shape, *lengths)
+            both = point.tpot, estimate.tpot(*lengths)
+            found.setdefault(same, {}).setdefault(point.degree, []).append(both)
+    lines = []
+    for few, many in ((1, 2), (1, 4), (1, 8), (2, 4), (4, 8)):
+        pairs = [
+            np.median(of[many], axis=0) / np.median(of[few], axis=0)
+            for of in found.values()
+            if few in of and many in of
+        ]
+        if pairs:
+            measured, estimated = np.median(pairs, axis=0)
+            off = np.quantile([pair[1] / pair[0] for pair in pairs], (0.5, 0.1, 0.9))
+            line = f"TP {many} over TP {few}: {len(pairs)} points, TPOT measured {measured:.2f} x, estimated"
+            lines.append(
+                f"{line} {estimated:.2f} x; quotient {off[0]:.2f}, 80 % {off[1]:.2f} to {off[2]:.2f}"
+            )
+    return lines
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -204,6 +231,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for row in rows:
         figures = f"{row['points']:5d} points, median {row['median']:.2f}, held {row['held']:.0%}"
         print(f"  {row['pair']:32s} {figures}")
+    print("\n".join(sharing(points)))
     if args.json:
         with open(args.json, "w") as stream:
             json.dump(result, stream, indent=1)

@@ -77,12 +77,18 @@ class _Resolved:
 
 
 @dataclass(frozen=True, slots=True)
+class _Hardware:
+    device_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Meta:
     """What ``meta.json`` says of a run, as far as it matters here."""
 
     model: Any = "unknown"
     engine_kwargs: _Engine = field(default_factory=_Engine)
     kv_cache: _Memory = field(default_factory=_Memory)
+    hardware: _Hardware | None = None
     resolved_config: _Resolved = field(default_factory=_Resolved)
 
 
@@ -149,7 +155,8 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
     Parameters
     ----------
     folder
-        Holds ``meta.json`` and ``requests.jsonl``; its name begins with the device's.
+        Holds ``meta.json`` and ``requests.jsonl``; its name begins with the device's where ``meta.json`` has
+        none.
 
     Raises
     ------
@@ -200,7 +207,7 @@ def read_vllm_run(folder: str | os.PathLike[str]) -> MeasuredRun:
         ahead=(resolved.scheduler_config or _Scheduler()).async_scheduling is not False,
         reuse=memory.enable_prefix_caching is not False,
         model=str(meta.model),
-        device=folder.name.partition("-")[0],
+        device=(meta.hardware or _Hardware()).device_name or folder.name.partition("-")[0],
         tensor_parallel=engine.tensor_parallel_size or 1,
         data_parallel=engine.data_parallel_size or 1,
         expert_parallel=engine.enable_expert_parallel or False,

@@ -51,13 +51,15 @@ def read_layer_profiles(
     Parameters
     ----------
     folder
-        Named ``DEVICE-MODEL-tpN``; holds ``dense.csv`` (layer, tokens, time_us), ``attention.csv``
+        Named ``DEVICE-MODEL-tpN``, or ``DEVICE/MAKER/MODEL/VARIANT/tpN`` as in LLMServingSim's tree; holds
+        ``dense.csv`` (layer, tokens, time_us), ``attention.csv``
         (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) and ``per_sequence.csv`` (layer, sequences,
         time_us), of a model with experts ``moe.csv`` (ep, tokens, activated_experts, time_us). Its times are
         those of one device of the N. Experts that devices share out whole may stand in the folder of N = 1,
         and ``prefill_key`` in the place of ``kv_prefill`` counts half of the chunk with it.
     config
-        The model's HuggingFace configuration; by default ``MODEL.json`` beside the folder.
+        The model's HuggingFace configuration; by default ``MODEL.json`` beside the folder, or where
+        LLMServingSim's tree has it (``configs/model/MAKER/MODEL.json``).
     expert_parallel
         Devices that share out the experts.
 
@@ -68,14 +70,13 @@ def read_layer_profiles(
         layers that are not costed here.
     """
     folder = Path(folder)
-    device, _, rest = folder.name.partition("-")
-    model, _, degree = rest.rpartition("-tp")
-    if not (device and model and degree.isdigit()):
-        hint = "Name it like RTX4090-Llama-3.1-8B-tp1."
-        raise InputError("the folder's name does not say DEVICE-MODEL-tpN", file=folder, hint=hint)
-    shape = ModelShape.from_config(
-        read_json_object(folder.parent / f"{model}.json" if config is None else config), model
-    )
+    device, model, degree, maker = _measured(folder)
+    beside = folder.resolve().parent / f"{model}.json"
+    if maker:
+        # LLMServingSim's tree: profiler/perf/DEVICE/MAKER/MODEL/VARIANT/tpN.
+        of_tree = Path(*folder.resolve().parts[:-7], "configs", "model", maker, f"{model}.json")
+        beside = of_tree if of_tree.exists() else beside
+    shape = ModelShape.from_config(read_json_object(beside if config is None else config), model)
     strange = folder / "linear_attention.csv"
     if strange.exists():
         hint = "Give a profile of a model whose layers all have attention."
@@ -88,20 +89,34 @@ def read_layer_profiles(
     if shape.experts:
         file = folder / "moe.csv"
         if expert_parallel > 1 and not file.exists():
-            file = folder.parent / f"{device}-{model}-tp1" / "moe.csv"
+            alone = "tp1" if maker else f"{device}-{model}-tp1"
+            file = folder.resolve().parent / alone / "moe.csv"
         operations.append(_experts(file, shape, expert_parallel))
     warnings = []
-    if int(degree) > 1:
+    if degree > 1:
         warnings.append("the files hold no synchronisation between devices: name the link between them")
     return LayerProfile(
         shape=shape,
         device=device,
         device_bytes=DEVICE_BYTES.get(device, 0.0),
-        tensor_parallel=int(degree),
+        tensor_parallel=degree,
         operations=tuple(operations),
         source=f"measured kernel times of {model} on {device}, in LLMServingSim's format",
         warnings=tuple(warnings),
     )
+
+
+def _measured(folder: Path) -> tuple[str, str, int, str]:
+    """Return what a folder's name says was measured: device, model, degree; and in a tree, the maker."""
+    device, _, rest = folder.name.partition("-")
+    model, _, degree = rest.rpartition("-tp")
+    if device and model and degree.isdigit():
+        return device, model, int(degree), ""
+    parts, degree = folder.resolve().parts, folder.name.removeprefix("tp")
+    if folder.name.startswith("tp") and degree.isdigit() and len(parts) > 5:
+        return parts[-5], parts[-3], int(degree), parts[-4]
+    hint = "Name it like RTX4090-Llama-3.1-8B-tp1."
+    raise InputError("the folder's name does not say DEVICE-MODEL-tpN", file=folder, hint=hint)
 
 
 def _operation(path: Path, **fields: Any) -> Operation:

@@ -159,6 +159,24 @@ def test_experts_that_devices_share_out_whole_may_be_timed_on_one(tmp_path: Path
         read_layer_profiles(shared)
 
 
+@pytest.mark.parametrize("config", ["configs/model/maker/m.json", "profiler/perf/toy/maker/m/bf16/m.json"])
+def test_a_profile_is_read_where_the_tool_that_measured_it_left_it(tmp_path: Path, config: str) -> None:
+    flat = _folder(tmp_path, "ep,tokens,activated_experts,time_us", ["1,1,1,10", "2,1,1,6"])
+    tree = tmp_path / "profiler" / "perf" / "toy" / "maker" / "m" / "bf16"
+    tree.mkdir(parents=True)
+    (tree / "tp2").mkdir()
+    for name in ("dense", "per_sequence", "attention"):
+        (tree / "tp2" / f"{name}.csv").write_text((flat / f"{name}.csv").read_text())
+    flat.rename(tree / "tp1")
+    (tmp_path / config).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "m.json").rename(tmp_path / config)
+    read = read_layer_profiles(tree / "tp2", expert_parallel=2)
+    assert (read.device, read.shape.name, read.tensor_parallel) == ("toy", "m", 2)
+    moe = read.operation("moe")
+    assert moe is not None
+    assert moe.seconds.tolist() == [6e-6]
+
+
 def test_keys_of_a_prompt_count_half_of_its_own_in_later_tables(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "ep,tokens,activated_experts,time_us", ["1,1,1,10"])
     before = read_layer_profiles(folder).operation("encode_attention")
@@ -194,6 +212,12 @@ def test_a_warning_stands_in_the_first_line(tmp_path: Path, capsys: pytest.Captu
     assert main(["validate", str(folder), "--profile", str(tmp_path / "p.json")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == (
         "WARNING: the run is of the model another, the profile of m"
+    )
+    ran = {"model": "m", "hardware": {"device_name": "NVIDIA H100"}}
+    (folder / "meta.json").write_text(json.dumps(ran))
+    assert main(["validate", str(folder), "--profile", str(tmp_path / "p.json")]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "WARNING: the run is on NVIDIA H100, the profile of toy"
     )
     words = ["validate", str(folder), "--profile", str(tmp_path / "p.json"), "--link", "pcie4"]
     assert main(words) == 2
