@@ -46,7 +46,7 @@ class Prompts:
     @classmethod
     def random(cls, workload: Workload, vocabulary: int, seed: int) -> Prompts:
         """
-        Return random prompts of the workload's lengths.
+        Return random prompts of the workload's lengths, the same where its requests share them.
 
         Parameters
         ----------
@@ -58,9 +58,15 @@ class Prompts:
             Of the draws.
         """
         rng = np.random.default_rng(seed)
-        tokens = tuple(
-            tuple(rng.integers(vocabulary, size=count).tolist()) for count in workload.input_tokens
-        )
+        drawn = [tuple(rng.integers(vocabulary, size=count).tolist()) for count in workload.input_tokens]
+        first: dict[int, tuple[int, ...]] = {}
+        for index in np.flatnonzero(workload.shared_tokens).tolist():
+            shared, own = int(workload.shared_tokens[index]), drawn[index]
+            source = first.setdefault(int(workload.group[index]), own)
+            # Shared but for its last token, it is the same prompt.
+            rest = source if len(own) == shared + 1 else own
+            drawn[index] = source[:shared] + rest[shared : len(own)]
+        tokens = tuple(drawn)
         records = tuple(
             PromptRecord(custom_id=str(name), url=COMPLETIONS, line=0, prompt=prompt, max_tokens=int(most))
             for name, prompt, most in zip(workload.ids, tokens, workload.output_tokens, strict=True)

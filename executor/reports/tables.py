@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...data.bound import PROVEN_WITHIN
 from ...data.expectation import Expectation
 from ...data.reached import Reached
 from ...data.report import (
@@ -175,8 +176,12 @@ def _run_gap_row(report: Report, group: str) -> Row:
         parts = {"padding read": report.padding_seconds, "changes of the batch": report.change_seconds}
         if any(parts.values()) and report.run_bound:
             note += f": {percent(report.schedule_gap, 2)} by its schedule"
-            for cause in (cause for cause, seconds in parts.items() if seconds):
-                note += f", {percent(parts[cause] / report.run_bound, 2)} by {cause}"
+            added = report.run_gap - report.schedule_gap
+            shares = {cause: seconds / report.run_bound for cause, seconds in parts.items() if seconds}
+            if abs(sum(shares.values()) - added) > PROVEN_WITHIN:
+                # Replicas that end before the last, and times of waiting, take some of it up.
+                shares = {" and ".join(shares): added}
+            note += "".join(f", {percent(share, 2)} by {cause}" for cause, share in shares.items())
         return Row(group, name, percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...data.bound import gap_above
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage
@@ -144,7 +145,7 @@ class PlanClock:
         slowdown = stage.end / self._at if self._at else 1.0
         gap = None
         if self._bound and abs(self._modelled - self._at) <= 1e-6 * self._rest:
-            gap = (self._charged + self._rest - self._at) / self._bound - 1
+            gap = gap_above(self._charged + self._rest - self._at, self._bound)
         left = max(0.0, slowdown * (self._rest - self._at))
         return Standing(self._before + self._at, self._before + self._rest, slowdown, left, gap)
 

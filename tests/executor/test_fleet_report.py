@@ -63,6 +63,22 @@ def test_the_fleets_makespan_is_that_of_its_last_replica() -> None:
     assert first.utilization == pytest.approx((5 / 2) * 2.0 / 8.5)
 
 
+def test_what_the_engines_of_a_fleet_add_counts_as_far_as_the_last_replica_is_later() -> None:
+    def noted(costs: CostModel, replica: int) -> str:
+        made = plan()
+        priced = list(made.fleet.replicas)
+        priced[replica] = replace(priced[replica], cost=costs)
+        made = replace(made, fleet=replace(made.fleet, replicas=tuple(priced)))
+        traces = [replace(trace, engine={"name": "a machine"}) for trace in simulated(made)]
+        report = plan_report(made, traces, run_bound=made.bound)
+        return next(row.note for row in report_rows(report) if row.name == "gap of the run")
+
+    # Two bursts on replica 0, which ends at 8.5 s, one on replica 1, which ends at 8 s; the bound is 8 s.
+    dearer = replace(COST, decode_per_change=0.4)
+    assert noted(dearer, 0).endswith("6.25 % by its schedule, 10.00 % by changes of the batch")
+    assert noted(dearer, 1).endswith("6.25 % by its schedule, 0.00 % by changes of the batch")
+
+
 def test_what_a_replica_was_busy_with_counts_as_the_plan_counts_it() -> None:
     busy = plan(busy=4.0)
     report = reported(busy, simulated(busy))

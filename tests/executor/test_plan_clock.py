@@ -193,6 +193,17 @@ def test_the_gap_so_far_is_that_of_the_run_once_it_is_done_and_none_off_the_plan
     assert run(problem, schedule, clock, 1.0, early)[-1][1].gap is None
 
 
+def test_a_sum_that_rounds_to_below_the_bound_is_no_gap_below_zero() -> None:
+    # A tenth of a second each round: the sum of the stages is not, to the last bit, that of the plan.
+    cost = CostModel(0.1, 0.1, 0.1, 0.1)
+    problem = Problem(Workload.from_lengths([3, 1], [8, 3]), cost, 1, prefill_emits_first_token=True)
+    schedule = ski_rental_schedule(problem)
+    clock = PlanClock(problem, schedule, range(2), schedule.makespan(problem))
+    said = run(problem, schedule, clock, 1.0)
+    assert [standing.gap for _, standing in said] == [0.0] * len(said)
+    assert standing_text(said[-1][1], datetime.datetime(2026, 1, 1)).endswith(", gap 0.0%")
+
+
 def test_a_standing_reads_as_planned_seconds_pace_and_the_time_of_the_end() -> None:
     now = datetime.datetime(2026, 1, 31, 23, 0, 0)
     assert standing_text(Standing(58.0, 130.0, 4.1, 600.0, 0.021), now) == (

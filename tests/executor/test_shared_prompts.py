@@ -22,6 +22,7 @@ from batchbound.executor.kv.kept_prompts import KeptPrompts
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.llm import LLM
+from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.source import load_model
 from batchbound.executor.models.tiny import FAMILIES
 from batchbound.executor.models.tokenizers import ByteTokenizer
@@ -42,6 +43,24 @@ def groups(count: int, size: int, seed: int, longest: int = 40) -> tuple[list[li
     return [prompt for prompt in prompts for _ in range(size)], [
         rng.randint(1, 20) for _ in range(count * size)
     ]
+
+
+def test_random_prompts_of_a_workload_that_shares_them_are_the_same(llama: Any) -> None:
+    workload = Workload(
+        np.array(list("abcd")), np.array([9, 9, 4, 9]), np.array([2, 3, 2, 2]), group=np.array([0, 0, -1, 1])
+    )
+    plain = Prompts.random(workload, 256, seed=0).tokens
+    shared = replace(workload, shared_tokens=np.array([8, 8, 0, 0]))
+    drawn = Prompts.random(shared, 256, seed=0).tokens
+    assert drawn == (plain[0], plain[0], plain[2], plain[3])
+    assert plain[0] != plain[1]
+    some = Prompts.random(replace(workload, shared_tokens=np.array([5, 5, 0, 0])), 256, seed=0).tokens
+    assert some[1] == plain[0][:5] + plain[1][5:]
+    problem = Problem(shared, CostModel.paper(), 2, prefill_emits_first_token=True, prefix_cache=16)
+    engine = HuggingFaceEngine(problem, llama, drawn, shared.output_tokens)
+    trace = execute(problem, policy_named("fcfs", problem), engine)
+    assert np.isfinite(trace.finished).all()
+    assert engine.answers[0] == engine.answers[1][:2]
 
 
 def answers(engine: LLM, prompts: Any, lengths: Any, **options: Any) -> list[list[int]]:
