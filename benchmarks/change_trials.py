@@ -29,6 +29,7 @@ JUDGES = {
     "models/certificates/enumeration.py": CERTIFICATES,
     "models/certificates/fleet.py": ("tests/models/test_fleet_certificates.py",),
     "models/certificates/iterations.py": ("tests/models/test_iteration_bound.py",),
+    "models/certificates/memory_growth.py": ("tests/solvers/test_memory_growth.py",),
     "models/certificates/packings.py": CERTIFICATES,
     "models/certificates/reads.py": ("tests/models/test_certificates.py",),
     "models/certificates/slot_ends.py": (*CERTIFICATES, "tests/models/test_slot_ends.py"),

@@ -78,51 +78,82 @@ def test_it_is_never_above_the_fewest_steps(pairs: list[tuple[int, int]], slots:
     assert proven_by_growth(problem, slots, claim, Work()) == bound.value
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_any_values_prove_something_true_and_the_checker_says_the_same(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     problem = job(rng.integers(1, 4, 3).tolist(), rng.integers(1, 6, 3).tolist(), 2, 8)
+    problem = replace(problem, prefill_emits_first_token=bool(rng.integers(2)))
     gap = int(rng.integers(1, 5))
-    values = rng.integers(-40, 40, (3, -(-10 // gap) + 1))
-    prices = GrowthPrices(gap, int(rng.integers(0, 30)), values)
+    scale = int(rng.choice([2, 40]))
+    values = rng.integers(-scale, scale, (3, -(-10 // gap) + 1))
+    prices = GrowthPrices(gap, int(rng.integers(0, scale)), values)
     proven = growth_rounds(GrowthStates.of(problem, 2), prices)
     assert proven <= least_rounds(problem)
     claim = {"gap": gap, "token": prices.token, "values": values.tolist()}
     assert proven_by_growth(problem, 2, claim, Work()) == proven
 
 
+FOUR = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"at_least": 99}, "99 claimed"),
-        ({"gap": 0}, "gap is 0"),
-        ({"token": -1}, "token is -1"),
-        ({"values": [[0] * 99]}, "1 rows of values for"),
-        ({"values": [[0], [0], [0], [0], [0]]}, "leave states without one"),
-        ({"values": [["0"] * 99] * 5}, "rows of whole numbers"),
-        ({"values": None}, "values is None, not a list"),
+        ({"at_least": 99}, "rounds: 99 claimed, 8 proven"),
+        ({"gap": 0}, "rounds: gap is 0, less than 1"),
+        ({"token": -1}, "rounds: token is -1, less than 0"),
+        ({"values": [[0] * 99] * 4}, "rounds: 4 rows of values for 4 requests and none"),
+        (
+            {"values": [[0] * 16] * 5},
+            "rounds: 16 values 1 tokens apart leave states without one",
+        ),
+        (
+            {"values": [["0"]] * 5},
+            "a certificate is readable: values is ['0'], not rows of whole numbers",
+        ),
+        ({"values": [0] * 5}, "a certificate is readable: values is 0, not rows of whole numbers"),
+        ({"values": None}, "a certificate is readable: values is None, not a list"),
     ],
 )
 def test_what_a_claim_does_not_prove_is_refused(changed: dict[str, object], message: str) -> None:
-    problem = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12)
-    bound = proven_bound(problem, 5.0)
+    bound = proven_bound(FOUR, 5.0)
     rounds = bound.certificate["rounds"]
     assert isinstance(rounds, dict)
-    assert rounds["kind"] == "growing keys and values"
-    assert verify_bound(problem, bound) is None
+    assert (rounds["kind"], rounds["at_least"], rounds["gap"]) == ("growing keys and values", 8, 1)
+    assert [len(row) for row in rounds["values"]] == [17] * 5
+    assert verify_bound(FOUR, bound) is None
     told = replace(bound, certificate={**bound.certificate, "rounds": {**rounds, **changed}})
-    assert message in str(verify_bound(problem, told))
+    assert str(verify_bound(FOUR, told)) == message
 
 
 def test_without_a_capacity_nothing_is_proven() -> None:
     problem = Problem(Workload.from_lengths([1], [3]), BY_ROUNDS, 1)
-    with pytest.raises(RefutedError, match="where there is none"):
+    with pytest.raises(RefutedError) as refused:
         proven_by_growth(problem, 1, {"gap": 1, "token": 0, "values": [[0], [0]]}, Work())
+    assert refused.value.args == ("rounds", "nothing grows over a KV capacity where there is none")
 
 
-def test_a_check_of_a_thousand_points_is_bounded() -> None:
-    problem = job([1] * 4, [6] * 4, 4, 12)
-    claim = {"gap": 1, "token": 1, "values": [[0] * 20] * 5}
-    with pytest.raises(RefutedError, match="takes more than"):
-        proven_by_growth(problem, 4, claim, Work(50))
+def test_each_place_looked_at_is_three_steps_of_the_check() -> None:
+    # One request: a step, a start and an end, each at a point, a shifted point and the two ends of its span.
+    problem = job([1], [2], 1, 5)
+    claim = {"gap": 5, "token": 1, "values": [[0, 0, 0]] * 2}
+    assert proven_by_growth(problem, 1, claim, Work(36)) == 2
+    with pytest.raises(RefutedError, match="takes more than 35 steps"):
+        proven_by_growth(problem, 1, claim, Work(35))
+
+
+def test_prices_of_tokens_alone_prove_the_tokens_read_over_the_capacity() -> None:
+    claim = {"gap": 16, "token": 1, "values": [[0, 0]] * 5}
+    assert proven_by_growth(FOUR, 4, claim, Work()) == 84 // 12
+    assert proven_by_growth(FOUR, 4, {**claim, "token": 0}, Work()) == 0
+
+
+def test_a_single_step_that_reads_a_single_token_is_proven() -> None:
+    claim = {"gap": 2, "token": 1, "values": [[0, 0]] * 2}
+    assert proven_by_growth(job([1], [1], 1, 1), 1, claim, Work()) == 1
+
+
+def test_requests_of_no_step_need_none() -> None:
+    problem = replace(job([3, 3], [1, 1], 2, 6), prefill_emits_first_token=True)
+    assert proven_by_growth(problem, 2, {"gap": 6, "token": 1, "values": [[0, 0]]}, Work()) == 0
