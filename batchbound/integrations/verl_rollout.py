@@ -6,8 +6,8 @@ verl imports this module, in each of its processes, where ``VERL_USE_EXTERNAL_MO
 is one process with the whole model: prompts and completions are token ids, without images, and there is no
 OpenAI endpoint. Keys and values are not moved out of the trainer's way between steps.
 
-This is tested with verl 0.9.1 on a CPU: its servers, load balancer, agent loops and weight updates. Its
-training workers need a GPU, and nobody has run it on one.
+This is tested with verl 0.9.1 on a CPU: its servers, load balancer, agent loops, weight updates, and its GRPO
+trainer on a platform for CPUs that the test gives it. Nobody has run it on a GPU.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 # What verl and its peers say of their own futures is not ours to mend.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
+ROOT = Path(__file__).resolve().parents[2]
 NAME = "batchbound.integrations.verl_rollout"
 ROLLOUT = "actor_rollout_ref.rollout"
 LONGEST_PROMPT, LONGEST = 16, 12
@@ -155,10 +159,30 @@ def test_what_a_server_cannot_do_is_refused_by_name(config: Any, manager: Any) -
         update(config, tiny_model(0), 5, wire_format="delta_flush")
 
 
-def test_verl_itself_imports_the_module_that_its_environment_names() -> None:
-    import subprocess
-    import sys
+def test_verls_grpo_trainer_learns_from_our_samples_and_finds_their_log_probabilities_right(
+    tmp_path: Path,
+) -> None:
+    script = ROOT / "tests" / "trainers" / "verl_on_cpu.py"
+    told = subprocess.run(
+        [sys.executable, str(script), str(write_checkpoint(tmp_path)), "6"],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{script.parent}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    steps = [line for line in told.stdout.splitlines() if line.startswith("step:")]
 
+    def figures(name: str) -> list[float]:
+        return [float(re.search(rf"{name}:(\S+)", line)[1]) for line in steps]  # type: ignore[index]
+
+    assert len(steps) == 6
+    assert max(figures("training/rollout_probs_diff_max")) < 1e-5
+    rewards = figures("critic/rewards/mean")
+    assert rewards[-1] > rewards[0] + 0.1
+
+
+def test_verl_itself_imports_the_module_that_its_environment_names() -> None:
     code = (
         "import verl; from verl.workers.rollout.base import get_rollout_class\n"
         "print(get_rollout_class('batchbound'))"
