@@ -33,6 +33,12 @@ _UNCOSTED = {
 """Fields of configurations that say a layer costs something this library has no formula for."""
 
 
+_PLAIN = ("bloom", "falcon", "mpt")
+"""Families without a gate whose configurations name no function."""
+_TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "mpt", "opt", "t5")
+"""Families whose output head shares the embedding's weights unless their configuration says otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """
@@ -149,8 +155,8 @@ class ModelShape:
             encoder_layers=read.size("num_layers", "encoder_layers")
             if config.get("is_encoder_decoder")
             else 0,
-            gated=str(config.get("hidden_act", "silu")) in ("silu", "swish"),
-            tied_embedding=bool(outer.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            gated=_gated(config),
+            tied_embedding=_tied(outer, config),
             feed_forward_bytes=feed_forward,
             attention_bytes=attention,
             multiply_bits=bits,
@@ -363,9 +369,35 @@ def _latent(config: Mapping[str, object], read: _Sizes) -> dict[str, int]:
     }
 
 
+def _gated(config: Mapping[str, object]) -> bool:
+    kind, given = str(config.get("model_type", "")), config.get("feed_forward_proj")
+    if given is not None:
+        return "gated" in str(given)
+    fields = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    function = next((str(config[field]) for field in fields if config.get(field)), None)
+    if function is None:
+        return not kind.startswith(_PLAIN)
+    return kind.startswith("gemma") or function in ("silu", "swish")
+
+
+def _tied(outer: Mapping[str, object], config: Mapping[str, object]) -> bool:
+    told = outer.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    # What a configuration leaves out is as its family has it.
+    return str(config.get("model_type", "")).startswith(_TIED) if told is None else bool(told)
+
+
 def _window(config: Mapping[str, object], layers: int) -> dict[str, int]:
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if not isinstance(window, int) or isinstance(window, bool) or config.get("use_sliding_window") is False:
         return {}
-    sliding = kinds.count("sliding_attention") if isinstance(kinds, list) else layers
+    # Older configurations do not list the layers' kinds: every so many-th layer attends to all.
+    alternate = 2 if str(config.get("model_type", "")).startswith("gemma2") else None
+    every = config.get("sliding_window_pattern", alternate)
+    if isinstance(kinds, list):
+        sliding = kinds.count("sliding_attention")
+    elif isinstance(every, int) and every > 0:
+        sliding = layers - layers // every
+    else:
+        whole = config.get("max_window_layers") if config.get("use_sliding_window") else 0
+        sliding = max(0, layers - whole) if isinstance(whole, int) else layers
     return {"window": window, "window_layers": sliding} if sliding else {}

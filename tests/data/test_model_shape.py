@@ -113,6 +113,65 @@ def test_norms_of_queries_and_keys_are_read_from_the_configuration(
     assert (shape.head_norm, shape.norm_across) == norms
 
 
+FAMILIES: dict[str, tuple[dict[str, object], float]] = {
+    "gpt2": (
+        {
+            "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
+            "activation_function": "gelu_new",
+        },
+        0.124e9,
+    ),
+    "opt": (
+        {
+            "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "ffn_dim": 20480,
+            "vocab_size": 50272, "activation_function": "relu",
+        },
+        12.85e9,
+    ),
+    "falcon": (
+        {
+            "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "multi_query": True,
+            "vocab_size": 65024,
+        },
+        6.92e9,
+    ),
+    "gemma2": (
+        {
+            "hidden_size": 3584, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "head_dim": 256, "intermediate_size": 14336, "hidden_act": "gelu_pytorch_tanh",
+            "vocab_size": 256000, "sliding_window": 4096,
+        },
+        9.24e9,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_configuration_weighs_what_its_makers_publish(kind: str) -> None:
+    fields, published = FAMILIES[kind]
+    shape = ModelShape.from_config(fields | {"model_type": kind})
+    # Positions, biases and some norms are left out.
+    assert shape.weight_bytes / 2 == pytest.approx(published, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fields", "windowed"),
+    [
+        ({"model_type": "mistral"}, 48),
+        ({"model_type": "gemma2"}, 24),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, 40),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28}, 20),
+        ({"model_type": "qwen2", "use_sliding_window": False, "max_window_layers": 28}, 0),
+        ({"model_type": "gpt_oss", "layer_types": ["sliding_attention", "full_attention"] * 24}, 24),
+    ],
+)
+def test_layers_with_a_window_are_counted_as_their_family_has_them(
+    fields: dict[str, object], windowed: int
+) -> None:
+    shape = ModelShape.from_config(QWEN3_30B | {"sliding_window": 1024} | fields)
+    assert shape.window_layers == windowed
+
+
 def test_a_layer_with_a_window_attends_to_no_more_than_it() -> None:
     kinds = ["sliding_attention", "full_attention"]
     shape = ModelShape.from_config(
