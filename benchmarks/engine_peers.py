@@ -14,6 +14,10 @@ pinned lengths and are greedy; how many are token for token ours is printed besi
 - ``vllm``: vLLM's ``LLM`` in one process, compiled, with its prefix cache where a prompt comes several times;
   needs vLLM for CPUs and a C++ compiler.
 
+Beside them stands the roofline: what the job's rounds and prompts need at the rates that this process
+measures, of bytes where each round reads all weights and what its rows hold, or of operations where those
+take longer.
+
 Run: ``python benchmarks/engine_peers.py --cells 7m-short-16 --python openvino=/path/to/its/python``
 """
 
@@ -218,6 +222,59 @@ RUNNERS: dict[str, Runner] = {
 }
 
 
+def machine_rates(shape: str) -> tuple[float, float]:
+    """Return bytes of weights read again and again, and operations of a matrix product, in a CPU second."""
+    import torch
+
+    torch.set_num_threads(1)
+    dtype = getattr(torch, SHAPES[shape][-1])
+    read = torch.ones(sum(weights_of(shape)) * dtype.itemsize // 4)
+    factor = torch.ones(1024, 1024, dtype=dtype)
+    # What multiplies fastest here, by more than twice in float32: weights that oneDNN has packed.
+    with torch.inference_mode():
+        packed = torch.ops.mkldnn._reorder_linear_weight(factor, 1024)
+
+    def least(call: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(8):
+            begun = time.process_time()
+            call()
+            taken.append(time.process_time() - begun)
+        return min(taken)
+
+    with torch.inference_mode():
+        product = least(lambda: torch.ops.mkldnn._linear_pointwise(factor, packed, None, "none", [], ""))
+    return read.nbytes / least(read.sum), 2 * 1024**3 / product
+
+
+def weights_of(shape: str) -> tuple[int, int]:
+    """Return the weights of all layers, and of the logits."""
+    vocabulary, hidden, intermediate, layers, heads, kv_heads, _ = SHAPES[shape]
+    attention = 2 * hidden * hidden + 2 * hidden * (hidden // heads) * kv_heads
+    return layers * (attention + 3 * hidden * intermediate), hidden * vocabulary
+
+
+def roofline(shape: str, jobs: list[dict[str, Any]], slots: int, rates: tuple[float, float]) -> float:
+    """Return the seconds of a job at a machine's rates, each slot taking the next request when free."""
+    _, hidden, _, layers, heads, kv_heads, dtype = SHAPES[shape]
+    (inner, logits), size = weights_of(shape), 2 if dtype == "bfloat16" else 4
+    free = [0] * slots
+    active = np.zeros(sum(job["tokens"] for job in jobs))
+    held, operations = np.zeros_like(active), 0.0
+    for job in jobs:
+        slot, tokens, prompt = free.index(min(free)), job["tokens"] - 1, len(job["prompt"])
+        rounds = slice(free[slot], free[slot] + tokens)
+        active[rounds] += 1
+        held[rounds] += prompt + 1 + np.arange(tokens)
+        free[slot] += tokens
+        operations += 2 * (inner * prompt + logits) + 2 * hidden * layers * prompt**2
+    number = 2 * layers * kv_heads * (hidden // heads)
+    steps = slice(0, max(free))
+    reading = ((inner + logits) + number * held[steps]) * size / rates[0]
+    computing = (2 * (inner + logits) * active[steps] + 4 * hidden * layers * held[steps]) / rates[1]
+    return float(np.maximum(reading, computing).sum() + operations / rates[1])
+
+
 def write_model(shape: str, folder: Path) -> None:
     """Write a random Llama of a shape."""
     import torch
@@ -288,6 +345,7 @@ def compare(cell: str, peers: dict[str, str], repeats: int, home: Path) -> dict[
     return {
         "cell": cell,
         "requests": count,
+        "roofline_seconds": roofline(shape, jobs, slots, machine_rates(shape)),
         "cpu_seconds": {peer: min(values) for peer, values in seconds.items()},
         "same_answers": {
             peer: sum(a == b for a, b in zip(theirs, ours, strict=True)) for peer, theirs in answers.items()
@@ -329,6 +387,7 @@ def main() -> None:
             results.append(compare(cell, peers, options.repeats, Path(home)))
             if options.output:
                 options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            print(f"{cell:14s} {'roofline':12s} {results[-1]['roofline_seconds']:8.2f} CPU s")
             ours = results[-1]["cpu_seconds"]["batchbound"]
             for peer, seconds in results[-1]["cpu_seconds"].items():
                 same = results[-1]["same_answers"][peer]

@@ -25,6 +25,7 @@ import torch
 import transformers
 from transformers import AutoConfig, ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
+from batchbound.executor.engines.device_memory import keep_freed_memory
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
@@ -162,6 +163,8 @@ def refilled(tier: type[RunningBatch]) -> Way:
     """Return the way that refills freed slots of a running batch as soon as they are free."""
 
     def way(model: Any, jobs: Sequence[Job], slots: int) -> list[list[int]]:
+        # As the engine does around a batch.
+        keep_freed_memory()
         batch = tier(model, slots, max(len(job.prompt) + job.tokens for job in jobs))
         answers: list[list[int]] = [[] for _ in jobs]
         waiting, free, running = list(range(len(jobs))), list(range(slots)), dict[int, int]()
