@@ -5,10 +5,12 @@ Each problem has one to seven requests on one to four slots; a KV capacity, a to
 of prefill stages, first tokens from the prefill and costs of nothing are there or not. For each: no bound is
 above the optimum, the exact search finds and proves it, the independent checker accepts every certificate,
 and refuses the exact one with a millionth more claimed. The optimum is Dijkstra's over what waits and what is
-under way, decode round by decode round, and shares nothing with solver or checker. Counts are written as
-JSON; whatever is wrong is listed by its seed.
+under way, decode round by decode round, and shares nothing with solver or checker. With `--kind groups` the
+requests share prompts, which are kept or not, and with `--kind mixed` it is engines that mix prompts and
+generated tokens: their bounds and certificates alone. Counts are written as JSON; whatever is wrong is listed
+by its seed.
 
-    python benchmarks/tiny_instances.py --instances 10000 --json tiny.json
+    python benchmarks/tiny_instances.py --instances 10000 [--kind groups] --json tiny.json
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from tiny_optima import grouped_optimum, grouped_problem, iteration_problem, least_iterations
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
 from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.certificates.iterations import verify_iterations
 from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.exact.stage_states import best_by_states
 from batchbound.solvers.result import Limits
@@ -118,6 +124,32 @@ def faults(problem: Problem, least: float) -> list[str]:
     return wrong
 
 
+def faults_of_groups(problem: Problem, least: float) -> list[str]:
+    """Return what is wrong with the bounds of a problem whose requests share prompts."""
+    wrong = []
+    for bound in (trivial_bound(problem), best_bound(problem), proven_bound(problem, SECONDS)):
+        if bound.seconds > least * (1 + ROUNDING) + ROUNDING:
+            wrong.append(f"{bound.source}: above the optimum")
+        if verify_bound(problem, bound) is not None:
+            wrong.append(f"{bound.source}: its certificate is refused")
+        above = raised(bound)
+        if above.seconds > least > 0 and verify_bound(problem, above) is None:
+            wrong.append(f"{bound.source}: more is accepted")
+    return wrong
+
+
+def faults_of_iterations(work: Sequences, limits: EngineLimits, least: int) -> list[str]:
+    """Return what is wrong with the bound on the iterations of an engine."""
+    wrong, bound = [], iteration_bound(work, limits)
+    if bound.iterations > least:
+        wrong.append(f"{bound.source}: above the optimum")
+    if verify_iterations(work, limits, bound) is not None:
+        wrong.append(f"{bound.source}: its certificate is refused")
+    if verify_iterations(work, limits, replace(bound, iterations=least + 1)) is None:
+        wrong.append(f"{bound.source}: more is accepted")
+    return wrong
+
+
 def raised(bound: Bound) -> Bound:
     """Return a bound with a millionth more claimed."""
     more = 1e-6 * bound.seconds
@@ -138,24 +170,54 @@ def options(problem: Problem) -> list[str]:
     return [name for name, has in present.items() if has(problem)]
 
 
+def alone(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the options of a problem, whether the bound is its optimum, and what is wrong."""
+    problem = random_problem(seed)
+    least = optimum(problem)
+    tight = best_bound(problem).seconds >= least * (1 - ROUNDING)
+    return options(problem), tight, faults(problem, least)
+
+
+def groups(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the same of a problem whose requests share prompts."""
+    problem = grouped_problem(seed)
+    least = grouped_optimum(problem)
+    tight = best_bound(problem).seconds >= least * (1 - ROUNDING)
+    kept = ["prompts kept"] if problem.prefix_cache else []
+    return [*options(problem), *kept], tight, faults_of_groups(problem, least)
+
+
+def mixed(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the same of an engine that mixes prompts and generated tokens."""
+    work, limits = iteration_problem(seed)
+    least = least_iterations(work, limits)
+    present = ["KV capacity"] if limits.blocks is not None else []
+    tight = iteration_bound(work, limits).iterations == least
+    return present, tight, faults_of_iterations(work, limits, least)
+
+
+KINDS = {"alone": alone, "groups": groups, "mixed": mixed}
+
+
 def main() -> None:
     """Print counts as JSON, and write them where told to."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--instances", type=int, default=10_000)
+    parser.add_argument("--kind", choices=KINDS, default="alone", help="of instances (default: alone)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first instance (default 0)")
     parser.add_argument("--json", type=Path, help="file to write the counts to")
     given = parser.parse_args()
     begun, wrong, having = time.process_time(), {}, Counter[str]()
     tight = 0
     for seed in range(given.first, given.first + given.instances):
-        problem = random_problem(seed)
-        least = optimum(problem)
-        having.update(options(problem))
-        tight += best_bound(problem).seconds >= least * (1 - ROUNDING)
-        if found := faults(problem, least):
+        present, is_tight, found = KINDS[given.kind](seed)
+        having.update(present)
+        tight += is_tight
+        if found:
             wrong[seed] = found
     counts = {
+        "kind": given.kind,
         "instances": given.instances,
         "first_seed": given.first,
         "with": dict(having),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiny_optima import least_iterations
 
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
 from batchbound.models.bounds.iterations import held_blocks, iteration_bound
@@ -18,59 +17,6 @@ from batchbound.models.certificates.iterations import verify_iterations
 
 def sequences(*pairs: tuple[int, int]) -> Sequences:
     return Sequences(np.array([p for p, _ in pairs]), np.array([a for _, a in pairs]))
-
-
-State = tuple[tuple[int, int], ...]
-
-
-def successors(state: State, work: Sequences, limits: EngineLimits) -> Iterator[State]:
-    """Each (computed, drawn) state one iteration may lead to; what fits is never put back."""
-    prompt, output = work.prompt.tolist(), work.output.tolist()
-    blocks, size = limits.blocks, limits.block_tokens
-    peaks = [-(-(p + a - 1) // size) for p, a in zip(prompt, output, strict=True)]
-    needed = sum(peak for peak, (computed, _) in zip(peaks, state, strict=True) if computed)
-    put_back = blocks is not None and needed > blocks
-    choices = []
-    for i, (computed, drawn) in enumerate(state):
-        if drawn == output[i]:
-            choices.append([(0, computed, drawn)])
-            continue
-        lacking = prompt[i] + drawn - computed
-        options = [(0, computed, drawn)]
-        if put_back and computed:
-            options.append((0, 0, drawn))
-        for start in {0, computed} if put_back else {computed}:
-            lacking = prompt[i] + drawn - start
-            for new in range(1, min(lacking, limits.batched_tokens) + 1):
-                options.append((new, start + new, drawn + (new == lacking)))
-        choices.append(options)
-    for chosen in product(*choices):
-        if not any(new for new, _, _ in chosen) or sum(new for new, _, _ in chosen) > limits.batched_tokens:
-            continue
-        held = [computed for (new, computed, _), (_, before) in zip(chosen, state, strict=True) if computed]
-        live = [computed for i, (_, computed, _) in enumerate(chosen) if computed and state[i][1] < output[i]]
-        assert len(live) <= len(held)
-        if len(live) > limits.sequences:
-            continue
-        if blocks is not None and sum(-(-tokens // size) for tokens in live) > blocks:
-            continue
-        yield tuple(
-            (0, drawn) if drawn == output[i] else (computed, drawn)
-            for i, (_, computed, drawn) in enumerate(chosen)
-        )
-
-
-def least_iterations(work: Sequences, limits: EngineLimits) -> int:
-    """The optimum, by breadth-first search over all states: shares nothing with bounds or policies."""
-    start: State = tuple((0, 0) for _ in range(len(work)))
-    goal = tuple((0, output) for output in work.output.tolist())
-    level, seen, count = {start}, {start}, 0
-    while goal not in level:
-        level = {after for state in level for after in successors(state, work, limits)} - seen
-        assert level, "no schedule exists"
-        seen |= level
-        count += 1
-    return count
 
 
 @given(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from builders import schedule_of as plain_schedule
 from builders import workload_of
+from tiny_optima import grouped_problem
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet
 from batchbound.data.prefix_cache import PrefixCache
 from batchbound.data.problem import Problem
-from batchbound.data.workload import Workload
 from batchbound.heuristics.loop import schedule_of
 from batchbound.heuristics.queues.known_lengths import dispatch_of, known_schedule
 from batchbound.heuristics.queues.ordered import group_by_group
@@ -44,38 +44,6 @@ def grouped(prefix_cache: int = 0, prefill_token_cap: int | None = None) -> Prob
     """Two prompts of 10 and 4 tokens, the first to be completed three times and the second twice."""
     workload = workload_of([10, 4, 10, 4, 10], [2, 2, 2, 2, 2], group=[7, 3, 7, 3, 7]).with_shared_prompts()
     return Problem(workload, BY_TOKEN, 2, prefix_cache=prefix_cache, prefill_token_cap=prefill_token_cap)
-
-
-def tiny_grouped(seed: int) -> Problem:
-    """Up to six requests in groups, with every kind of limit and cost."""
-    rng = np.random.default_rng(seed)
-    count = int(rng.integers(2, 6))
-    group = rng.integers(-1, 2, count)
-    header = rng.integers(0, 8, 2)
-    shared = np.where(group >= 0, header[group], 0)
-    prompts = shared + np.where(rng.random(count) < 0.5, 1, rng.integers(1, 9, count))
-    outputs = rng.integers(1, 6, count)
-    cost = CostModel(
-        prefill_base=float(rng.choice([0.5, 1.0, 2.0])),
-        prefill_per_token=float(rng.choice([0.0, 0.1, 0.5])),
-        decode_base=float(rng.choice([0.5, 1.0])),
-        decode_per_slot=float(rng.choice([0.0, 0.1])),
-        prefill_floor=float(rng.choice([0.0, 0.0, 3.0])),
-        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
-        prefill_bend=float(rng.choice([0.0, 6.0])),
-        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
-    )
-    ids = np.array([str(i) for i in range(count)])
-    largest = int((prompts + outputs).max())
-    return Problem(
-        Workload(ids, prompts, outputs, group=group, shared_tokens=shared),
-        cost,
-        slots=int(rng.integers(1, 4)),
-        kv_capacity=int(largest + rng.integers(0, 12)) if rng.random() < 0.5 else None,
-        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if rng.random() < 0.5 else None,
-        prefill_emits_first_token=bool(rng.random() < 0.5),
-        prefix_cache=int(rng.choice([0, 5, 10**6])),
-    )
 
 
 def test_a_stage_computes_a_shared_prompt_once() -> None:
@@ -124,7 +92,7 @@ def test_a_group_within_its_cap_only_while_its_prompt_is_kept_is_told_by_the_ref
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_simulator_computes_what_the_schedule_it_followed_does(seed: int) -> None:
-    problem = tiny_grouped(seed)
+    problem = grouped_problem(seed)
     trace = simulate(problem, policy_named("lpt-ski", problem))
     if trace.evictions:
         with pytest.raises(ValueError, match="the run has no schedule"):
@@ -138,7 +106,7 @@ def test_the_simulator_computes_what_the_schedule_it_followed_does(seed: int) ->
 
 def test_a_preview_of_a_stage_is_what_it_computes() -> None:
     for seed in range(60):
-        problem, rng = tiny_grouped(seed), np.random.default_rng(seed)
+        problem, rng = grouped_problem(seed), np.random.default_rng(seed)
         cache, order = PrefixCache(problem), rng.permutation(len(problem))
         for part in np.array_split(order, int(rng.integers(1, 4))):
             if part.size:
@@ -152,7 +120,7 @@ def test_no_bound_exceeds_the_optimum_of_a_tiny_grouped_problem(
     batch: int, optimal_makespan: Optimum
 ) -> None:
     for seed in range(30 * batch, 30 * batch + 30):
-        problem = tiny_grouped(seed)
+        problem = grouped_problem(seed)
         optimum = optimal_makespan(problem)
         bounds: list[Bound] = [trivial_bound(problem), difference_set_bound(problem), best_bound(problem)]
         bounds.append(proven_bound(problem, seconds=0.1))
@@ -165,7 +133,7 @@ def test_no_bound_exceeds_the_optimum_of_a_tiny_grouped_problem(
 def test_plans_of_tiny_grouped_problems_are_valid_and_mostly_the_optimum(optimal_makespan: Optimum) -> None:
     optimal = 0
     for seed in range(40):
-        problem = tiny_grouped(seed)
+        problem = grouped_problem(seed)
         found = solve(problem, limits=Limits(work=40))
         optimum = optimal_makespan(problem)
         assert found.schedule is not None
@@ -213,7 +181,7 @@ def test_formulations_refuse_shared_prompts_by_name(solver: str) -> None:
 
 def test_no_bound_exceeds_what_a_fleet_of_grouped_requests_takes() -> None:
     for seed in range(15):
-        problem = tiny_grouped(seed)
+        problem = grouped_problem(seed)
         fleet = Fleet.of(problem, 2)
         found = plan_fleet(fleet, limits=Limits(work=1))
         assert found.schedule.check(fleet) is None
@@ -238,7 +206,7 @@ def test_groups_of_prompts_of_unlike_lengths_share_nothing() -> None:
 @pytest.mark.parametrize("name", ["lpt-ski", "fcfs", "lagrangian"])
 def test_a_rule_without_the_loop_counts_shared_prompts_as_the_simulator_does(name: str) -> None:
     for seed in range(60):
-        problem = tiny_grouped(seed)
+        problem = grouped_problem(seed)
         dispatch = dispatch_of(policy_named(name, problem))
         assert dispatch is not None
         trace, made = simulate(problem, policy_named(name, problem)), known_schedule(problem, dispatch)

@@ -1,0 +1,165 @@
+"""Tiny problems with shared prompts and tiny engine runs, and their optima by trying everything."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import combinations, count, product
+
+import numpy as np
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.iterations import EngineLimits, Sequences
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+
+State = tuple[tuple[int, int], ...]
+"""Prompt and generated tokens computed, and tokens drawn, of each request of an engine run."""
+
+
+def grouped_problem(seed: int) -> Problem:
+    """Up to six requests in groups, with every kind of limit and cost."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 6))
+    group = rng.integers(-1, 2, count)
+    header = rng.integers(0, 8, 2)
+    shared = np.where(group >= 0, header[group], 0)
+    prompts = shared + np.where(rng.random(count) < 0.5, 1, rng.integers(1, 9, count))
+    outputs = rng.integers(1, 6, count)
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.5, 1.0, 2.0])),
+        prefill_per_token=float(rng.choice([0.0, 0.1, 0.5])),
+        decode_base=float(rng.choice([0.5, 1.0])),
+        decode_per_slot=float(rng.choice([0.0, 0.1])),
+        prefill_floor=float(rng.choice([0.0, 0.0, 3.0])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.01])),
+        prefill_bend=float(rng.choice([0.0, 6.0])),
+        prefill_per_token_beyond=float(rng.choice([0.0, 0.0, 0.3])),
+    )
+    ids = np.array([str(i) for i in range(count)])
+    largest = int((prompts + outputs).max())
+    return Problem(
+        Workload(ids, prompts, outputs, group=group, shared_tokens=shared),
+        cost,
+        slots=int(rng.integers(1, 4)),
+        kv_capacity=int(largest + rng.integers(0, 12)) if rng.random() < 0.5 else None,
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if rng.random() < 0.5 else None,
+        prefill_emits_first_token=bool(rng.random() < 0.5),
+        prefix_cache=int(rng.choice([0, 5, 10**6])),
+    )
+
+
+def grouped_optimum(problem: Problem) -> float:
+    """Least makespan by Dijkstra over (requests waiting, rounds done by each running one, prompts kept)."""
+    rounds, prompts = problem.rounds.tolist(), problem.prompt_tokens.tolist()
+    first = int(problem.prefill_emits_first_token)
+    capacity = problem.kv_capacity or 10**9
+    cap = problem.prefill_token_cap or 10**9
+    State = tuple[tuple[int, ...], tuple[tuple[int, int], ...], frozenset[int]]
+    start: State = (tuple(range(len(rounds))), (), frozenset())
+    # The number breaks ties: sets of kept prompts have no order.
+    frontier: list[tuple[float, int, State]] = [(0.0, 0, start)]
+    settled, number = set[State](), count(1)
+    while frontier:
+        seconds, _, state = heapq.heappop(frontier)
+        if state in settled:
+            continue
+        settled.add(state)
+        waiting, running, kept = state
+        if not waiting and not running:
+            return seconds
+        held = sum(prompts[i] + first + done for i, done in running)
+        if running and held <= capacity:
+            left = tuple((i, done + 1) for i, done in running if done + 1 < rounds[i])
+            cost = problem.cost.decode_seconds(len(running), held)
+            heapq.heappush(frontier, (seconds + cost, next(number), (waiting, left, kept)))
+        for size in range(1, min(len(waiting), problem.slots - len(running)) + 1):
+            for chosen in combinations(waiting, size):
+                tokens, still = _computed(problem, waiting, chosen, kept)
+                if tokens > cap or held + sum(prompts[i] for i in chosen) > capacity:
+                    continue
+                now = tuple(sorted(running + tuple((i, 0) for i in chosen if rounds[i] > 0)))
+                rest = tuple(i for i in waiting if i not in chosen)
+                total = seconds + problem.cost.prefill_seconds(tokens)
+                heapq.heappush(frontier, (total, next(number), (rest, now, still)))
+    raise AssertionError("no schedule exists")
+
+
+def _computed(
+    problem: Problem, waiting: tuple[int, ...], chosen: tuple[int, ...], kept: frozenset[int]
+) -> tuple[int, frozenset[int]]:
+    """Return the tokens a stage computes, and the groups whose shared prompts are kept after it."""
+    group, shared = problem.workload.group.tolist(), problem.workload.shared_tokens.tolist()
+    tokens = sum(int(problem.prompt_tokens[i]) - shared[i] for i in chosen)
+    later = {group[i] for i in waiting if i not in chosen}
+    still = kept & later
+    for i in sorted(range(len(problem)), key=lambda i: i):
+        if i == group.index(group[i]) and shared[i]:
+            begins = any(group[j] == group[i] for j in chosen)
+            if begins and group[i] not in kept:
+                tokens += shared[i]
+                room = problem.prefix_cache - sum(shared[group.index(each)] for each in still)
+                if group[i] in later and shared[i] <= room:
+                    still |= {group[i]}
+    return tokens, still
+
+
+def iteration_problem(seed: int) -> tuple[Sequences, EngineLimits]:
+    """Up to four requests for an engine that mixes prompts and generated tokens; memory runs short or not."""
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, 5))
+    work = Sequences(rng.integers(1, 4, requests), rng.integers(1, 4, requests))
+    slots, budget, size = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    largest = int((-(-(work.prompt + work.output - 1) // size)).max())
+    tokens = size * (largest + int(rng.integers(0, 4))) if rng.random() < 0.6 else None
+    return work, EngineLimits(slots, budget, tokens, size)
+
+
+def successors(state: State, work: Sequences, limits: EngineLimits) -> Iterator[State]:
+    """Each (computed, drawn) state one iteration may lead to; what fits is never put back."""
+    prompt, output = work.prompt.tolist(), work.output.tolist()
+    blocks, size = limits.blocks, limits.block_tokens
+    peaks = [-(-(p + a - 1) // size) for p, a in zip(prompt, output, strict=True)]
+    needed = sum(peak for peak, (computed, _) in zip(peaks, state, strict=True) if computed)
+    put_back = blocks is not None and needed > blocks
+    choices = []
+    for i, (computed, drawn) in enumerate(state):
+        if drawn == output[i]:
+            choices.append([(0, computed, drawn)])
+            continue
+        lacking = prompt[i] + drawn - computed
+        options = [(0, computed, drawn)]
+        if put_back and computed:
+            options.append((0, 0, drawn))
+        for start in {0, computed} if put_back else {computed}:
+            lacking = prompt[i] + drawn - start
+            for new in range(1, min(lacking, limits.batched_tokens) + 1):
+                options.append((new, start + new, drawn + (new == lacking)))
+        choices.append(options)
+    for chosen in product(*choices):
+        if not any(new for new, _, _ in chosen) or sum(new for new, _, _ in chosen) > limits.batched_tokens:
+            continue
+        held = [computed for (new, computed, _), (_, before) in zip(chosen, state, strict=True) if computed]
+        live = [computed for i, (_, computed, _) in enumerate(chosen) if computed and state[i][1] < output[i]]
+        assert len(live) <= len(held)
+        if len(live) > limits.sequences:
+            continue
+        if blocks is not None and sum(-(-tokens // size) for tokens in live) > blocks:
+            continue
+        yield tuple(
+            (0, drawn) if drawn == output[i] else (computed, drawn)
+            for i, (_, computed, drawn) in enumerate(chosen)
+        )
+
+
+def least_iterations(work: Sequences, limits: EngineLimits) -> int:
+    """Return the optimum, by breadth-first search over all states: it shares nothing with the bounds."""
+    start: State = tuple((0, 0) for _ in range(len(work)))
+    goal = tuple((0, output) for output in work.output.tolist())
+    level, seen, count = {start}, {start}, 0
+    while goal not in level:
+        level = {after for state in level for after in successors(state, work, limits)} - seen
+        assert level, "no schedule exists"
+        seen |= level
+        count += 1
+    return count
