@@ -48,6 +48,7 @@ SMALL: dict[str, str] = {
     "roofline_error.py": "",
     "schedule_search.py": "--case small-10x3 --seeds 1 --seconds 0.1",
     "server_orders.py": "--jobs 1 --repeats 1",
+    "stage_seconds.py": "--jobs gsm8k --turns 1",
     "table3.py": "--seeds 1 --plan 0.1",
     "tiny_instances.py": "--instances 5",
     "train_speller.py": "--steps 3 --each 1 -o speller.safetensors",
