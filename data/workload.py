@@ -202,7 +202,14 @@ class Workload:
     def select(self, indices: npt.ArrayLike | Sequence[int]) -> Workload:
         """Return the workload of the requests at ``indices``, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Workload(*(getattr(self, name)[chosen] for name in self.__slots__))
+        columns = {name: getattr(self, name)[chosen] for name in self.__slots__}
+        if not chosen.size or len(np.unique(chosen % len(self))) < len(chosen):
+            return Workload(**columns)
+        # Nothing that holds of all requests fails of some of them: millions are not looked through again.
+        part = object.__new__(Workload)
+        for name, column in columns.items():
+            part._set(name, column, len(chosen))
+        return part
 
     def without_arrivals(self) -> Workload:
         """Return the same requests, all there at the start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .disk import InputError, read_text
 
@@ -19,15 +19,14 @@ def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, ob
     InputError
         If the file is unreadable or empty, or a line is not a JSON object.
     """
-    empty = True
-    # Not splitlines: JSON strings may hold the other line separators of Unicode as they are.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    empty, decode = True, json.JSONDecoder().raw_decode
+    for number, line in enumerate(_lines(read_text(path)), start=1):
         if not line.strip():
             continue
         empty = False
         where = f"line {number}"
         try:
-            value = json.loads(line)
+            value = _parsed(line, decode)
             if "\\ud" in line or "\\uD" in line:
                 json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
@@ -47,6 +46,25 @@ def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, ob
         yield number, value
     if empty:
         raise InputError("the file is empty", file=path, hint="Give a file with a request per line.")
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text one at a time: all of ten million would take another gigabyte."""
+    # Not splitlines: JSON strings may hold the other line separators of Unicode as they are.
+    start, end = 0, text.find("\n")
+    while end >= 0:
+        yield text[start:end]
+        start, end = end + 1, text.find("\n", end + 1)
+    yield text[start:]
+
+
+def _parsed(line: str, decode: Callable[[str], tuple[object, int]]) -> object:
+    """Return a line's value as json.loads does, sooner where nothing stands around it."""
+    if line[0] == "{" and line[-1] == "}":
+        value, end = decode(line)
+        if end == len(line):
+            return value
+    return json.loads(line)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

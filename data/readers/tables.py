@@ -384,14 +384,16 @@ def _read_json(path: str | os.PathLike[str], text: str) -> tuple[pd.DataFrame, s
                 raise InputError(message, file=path, where=f"field '{name}'", hint="Write the file again.")
         frame = pd.DataFrame(columns, index=range(1, count + 1), dtype=object)
         return _nonempty(path, frame), "request"
-    wanted = _known_columns()
-    rows: dict[int, Mapping[str, object]] = dict(json_lines(path))
-    seen = dict.fromkeys(name for row in rows.values() for name in row)
-    kept = [name for name in seen if name in wanted]
-    if not kept:
-        return pd.DataFrame(columns=list(seen), index=list(rows)), "line"
-    values = {name: [row.get(name) for row in rows.values()] for name in kept}
-    return pd.DataFrame(values, index=list(rows), dtype=object), "line"
+    wanted, numbers = _known_columns(), list[int]()
+    seen, kept = dict[str, None](), dict[str, list[object]]()
+    for number, row in json_lines(path):
+        if not row.keys() <= seen.keys():
+            kept |= {name: [None] * len(numbers) for name in row if name in wanted and name not in seen}
+            seen |= dict.fromkeys(row)
+        numbers.append(number)
+        for name, values in kept.items():
+            values.append(row.get(name))
+    return pd.DataFrame(kept or None, columns=list(kept or seen), index=numbers, dtype=object), "line"
 
 
 def _nonempty(path: str | os.PathLike[str], frame: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,9 @@ def least_loaded(costs: FloatArray, kind_of: IntArray, busy: FloatArray, order: 
     seconds = [row.tolist() for row in costs]
     replica_of = np.empty(costs.shape[1], dtype=np.int64)
     for unit in order.tolist():
-        best = min(present, key=lambda kind: heaps[kind][0][0] + seconds[kind][unit])
+        best = present[0]
+        if len(present) > 1:
+            best = min(present, key=lambda kind: heaps[kind][0][0] + seconds[kind][unit])
         load, replica = heaps[best][0]
         heapq.heapreplace(heaps[best], (load + seconds[best][unit], replica))
         replica_of[unit] = replica

@@ -77,3 +77,11 @@ def test_a_part_and_other_lengths_keep_the_other_columns() -> None:
 
 def test_names_are_numbered() -> None:
     assert numbered_ids(2).tolist() == ["request-0", "request-1"]
+
+
+def test_a_selection_names_no_request_twice_and_is_not_empty() -> None:
+    workload = Workload.from_lengths([3, 4, 5], [1, 2, 3])
+    assert workload.select([-1, 0]).input_tokens.tolist() == [5, 3]
+    for chosen in ([0, 0], [2, -1], []):
+        with pytest.raises(WorkloadError):
+            workload.select(chosen)
