@@ -13,6 +13,9 @@ pinned lengths and are greedy; how many are token for token ours is printed besi
   a prompt comes several times; needs ``openvino-genai`` and ``optimum-intel``; the model is converted once.
 - ``vllm``: vLLM's ``LLM`` in one process, compiled, with its prefix cache where a prompt comes several times;
   needs vLLM for CPUs and a C++ compiler.
+- ``llamacpp``: llama.cpp through ``llama-cpp-python``, with ``gguf``: a sequence a slot, and in each batch
+  the next token of all that run, then prompts up to its batch, as its server does; the model is
+  converted once.
 
 Beside them stands the roofline: what the job's rounds and prompts need at the rates that this process
 measures, of bytes where each round reads all weights and what its rows hold, or of operations where those
@@ -30,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -85,6 +89,7 @@ def job_of(kind: str, count: int, vocabulary: int) -> list[dict[str, Any]]:
 
 
 Answers = list[list[int]]
+Row = tuple[int, int, int, bool]
 Runner = Callable[[Path, list[dict[str, Any]], int], tuple[float, Answers]]
 """Takes the model's folder, the job and the slots; returns CPU seconds and the tokens of each request."""
 
@@ -206,6 +211,139 @@ def by_vllm(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float
     return time.process_time() - start, answers
 
 
+def read_safetensors(file: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a file in float32; NumPy alone has no bfloat16."""
+    blob = file.read_bytes()
+    size = int.from_bytes(blob[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(blob[8 : 8 + size]).items():
+        if name == "__metadata__":
+            continue
+        low, high = (8 + size + offset for offset in entry["data_offsets"])
+        if entry["dtype"] == "BF16":
+            values = (np.frombuffer(blob[low:high], np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(blob[low:high], np.float32)
+        tensors[name] = values.reshape(entry["shape"])
+    return tensors
+
+
+def write_gguf(folder: Path, file: Path) -> None:
+    """Write a folder's Llama as llama.cpp reads it, in the folder's number format."""
+    import gguf
+
+    config = json.loads((folder / "config.json").read_text())
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    kind = gguf.GGMLQuantizationType.BF16 if config["dtype"] == "bfloat16" else gguf.GGMLQuantizationType.F32
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    for name, tensor in read_safetensors(folder / "model.safetensors").items():
+        values = tensor
+        for part, count in (("q_proj", heads), ("k_proj", config["num_key_value_heads"])):
+            if part in name:
+                # Its rotation takes neighbours as pairs, transformers' takes the halves of a head.
+                halves = tensor.reshape(count, 2, -1, tensor.shape[1])
+                values = halves.swapaxes(1, 2).reshape(tensor.shape)
+        kept = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        target = names.get_name(name, try_suffixes=(".weight",))
+        writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(values), kept), raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class LlamaServer:
+    """llama.cpp's library, called in the order of its server: a sequence a slot, all in one batch."""
+
+    def __init__(self, file: Path, slots: int, longest: int, number_format: str) -> None:
+        import llama_cpp
+
+        self._library, self._slots = llama_cpp, slots
+        llama_cpp.llama_backend_init()
+        model = llama_cpp.llama_model_load_from_file(
+            str(file).encode(), llama_cpp.llama_model_default_params()
+        )
+        options = llama_cpp.llama_context_default_params()
+        # Each sequence has a part of its own, in blocks of 256.
+        options.n_ctx, options.n_seq_max = slots * (-(-longest // 256) * 256), slots
+        options.n_batch = options.n_ubatch = BATCHED_TOKENS
+        options.n_threads = options.n_threads_batch = 1
+        kind = llama_cpp.GGML_TYPE_BF16 if number_format == "bfloat16" else llama_cpp.GGML_TYPE_F32
+        options.type_k = options.type_v = kind
+        self._context = llama_cpp.llama_init_from_model(model, options)
+        if not self._context:
+            raise RuntimeError("llama.cpp made no context")
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(BATCHED_TOKENS, 0, 1)
+
+    def generate(self, jobs: list[dict[str, Any]]) -> Answers:
+        """Return greedy answers of pinned lengths."""
+        answers: Answers = [[] for _ in jobs]
+        waiting = deque(range(len(jobs)))
+        holds: dict[int, int] = {}
+        done = [0] * self._slots
+        while waiting or holds:
+            for slot in range(self._slots):
+                if slot not in holds and waiting:
+                    holds[slot], done[slot] = waiting.popleft(), 0
+                    self._library.llama_memory_seq_rm(self._memory, slot, -1, -1)
+            rows: list[Row] = []
+            # What runs comes first, then the prompts that are not read to their ends.
+            for slot, one in sorted(holds.items(), key=lambda item: (not answers[item[1]], item[0])):
+                prompt = jobs[one]["prompt"]
+                fresh = [answers[one][-1]] if answers[one] else prompt[done[slot] :]
+                for token in fresh[: BATCHED_TOKENS - len(rows)]:
+                    rows.append((slot, token, done[slot], done[slot] + 1 >= len(prompt)))
+                    done[slot] += 1
+            for slot, token in self._decode(rows):
+                answers[holds[slot]].append(token)
+                if len(answers[holds[slot]]) == jobs[holds[slot]]["tokens"]:
+                    del holds[slot]
+        return answers
+
+    def _decode(self, rows: list[Row]) -> list[tuple[int, int]]:
+        """Return the slots that got a token, each with it."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (slot, token, position, last) in enumerate(rows):
+            batch.token[row], batch.pos[row], batch.logits[row] = token, position, last
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, slot
+        if self._library.llama_decode(self._context, batch):
+            raise RuntimeError("llama.cpp could not decode a batch")
+        found = []
+        for row, (slot, _, _, last) in enumerate(rows):
+            if last:
+                logits = self._library.llama_get_logits_ith(self._context, row)
+                found.append((slot, int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())))
+        return found
+
+
+def by_llamacpp(folder: Path, jobs: list[dict[str, Any]], slots: int) -> tuple[float, Answers]:
+    """Run a job by llama.cpp's library."""
+    converted = folder / "llama.gguf"
+    if not converted.exists():
+        write_gguf(folder, converted)
+    longest = max(len(job["prompt"]) + job["tokens"] for job in jobs)
+    number_format = json.loads((folder / "config.json").read_text())["dtype"]
+    server = LlamaServer(converted, slots, longest, number_format)
+    server.generate([{"prompt": job["prompt"][:8], "tokens": 4} for job in jobs[:2]])
+    start = time.process_time()
+    answers = server.generate(jobs)
+    return time.process_time() - start, answers
+
+
 def prompts_repeat(jobs: list[dict[str, Any]]) -> bool:
     """Return whether a prompt comes several times."""
     return len({tuple(job["prompt"]) for job in jobs}) < len(jobs)
@@ -219,6 +357,7 @@ RUNNERS: dict[str, Runner] = {
     "continuous": by_transformers("transformers continuous batching"),
     "openvino": by_openvino,
     "vllm": by_vllm,
+    "llamacpp": by_llamacpp,
 }
 
 
