@@ -279,8 +279,8 @@ class LlamaServer:
         options.n_ctx, options.n_seq_max = slots * (-(-longest // 256) * 256), slots
         options.n_batch = options.n_ubatch = BATCHED_TOKENS
         options.n_threads = options.n_threads_batch = 1
-        kind = llama_cpp.GGML_TYPE_BF16 if number_format == "bfloat16" else llama_cpp.GGML_TYPE_F32
-        options.type_k = options.type_v = kind
+        # The library names no GGML_TYPE_BF16.
+        options.type_k = options.type_v = 30 if number_format == "bfloat16" else llama_cpp.GGML_TYPE_F32
         self._context = llama_cpp.llama_init_from_model(model, options)
         if not self._context:
             raise RuntimeError("llama.cpp made no context")

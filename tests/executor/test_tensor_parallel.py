@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 SCRIPT = """
+import gc
 import json
 import numpy as np
 import torch
@@ -55,6 +56,9 @@ for tier in ("window", "ragged"):
     same.append(engine.answers == alone)
 held = shared.model.layers[0].self_attn.q_proj.weight.to_local().shape[0]
 print(json.dumps({"same": same, "held": held}))
+# A group that is destroyed while a model still uses it now and then aborts its process.
+del shared, engine, model
+gc.collect()
 torch.distributed.destroy_process_group()
 """
 
@@ -77,8 +81,8 @@ def test_two_processes_that_share_each_layer_give_the_answers_of_the_model_alone
                 text=True,
             )
         )
-    for process in processes:
-        out, problems = process.communicate(timeout=240)
+    said = [process.communicate(timeout=240) for process in processes]
+    for process, (out, problems) in zip(processes, said, strict=True):
         assert process.returncode == 0, problems
         # Each holds half of the 64 rows of a layer's query weights.
         assert json.loads(out.splitlines()[-1]) == {"same": [True, True], "held": 32}
