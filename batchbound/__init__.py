@@ -109,7 +109,7 @@ _HOMES = {
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",
-    "suite": ".comparing.library",
+    "suite": ".comparing.instance_library",
     "verify": ".judging",
 }
 """The module of each public name, imported when the name is first used: planning loads no torch."""

@@ -90,6 +90,8 @@ def job_of(kind: str, count: int, vocabulary: int) -> list[dict[str, Any]]:
 
 Answers = list[list[int]]
 Row = tuple[int, int, int, bool]
+"""Slot, token, its position, and whether the next token is asked for."""
+
 Runner = Callable[[Path, list[dict[str, Any]], int], tuple[float, Answers]]
 """Takes the model's folder, the job and the slots; returns CPU seconds and the tokens of each request."""
 
@@ -247,13 +249,12 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.add_tokenizer_model("none")
     kind = gguf.GGMLQuantizationType.BF16 if config["dtype"] == "bfloat16" else gguf.GGMLQuantizationType.F32
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
-    for name, tensor in read_safetensors(folder / "model.safetensors").items():
-        values = tensor
+    for name, values in read_safetensors(folder / "model.safetensors").items():
         for part, count in (("q_proj", heads), ("k_proj", config["num_key_value_heads"])):
             if part in name:
                 # Its rotation takes neighbours as pairs, transformers' takes the halves of a head.
-                halves = tensor.reshape(count, 2, -1, tensor.shape[1])
-                values = halves.swapaxes(1, 2).reshape(tensor.shape)
+                halves = values.reshape(count, 2, -1, values.shape[1])
+                values = halves.swapaxes(1, 2).reshape(values.shape)
         kept = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
         target = names.get_name(name, try_suffixes=(".weight",))
         writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(values), kept), raw_dtype=kept)

@@ -119,9 +119,10 @@ def add_problem(
 
 
 def add_longest(group: argparse._ArgumentGroup, said: str) -> None:
-    """Add the option of the longest completion, and what versions before 0.2 called it."""
+    """Add the option of the longest completion, and what versions before 0.2 and other engines call it."""
     group.add_argument("--longest-completion", type=positive, metavar="TOKENS", help=said)
-    group.add_argument("--longest-answer", type=positive, dest="longest_completion", help=argparse.SUPPRESS)
+    for other in ("--longest-answer", "--max-tokens"):
+        group.add_argument(other, type=positive, dest="longest_completion", help=argparse.SUPPRESS)
 
 
 def add_columns(group: argparse._ArgumentGroup) -> None:

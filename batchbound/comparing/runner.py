@@ -69,8 +69,8 @@ def compare(
     instances
         Problems, fleets, or linear models (:func:`~batchbound.models.formulations.linear_files.read_mps`), by
         name. Arrivals are ignored; only the search takes fleets. A plan, as those of
-        :func:`~batchbound.comparing.library.suite`, stands for its problem, and its makespan and bound get
-        the first row.
+        :func:`~batchbound.comparing.instance_library.suite`, stands for its problem, and its makespan and
+        bound get the first row.
     solvers
         Names, or a mapping of a label to a name, an :data:`OwnSolver` or an :class:`OwnLinearSolver`. A name
         is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:`` and a key of

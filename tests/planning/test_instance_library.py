@@ -7,7 +7,7 @@ import json
 import pytest
 
 from batchbound.cli import main
-from batchbound.comparing.library import suite, suites
+from batchbound.comparing.instance_library import suite, suites
 from batchbound.comparing.runner import BEST_KNOWN, compare
 from batchbound.data.files.disk import InputError
 from batchbound.judging import verify

@@ -269,12 +269,15 @@ def test_a_simulation_of_a_plan_stops_answers_where_a_run_of_it_would(
     capsys.readouterr()
     assert main(["simulate", table, "--plan", plan, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["output_tokens"] == 7
-    # Versions before 0.2 call the option otherwise; help does not.
-    assert main(["simulate", table, "--longest-answer", "4", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["output_tokens"] == 6
+    # Versions before 0.2 and other engines call the option otherwise; help does not.
+    for name in ("--longest-answer", "--max-tokens"):
+        assert main(["simulate", table, name, "4", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["output_tokens"] == 6
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
-    assert "longest-answer" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "--longest-answer" not in told
+    assert "--max-tokens " not in told
 
 
 def test_a_damaged_expectation_is_refused() -> None:

@@ -7,7 +7,7 @@ import json
 from difflib import get_close_matches
 from pathlib import Path
 
-from ...comparing.library import suite, suites
+from ...comparing.instance_library import suite, suites
 from ...comparing.result import Comparison
 from ...comparing.runner import Instance, compare, known_solvers, write_text
 from ...data.files.disk import InputError
