@@ -2,8 +2,8 @@
 How many random jobs of six to twelve requests are solved to a proven optimum in a CPU second.
 
 Each has two to four slots; most have a KV capacity between what the largest request and what the largest
-requests of all slots hold, many a token cap, a bend or a floor of prefill stages. Lengths are uniform up to 8,
-30 or 200, or heavy-tailed. What is solved is what `plan` solves; each certificate that can be repeated is
+requests of all slots hold, many a token cap, a bend or a floor of prefill stages. Lengths are uniform up to
+8, 30 or 200, or heavy-tailed. What is solved is what `plan` solves; each certificate that can be repeated is
 checked with `--verify`. Counts are written by kind of lengths, with a KV capacity and without.
 
     python benchmarks/small_jobs.py --instances 200 --first 0 --seconds 1 [--verify] --json small.json
