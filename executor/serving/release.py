@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from ...data.iterations import EngineLimits, Sequences
+from ...data.iterations import EngineLimits, Predicted, Sequences
 from ...data.workload import Workload
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.device import DeviceBatch
+from ...heuristics.serving.device import DeviceBatch, ServingDevice
 from ...heuristics.serving.kv_ledger import KvLedger
 from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
 from .simulation import serve_on_device
@@ -31,36 +31,8 @@ MOST_SHUFFLED = 64
 MOST_TRIED = 1_000_000
 """Tokens of completions that are simulated over all of them, seconds of work."""
 
-TOKENS_PER_ITERATION = 256
-"""Tokens that take about as long to compute as reading the weights once, on the devices of these years."""
-
 _SPREADS = (0.3, 0.5, 0.7, 0.9)
 """Standard deviations of the logarithm of what a request's tokens are taken for in an order that is drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """
-    What an engine makes of an order.
-
-    Parameters
-    ----------
-    iterations
-        Until the last token.
-    preemptions
-        Requests put back for want of keys and values.
-    tokens
-        Computed in all, those of requests put back again and again.
-    """
-
-    iterations: int
-    preemptions: int = 0
-    tokens: int = 0
-
-    @property
-    def work(self) -> float:
-        """Iterations, with those that the tokens computed would take at the rate of prefilling."""
-        return self.iterations + self.tokens / TOKENS_PER_ITERATION
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +61,7 @@ def predict(
     order: Sequence[int] | IntArray,
     in_flight: int | None = None,
     lag: int = 0,
+    device: ServingDevice | None = None,
 ) -> Predicted | None:
     """
     Return the iterations a mixing engine takes for sequences that come to it in an order.
@@ -108,6 +81,8 @@ def predict(
         Sequences that the client has under way at a time; None if all are there at the start.
     lag
         Iterations from the end of one until the next that the client sends is there.
+    device
+        Tells the seconds of each iteration; without one there are none.
     """
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
@@ -122,9 +97,10 @@ def predict(
     ledger = KvLedger(capacity, len(work), limits.block_tokens)
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
     client: ServingPolicy = policy if in_flight is None else _Client(policy, in_flight, lag)
-    run = serve_on_device(work, client, _OneSecond(), ledger)
+    run = serve_on_device(work, client, _OneSecond() if device is None else device, ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
-    return Predicted(len(run.start), policy.preemptions, tokens)
+    seconds = None if device is None else float(run.finished.max())
+    return Predicted(len(run.start), policy.preemptions, tokens, seconds)
 
 
 def simulable(sequences: Sequences, limits: EngineLimits) -> bool:

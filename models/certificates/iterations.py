@@ -41,9 +41,9 @@ def verify_iterations(sequences: Sequences, limits: EngineLimits, bound: Iterati
 def _proven(
     sequences: Sequences, limits: EngineLimits, kind: str, heaviest: object, machines: object
 ) -> int | Violation:
-    needed = [
-        output - 1 + math.ceil((prompt - cached) / limits.batched_tokens)
-        for prompt, output, cached in _rows(sequences)
+    needed: list[int] = [
+        output - 1 + math.ceil((prompt - shared) / limits.batched_tokens)
+        for (prompt, output, _), shared in zip(_rows(sequences), _shared(sequences), strict=True)
     ]
     if kind == "slots":
         return math.ceil(sum(needed) / limits.sequences)
@@ -66,6 +66,11 @@ def _proven(
 def _rows(sequences: Sequences) -> list[list[int]]:
     rows: list[list[int]] = np.stack([sequences.prompt, sequences.output, sequences.cached]).T.tolist()
     return rows
+
+
+def _shared(sequences: Sequences) -> list[int]:
+    shared: list[int] = sequences.shared.tolist()
+    return shared
 
 
 def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
