@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from .data.bound import PROVEN_WITHIN, Bound
 from .data.costs.calibration import CalibratedCost
 from .data.files.disk import InputError
@@ -21,13 +19,13 @@ from .data.schedule import Violation
 from .data.trace import Trace
 from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
-from .executor.serving.release import predict
+from .executor.serving.release import simulable, simulated
 from .models.bounds.fleet import fleet_bound
 from .models.certificates.fleet import verify_fleet_bound
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.exegpt.iteration_minorant import Minorant, dearest_excess
 from .models.exegpt.layer_cost import LayerCost
-from .planning.iterations import iteration_device
+from .planning.iterations import iteration_prices
 from .solvers.bounds.proven_bound import proven_bound
 
 
@@ -140,10 +138,12 @@ def _false_prediction(plan: IterationPlan) -> Violation | None:
         if share.predicted is None or not len(share.requests):
             continue
         rows = Sequences(work.input_tokens[share.requests], work.output_tokens[share.requests])
-        order = np.arange(len(rows))
-        device = iteration_device(plan.rates, plan.profile)
-        found = predict(rows, share.limits, order, share.held_back, lag=1, device=device)
-        if found is None or not _alike(found, share.predicted):
+        if not simulable(rows, share.limits):
+            continue
+        # Iterations that are carried out, and not the leaps with which the search counts them.
+        device = iteration_prices(plan.rates, plan.profile)
+        found = simulated(rows, share.limits, share.held_back, lag=1, device=device)
+        if not _alike(found, share.predicted):
             return Violation("prediction", f"simulated again, the order takes {found}, not {share.predicted}")
     return None
 

@@ -23,7 +23,6 @@ from ..executor.profiling.replay import ComposedDevice
 from ..executor.profiling.seconds_audit import needed_work
 from ..executor.serving.release import fits
 from ..heuristics.dispatch import RULES, dispatch
-from ..heuristics.serving.device import ServingDevice
 from ..models.bounds.iterations import iteration_bound
 from ..models.exegpt.iteration_minorant import Minorant, best_minorant
 from ..models.exegpt.layer_cost import LayerCost
@@ -93,13 +92,15 @@ class Engines:
             sizes.pop() if self.blocks_stated and len(sizes) == 1 else 1,
         )
 
-    def device(self) -> ServingDevice | None:
-        """Return what tells the seconds of an iteration, or None."""
-        return iteration_device(self.rates, self.profile)
+    def prices(self) -> PricedDevice | ComposedDevice | None:
+        """Return what tells the seconds of iterations, or None."""
+        return iteration_prices(self.rates, self.profile)
 
 
-def iteration_device(rates: IterationRates | None, profile: LayerProfile | None) -> ServingDevice | None:
-    """Return what tells the seconds of an iteration at one of two costs; None without any."""
+def iteration_prices(
+    rates: IterationRates | None, profile: LayerProfile | None
+) -> PricedDevice | ComposedDevice | None:
+    """Return what tells the seconds of iterations at one of two costs; None without any."""
     if rates is not None:
         return PricedDevice(_minorant(rates))
     return None if profile is None else ComposedDevice(LayerCost(profile))
@@ -210,12 +211,12 @@ def _share(
     until: tuple[Limits, int],
 ) -> tuple[PlannedShare, StoppedBy]:
     if not members.size:
-        nothing = Predicted(0, seconds=None if engines.device() is None else 0.0)
+        nothing = Predicted(0, seconds=None if engines.prices() is None else 0.0)
         return PlannedShare(limits, members, "nothing to do", in_flight_of(limits.sequences), nothing), (
             StoppedBy.PROOF
         )
     work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
-    found = search_release(work, limits, engines.device(), *until)
+    found = search_release(work, limits, engines.prices(), *until)
     flying = in_flight_of(limits.sequences) if found.held_back is None else found.held_back
     order = members[work.expanded(found.release.order)]
     share = PlannedShare(limits, order, found.release.name, flying, found.release.predicted)

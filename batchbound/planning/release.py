@@ -17,7 +17,8 @@ LONGEST_FIRST, FILE_ORDER, PLAN = "longest first", "file order", "plan"
 _NEAR = 1.003
 """Of the bound: an order that comes so close is not improved upon."""
 
-_PACKING_SECONDS = 1.0
+PACKING_SECONDS = 1.0
+"""Of packing requests into slots, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +160,9 @@ def best_release(
     return _chosen(work, limits, packed, in_flight)
 
 
-def packed_order(sequences: Sequences, limits: EngineLimits, seed: int = 0) -> IntArray:
+def packed_order(
+    sequences: Sequences, limits: EngineLimits, seed: int = 0, seconds: float = PACKING_SECONDS
+) -> IntArray:
     """
     Return sequences by the iteration in which they begin where slots are filled as evenly as is found.
 
@@ -168,7 +171,7 @@ def packed_order(sequences: Sequences, limits: EngineLimits, seed: int = 0) -> I
     from ..solvers.packing.partition import solve_partition
 
     rows = sequences.rows(limits)
-    slot = solve_partition(rows, min(limits.sequences, len(rows)), _PACKING_SECONDS, seed).assignment
+    slot = solve_partition(rows, min(limits.sequences, len(rows)), seconds, seed).assignment
     begins = np.zeros(len(rows), dtype=np.int64)
     for one in np.unique(slot):
         members = np.flatnonzero(slot == one)

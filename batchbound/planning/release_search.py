@@ -10,14 +10,14 @@ import numpy as np
 
 from ..data.costs.cost import IntArray
 from ..data.iterations import EngineLimits, Predicted
+from ..executor.serving.leaps import IterationPrices
 from ..executor.serving.release import Release, predict, shuffled_orders
-from ..heuristics.serving.device import ServingDevice
 from ..models.bounds.iterations import iteration_bound
 from ..solvers.result import Limits, StoppedBy
-from .release import Releasable, named_orders, packed_order
+from .release import PACKING_SECONDS, Releasable, named_orders, packed_order
 
-_HELD_BACK = (0.875, 0.75, 0.625, 0.5)
-"""Shares of the slots that a client keeps busy where fewer requests at a time may put fewer back."""
+_HELD_BACK = (2.0, 1.75, 1.5, 1.25, 1.0)
+"""Multiples of the mean number under way that a client tries where fewer at a time may put fewer back."""
 
 _SEGMENT = 16
 """Most neighbours in an order that change places at a time."""
@@ -49,7 +49,7 @@ class SearchedRelease:
 def search_release(
     work: Releasable,
     limits: EngineLimits,
-    device: ServingDevice | None = None,
+    prices: IterationPrices | None = None,
     budget: Limits | None = None,
     enough: int = 0,
 ) -> SearchedRelease:
@@ -60,8 +60,8 @@ def search_release(
     slots where those are the limit, or orders shuffled where keys and values are; and where lengths are
     known, requests change places one after another: whatever is no worse is kept.
 
-    Without a device, an order is better that takes fewer iterations than every simple rule, then the one of
-    least work (iterations and tokens computed again). With one, that takes fewer seconds than every simple
+    Without prices, an order is better that takes fewer iterations than every simple rule, then the one of
+    least work (iterations and tokens computed again). With them, that takes fewer seconds than every simple
     rule, then no more iterations than the best of them, then the fewest seconds.
 
     Parameters
@@ -70,14 +70,14 @@ def search_release(
         The requests.
     limits
         Of the engine.
-    device
-        Tells the seconds of an iteration.
+    prices
+        Tell the seconds of iterations.
     budget
         When to stop; work is counted in orders simulated after the simple rules.
     enough
         Iterations below which nothing is gained, as another engine takes as many.
     """
-    search = _Search(work, limits, device, budget or Limits(), enough)
+    search = _Search(work, limits, prices, budget or Limits(), enough)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -93,11 +93,11 @@ class _Search:
         self,
         work: Releasable,
         limits: EngineLimits,
-        device: ServingDevice | None,
+        prices: IterationPrices | None,
         budget: Limits,
         enough: int,
     ) -> None:
-        self._work, self._limits, self._device = work, limits, device
+        self._work, self._limits, self._prices = work, limits, prices
         self._sequences = work.sequences()
         self._short = self._sequences.may_run_short(limits)
         self._least = max(enough, iteration_bound(self._sequences, limits).iterations)
@@ -125,7 +125,7 @@ class _Search:
             if self._over():
                 return
             self._try(name, order, self.held_back)
-        if self._short and self._device is not None:
+        if self._short and self._prices is not None:
             self._hold_back()
         if self._work.exact and len(self._work) > 1:
             self._improve()
@@ -136,16 +136,22 @@ class _Search:
             completions = int(self._sequences.output.sum())
             yield from shuffled_orders(self._work.tokens, completions, self._rng).items()
         elif self._work.exact and (choices == 1).all():
-            yield "packed into slots", packed_order(self._sequences, self._limits, self._seed)
+            # Work is counted, and seconds are not, for the sake of the same order each time.
+            left = 0.0 if self._ends is None else self._ends - time.perf_counter()
+            seconds = min(PACKING_SECONDS, max(0.0, left))
+            yield "packed into slots", packed_order(self._sequences, self._limits, self._seed, seconds)
 
     def _hold_back(self) -> None:
         """Try fewer completions at a time than the engine takes."""
         assert self.best is not None
-        for share in _HELD_BACK:
-            fewer = int(share * self._limits.sequences)
-            if fewer < 1 or self._over():
+        assert self.best.predicted is not None
+        mean = int(self._sequences.output.sum()) / self.best.predicted.iterations
+        for times in _HELD_BACK:
+            fewer = max(1, round(times * mean))
+            if self._over():
                 return
-            self._try(self.best.name, self.best.order, fewer)
+            if fewer < self._limits.sequences:
+                self._try(self.best.name, self.best.order, fewer)
 
     def _improve(self) -> None:
         """Let requests change places, again and again, and go on from whatever is no worse."""
@@ -176,12 +182,12 @@ class _Search:
 
     def _predicted(self, order: IntArray, held_back: int | None) -> Predicted | None:
         rows = self._work.expanded(order)
-        return predict(self._sequences, self._limits, rows, held_back, lag=1, device=self._device)
+        return predict(self._sequences, self._limits, rows, held_back, lag=1, prices=self._prices)
 
     def _over(self) -> bool:
         assert self.best is not None
         assert self.best.predicted is not None
-        if self._device is None and self.best.predicted.iterations <= self._least:
+        if self._prices is None and self.best.predicted.iterations <= self._least:
             self.stopped_by = StoppedBy.PROOF
         elif self._left is not None and self._left <= 0:
             self.stopped_by = StoppedBy.WORK

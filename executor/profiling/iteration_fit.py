@@ -287,6 +287,20 @@ class PricedDevice:
         """Return the seconds of an iteration."""
         return self._rates.seconds(_done(work))
 
+    def decode_seconds(self, decodes: IntArray, held: IntArray) -> FloatArray:
+        """Return the seconds of iterations without prompts, as :class:`.IterationPrices` says."""
+        rates = self._rates
+        seconds: FloatArray = (
+            rates.iterations + (rates.decodes + rates.drawn) * decodes + rates.kv_tokens * held
+        )
+        return seconds
+
+    def mixed_seconds(self, decodes: int, held: int, chunks: Sequence[tuple[int, int]], drawn: int) -> float:
+        """Return the seconds of an iteration with prompts, as :class:`.IterationPrices` says."""
+        tokens = sum(new for new, _ in chunks)
+        pairs = sum(new * (before + new / 2) for new, before in chunks)
+        return self._rates.seconds(Work(1, decodes, tokens, drawn, held, pairs))
+
 
 class _Recorded(PricedDevice):
     """The same, which takes note of each iteration."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from ...data.costs.cost import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from .partition import lifted_bound
@@ -27,7 +29,8 @@ def iteration_bound(sequences: Sequences, limits: EngineLimits, *, summed: bool 
     - *tokens*: every prompt token not cached and every generated one but the last is computed once: their
       number over ``B``;
     - *KV*: in the iteration that draws its token ``j`` a sequence holds at least ``p + j - 1`` tokens, of
-      which those running hold ``p - c + j - 1`` each in blocks of their own: their sum over all blocks.
+      which those running hold ``p - c + j - 1`` each in blocks of their own (one less where ``c = p - 1``:
+      the last token may be another's, too): their sum over all blocks.
 
     Parameters
     ----------
@@ -59,6 +62,8 @@ def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
     """Return the blocks that sequences hold, summed over the iterations that draw a token."""
     g = limits.block_tokens
     own = sequences.prompt - sequences.cached
+    # The last token of a prompt that another one begins with is computed again, but needs no place of its own.
+    own = np.where((own == 1) & (sequences.cached > 0), 0, own)
     return int((_blocks_up_to(own + sequences.output - 1, g) - _blocks_up_to(own - 1, g)).sum())
 
 

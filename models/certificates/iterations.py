@@ -78,7 +78,9 @@ def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
         return Violation("iterations", "keys and values have no limit")
     size, held = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
-        held += _blocks_below(prompt - cached + output, size) - _blocks_below(prompt - cached, size)
+        # All of a prompt but the last token cached: that one may stand in another's place, too.
+        own = 0 if cached and cached == prompt - 1 else prompt - cached
+        held += _blocks_below(own + output, size) - _blocks_below(own, size)
     return math.ceil(held / limits.blocks)
 
 
