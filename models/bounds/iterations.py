@@ -62,7 +62,7 @@ def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
     """Return the blocks that sequences hold, summed over the iterations that draw a token."""
     g = limits.block_tokens
     own = sequences.prompt - sequences.cached
-    # The last token of a prompt that another one begins with is computed again, but needs no place of its own.
+    # The last token of a prompt that another begins with is computed again, but needs no place of its own.
     own = np.where((own == 1) & (sequences.cached > 0), 0, own)
     return int((_blocks_up_to(own + sequences.output - 1, g) - _blocks_up_to(own - 1, g)).sum())
 
