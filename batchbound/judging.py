@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from .data.bound import PROVEN_WITHIN, Bound
 from .data.costs.calibration import CalibratedCost
 from .data.files.disk import InputError
@@ -19,7 +21,7 @@ from .data.schedule import Violation
 from .data.trace import Trace
 from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
-from .executor.serving.release import simulable, simulated
+from .executor.serving.release import predict, simulable, simulated
 from .models.bounds.fleet import fleet_bound
 from .models.certificates.fleet import verify_fleet_bound
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
@@ -138,11 +140,13 @@ def _false_prediction(plan: IterationPlan) -> Violation | None:
         if share.predicted is None or not len(share.requests):
             continue
         rows = Sequences(work.input_tokens[share.requests], work.output_tokens[share.requests])
-        if not simulable(rows, share.limits):
-            continue
-        # Iterations that are carried out, and not the leaps with which the search counts them.
-        device = iteration_prices(plan.rates, plan.profile)
-        found = simulated(rows, share.limits, share.held_back, lag=1, device=device)
+        prices = iteration_prices(plan.rates, plan.profile)
+        if simulable(rows, share.limits):
+            # Iterations that are carried out, and not the leaps with which the search counts them.
+            found = simulated(rows, share.limits, share.held_back, lag=1, device=prices)
+        else:
+            known = predict(rows, share.limits, np.arange(len(rows)), share.held_back, 1, prices)
+            found = known or Predicted(0)
         if not _alike(found, share.predicted):
             return Violation("prediction", f"simulated again, the order takes {found}, not {share.predicted}")
     return None

@@ -214,6 +214,10 @@ def _shared_successors(
     state: tuple[State, Cached], prompts: tuple[Prompt, ...], work: Sequences, limits: EngineLimits
 ) -> Iterator[tuple[State, Cached]]:
     (requests, kept), output = state, work.output.tolist()
+    peaks = (-(-(work.prompt + work.output - 1) // limits.block_tokens)).tolist()
+    needed = sum(peak for peak, (computed, _) in zip(peaks, requests, strict=True) if computed)
+    # What fits is never put back, were it to share nothing.
+    short = limits.blocks is not None and needed > limits.blocks
     choices = []
     for i, (computed, drawn) in enumerate(requests):
         if drawn == output[i]:
@@ -221,7 +225,6 @@ def _shared_successors(
             continue
         known = len(prompts[i]) + drawn
         options = [(0, computed, computed, drawn)]
-        short = limits.blocks is not None
         if short and computed:
             options.append((0, 0, 0, drawn))
         for begin in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from .release import PACKING_SECONDS, Releasable, named_orders, packed_order
 
 _HELD_BACK = (2.0, 1.75, 1.5, 1.25, 1.0)
 """Multiples of the mean number under way that a client tries where fewer at a time may put fewer back."""
+
+_LATE = 20
+"""Orders after which one as bad as before is no longer gone on from."""
 
 _SEGMENT = 16
 """Most neighbours in an order that change places at a time."""
@@ -154,14 +158,21 @@ class _Search:
                 self._try(self.best.name, self.best.order, fewer)
 
     def _improve(self) -> None:
-        """Let requests change places, again and again, and go on from whatever is no worse."""
+        """
+        Let requests change places, and go on from what is no worse than now, or than a while ago.
+
+        Late acceptance (Burke and Bykov, EJOR 258, 2017): it leaves orders whose neighbours are all worse.
+        """
         assert self.best is not None
         name, at, rank = self.best.name, self.best.order, self._rank_of(self.best)
+        before = deque([rank] * _LATE)
         while not self._over():
             order = _neighbour(at, self._rng)
             found = self._try(f"{name}, improved", order, self.held_back)
-            if found is not None and found <= rank:
+            if found is not None and found <= max(rank, before[0]):
                 at, rank = order, found
+            before.popleft()
+            before.append(rank)
 
     def _try(self, name: str, order: IntArray, held_back: int | None) -> Rank | None:
         """Keep an order if it is better than all before, and return its rank."""
