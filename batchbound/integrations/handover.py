@@ -72,6 +72,7 @@ def _ranks_in(plan: IterationPlan) -> IntArray:
 def _vllm(plan: IterationPlan, max_position: int | None) -> Handover:
     words = ["--max-num-seqs", str(_slots(plan)), "--scheduling-policy", "priority"]
     words += _budget(plan, "--max-num-batched-tokens")
+    words += _block(plan, "--block-size")
     words += [] if max_position is None else ["--max-model-len", str(max_position)]
     words += ["--no-enable-prefix-caching"] if plan.counted and plan.cached is None else []
     return Handover(
@@ -87,6 +88,7 @@ def _sglang(plan: IterationPlan, max_position: int | None) -> Handover:
     # Ranks are an order, and no reason to throw out what runs.
     words += ["--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", str(2**31 - 1)]
     words += _budget(plan, "--chunked-prefill-size")
+    words += _block(plan, "--page-size")
     words += [] if max_position is None else ["--context-length", str(max_position)]
     words += ["--disable-radix-cache"] if plan.counted and plan.cached is None else []
     rank = _ranks_in(plan)
@@ -149,3 +151,10 @@ def _budget(plan: IterationPlan, option: str) -> list[str]:
     """Return an option with the least tokens of an iteration that were stated, or nothing."""
     each = [share.limits.batched_tokens for share in plan.shares]
     return [option, str(min(each))] if plan.proven.batched_tokens == sum(each) else []
+
+
+def _block(plan: IterationPlan, option: str) -> list[str]:
+    """Return an option with the tokens of a block of KV cache where the bound relies on them, or nothing."""
+    size, proven = plan.shares[0].limits.block_tokens, plan.proven
+    relied_on = proven.kv_tokens is not None and proven.block_tokens == size
+    return [option, str(size)] if relied_on else []
