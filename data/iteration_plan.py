@@ -180,6 +180,15 @@ class IterationPlan:
         """How far the predicted seconds are above those proven, as a fraction of them; None without."""
         return gap_above(self.seconds, None if self.least_seconds is None else self.least_seconds.seconds)
 
+    @property
+    def proven_optimal(self) -> bool:
+        """Whether no order takes less: seconds where there is a cost, else iterations."""
+        if self.least_seconds is not None:
+            return self.seconds is not None and self.seconds <= self.least_seconds.seconds * (
+                1 + PROVEN_WITHIN
+            )
+        return self.iterations is not None and self.iterations <= self.bound.iterations
+
     def check(self) -> Violation | None:
         """
         Return what is wrong with the plan in itself, or None.

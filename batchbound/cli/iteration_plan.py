@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..data.costs.communication import with_all_reduce
@@ -188,10 +188,12 @@ def _read(args: argparse.Namespace) -> ReadJob:
 
 def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
     rates, profile = _cost(args.cost)
-    budget, block = args.token_budget or USUAL_BUDGET, args.block_tokens or USUAL_BLOCK
+    budget = args.token_budget or max(USUAL_BUDGET, args.slots)
+    block = args.block_tokens or USUAL_BLOCK
     try:
         one = EngineLimits(args.slots, budget, args.kv_capacity, block)
         limits = (one,) if args.replicas is None else _replicas(args, read, one)
+        _refuse_narrow(limits)
         return Engines(
             limits,
             args.engine,
@@ -203,6 +205,13 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
     except ValueError as error:
         hint = "Say --token-budget." if "state them" in str(error) else "Correct the limits."
         raise InputError(str(error), hint=hint) from None
+
+
+def _refuse_narrow(limits: Sequence[EngineLimits]) -> None:
+    for each in limits:
+        if each.batched_tokens < each.sequences:
+            what = f"{each.batched_tokens} tokens an iteration are fewer than {each.sequences} slots"
+            raise InputError(what, hint="Raise --token-budget, or lower --slots: no engine starts so.")
 
 
 def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tuple[EngineLimits, ...]:

@@ -162,8 +162,6 @@ def make_iteration_plan(
         share, stopped_by = _share(job, members, each, engines, (budget, bound.iterations))
         shares.append(share)
         stopped = stopped if stopped_by == StoppedBy.PROOF else stopped_by
-    taken = [share.predicted.iterations if share.predicted else None for share in shares]
-    optimal = None not in taken and max(one or 0 for one in taken) <= bound.iterations
     plan = IterationPlan(
         engine=engines.name,
         workload=job.workload.without_arrivals(),
@@ -173,8 +171,8 @@ def make_iteration_plan(
         maker=Maker(
             "release search",
             __version__,
-            Status.OPTIMAL if optimal else Status.FEASIBLE,
-            StoppedBy.PROOF if optimal and seconds is None else stopped,
+            Status.FEASIBLE,
+            stopped,
             time.perf_counter() - begun,
             limits.seed,
         ),
@@ -187,6 +185,9 @@ def make_iteration_plan(
         provenance=provenance or Provenance(),
         assumptions=(*job.assumptions, *((ROOMY,) if proven.kv_tokens is None else ())),
     )
+    if plan.proven_optimal:
+        maker = replace(plan.maker, status=Status.OPTIMAL, stopped_by=StoppedBy.PROOF)
+        plan = replace(plan, maker=maker)
     violation = plan.check()
     if violation is not None:
         raise PlanningError(f"the plan contradicts itself: {violation}")

@@ -87,6 +87,19 @@ def test_a_plan_at_its_bound_is_said_to_be_optimal() -> None:
     assert plan.shares[0].in_flight == 6
 
 
+def test_with_a_cost_a_plan_is_optimal_by_its_seconds() -> None:
+    # One order is as good as any in iterations; a profile's bound in seconds need not be reached.
+    work, engines = job_of([1], [4]), Engines((EngineLimits(2),), rates=RATES)
+    plan = make_iteration_plan(work, engines)
+    assert (plan.maker.status, plan.maker.stopped_by) == ("optimal", "proof")
+    assert plan.seconds_gap == 0.0
+    assert plan.least_seconds is not None
+    least = replace(plan.least_seconds, seconds=plan.least_seconds.seconds / 2)
+    violation = batchbound.verify(replace(plan, least_seconds=least))
+    assert violation is not None
+    assert "said to be optimal" in violation.message
+
+
 def test_lengths_that_are_predictions_are_not_fitted_to() -> None:
     plan = make_iteration_plan(job_of([1] * 5, [3, 3, 2, 2, 2], exact=False), Engines((EngineLimits(2),)))
     assert plan.shares[0].order == "longest first"
