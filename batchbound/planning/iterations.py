@@ -245,7 +245,7 @@ def _shared_out(job: MixedJob, engines: Engines, groups: Groups, rule: str | Non
     )
     fleet = Fleet(work, replicas)
     # Only Graham's rule knows of replicas that differ, and of groups to be spread.
-    even = groups != "spread" and len(set(engines.limits)) == 1
+    even = groups != "spread" and len(set(engines.limits)) == 1 and len(work) <= _FEW
     rules = [rule] if rule else RULES if even else ["lpt"]
     found = [dispatch(fleet, name, groups) for name in rules]
     return min(found, key=lambda replica_of: _most(job, engines, replica_of))
@@ -277,6 +277,9 @@ def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:
     rates = dict(zip(_RATES, astuple(least)[:-1], strict=True))
     return SecondsBound(least.seconds(work) / count * (1 - _ROUNDING), rates, iterations, limits)
 
+
+_FEW = 50_000
+"""Completions up to which every rule shares them out; more even out by Graham's alone."""
 
 _ROUNDING = 1e-12
 """Share by which seconds proven are lowered: long sums of the same seconds differ by as much."""

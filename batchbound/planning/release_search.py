@@ -139,7 +139,7 @@ class _Search:
         if self._short:
             completions = int(self._sequences.output.sum())
             yield from shuffled_orders(self._work.tokens, completions, self._rng).items()
-        elif self._work.exact and (choices == 1).all():
+        elif self._work.exact and (choices == 1).all() and not self._over():
             # Work is counted, and seconds are not, for the sake of the same order each time.
             left = 0.0 if self._ends is None else self._ends - time.perf_counter()
             seconds = min(PACKING_SECONDS, max(0.0, left))

@@ -79,6 +79,22 @@ def test_the_command_has_the_flags_without_which_priorities_have_no_effect(
     assert int(words[words.index("--priority-scheduling-preemption-threshold") + 1]) > len(LENGTHS)
 
 
+def test_the_command_keeps_to_what_the_bound_relies_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_batch(tmp_path)
+    stated = ["--kv-capacity", "256", "--block-tokens", "8", "--no-prefix-caching", "--overwrite"]
+    words = planned(tmp_path, capsys, "vllm", *stated)["command"].split()
+    assert words[words.index("--block-size") + 1] == "8"
+    assert "--no-enable-prefix-caching" in words
+    words = planned(tmp_path, capsys, "sglang", *stated)["command"].split()
+    assert words[words.index("--page-size") + 1] == "8"
+    assert "--disable-radix-cache" in words
+    unstated = planned(tmp_path, capsys, "vllm", "--kv-capacity", "256", "--overwrite")["command"]
+    assert "--block-size" not in unstated
+    assert "prefix" not in unstated
+
+
 def test_each_replica_has_a_batch_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_batch(tmp_path)
     said = planned(tmp_path, capsys, "vllm", "--replicas", "2")

@@ -162,12 +162,14 @@ def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], siz
         lambda: EngineLimits(1, 0),
         lambda: EngineLimits(1, kv_tokens=15),
         lambda: sequences((0, 1)),
+        lambda: Sequences(np.array([4]), np.array([1]), np.array([3]), np.array([2])),
+        lambda: Sequences(np.array([4]), np.array([1]), shared=np.array([4])),
         lambda: Sequences(np.array([3]), np.array([1]), np.array([3])),
         lambda: Sequences(np.array([3, 4]), np.array([1])),
     ],
 )
 def test_impossible_limits_and_lengths_are_refused(make: object) -> None:
-    with pytest.raises(ValueError, match=r"least|block|many"):
+    with pytest.raises(ValueError, match=r"least|block|many|shares"):
         make()  # type: ignore[operator]
 
 
