@@ -11,6 +11,7 @@ from ..data.costs.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.trace import Trace
 from ..data.workload import Workload
+from ..heuristics.rollouts.agreement import prompt_scores
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
 from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
 from ..heuristics.rollouts.queues import group_numbers
@@ -108,18 +109,21 @@ class History:
         return found
 
     def _scores(self, problem: Problem) -> FloatArray | None:
-        """Return the mean logarithm of earlier lengths of each group, or None where few have any."""
+        """Return what earlier completions of the same names say of each group, or None if few have any."""
         numbers, groups = group_numbers(problem)
         group_of = dict(zip(problem.workload.ids.tolist(), numbers.tolist(), strict=True))
-        total, count = np.zeros(groups), np.zeros(groups)
-        for workload in self.workloads:
-            for name, tokens in zip(workload.ids.tolist(), workload.output_tokens.tolist(), strict=True):
-                if name in group_of:
-                    total[group_of[name]] += np.log(tokens)
-                    count[group_of[name]] += 1
-        if (count > 0).mean() < MATCHED:
+        lengths = np.full((len(self.workloads), groups), np.nan)
+        for row, workload in zip(lengths, self.workloads, strict=True):
+            group = np.array([group_of.get(name, -1) for name in workload.ids.tolist()], dtype=np.int64)
+            named, tokens = group[group >= 0], workload.output_tokens[group >= 0]
+            count = np.bincount(named, minlength=groups)
+            total = np.bincount(named, np.log(tokens), minlength=groups)
+            row[count > 0] = (total / np.maximum(count, 1))[count > 0]
+        told = ~np.isnan(lengths)
+        if told.any(axis=0).mean() < MATCHED:
             return None
-        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        prompt = np.bincount(numbers, problem.prompt_tokens, minlength=groups)
+        return prompt_scores(lengths[told.any(axis=1)], prompt / np.bincount(numbers))
 
 
 @dataclass(frozen=True, slots=True)
