@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -16,6 +17,11 @@ from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work
 PAPER = CostModel.paper()
 UNIT = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 """A second a prefill stage and a second a decode round."""
+
+
+def mostly_slow(values: Iterable[object], fast: Container[object]) -> list[Any]:
+    """Return values to parametrize a test by; all but the fast ones repeat its rule, and are slow."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def workload_of(prompts: Sequence[int], outputs: Sequence[int], **columns: Any) -> Workload:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 from batchbound.data.costs.cost import CostModel, IntArray
 from batchbound.data.problem import Problem
@@ -124,10 +124,11 @@ def random_slots(rng: np.random.Generator) -> tuple[IntArray, list[list[tuple[in
     return points, slots
 
 
-def test_no_schedule_wastes_less_than_prices_prove_and_some_waste_no_more() -> None:
+@pytest.mark.parametrize("tries", mostly_slow([60, 250], fast=[60]))
+def test_no_schedule_wastes_less_than_prices_prove_and_some_waste_no_more(tries: int) -> None:
     rng = np.random.default_rng(2)
     met = 0
-    for _ in range(250):
+    for _ in range(tries):
         points, served = random_slots(rng)
         lengths, counts = np.unique([n for slot in served for n, _ in slot], return_counts=True)
         ends, rounds = SlotEnds(lengths, counts, len(served)), int(points[-1])
@@ -219,21 +220,18 @@ def test_rounds_that_some_schedule_has_are_not_refuted(seed: int) -> None:
     assert not fits(problem.rounds.tolist(), problem.slots, stages, proven - 1, Work())
 
 
-@pytest.fixture(scope="module")
-def at_the_papers_size() -> tuple[Problem, Any]:
+@pytest.mark.slow
+def test_ends_raise_the_bound_at_the_papers_size() -> None:
     problem = Problem(generate("table3-atom45", 1, 1319), CostModel.paper(), 200)
-    return problem, proven_bound(problem, seconds=60.0)
-
-
-def test_ends_raise_the_bound_at_the_papers_size(at_the_papers_size: tuple[Problem, Any]) -> None:
-    problem, bound = at_the_papers_size
+    bound = proven_bound(problem, seconds=60.0)
     assert bound.source == "difference set and ends"
     assert bound.seconds > difference_set_bound(problem).seconds + 0.02
     assert verify_bound(problem, bound) is None
 
 
-def test_a_checker_refuses_ends_that_prove_less(at_the_papers_size: tuple[Problem, Any]) -> None:
-    problem, bound = at_the_papers_size
+def test_a_checker_refuses_ends_that_prove_less() -> None:
+    problem = Problem(generate("table3-atom45", 0, 100), CostModel.paper(), 15)
+    bound = proven_bound(problem, seconds=60.0)
     claims = bound.certificate["ends"]
     claim, rest = claims[0], claims[1:]
 
