@@ -90,7 +90,7 @@ def cut(scratch: Path, records: int, rng: random.Random, tally: Tally) -> Tally:
     return tally
 
 
-def _rewrite(path: Path, content: bytes) -> None:
+def _rewrite(path: Path, content: bytes | bytearray) -> None:
     # Some file systems write a file that was cut to nothing to the disk at once; a new one may wait.
     path.unlink()
     path.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,7 +233,7 @@ def test_ends_raise_the_bound_at_the_papers_size() -> None:
 def test_a_checker_refuses_ends_that_prove_less() -> None:
     problem = Problem(generate("table3-atom45", 0, 100), CostModel.paper(), 15)
     bound = proven_bound(problem, seconds=60.0)
-    claims = bound.certificate["ends"]
+    claims: Any = bound.certificate["ends"]
     claim, rest = claims[0], claims[1:]
 
     def changed(**changes: object) -> str:
