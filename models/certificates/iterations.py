@@ -78,7 +78,7 @@ def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
 
 
 def _blocks_below(tokens: int, size: int) -> int:
-    """Return the blocks that 0, 1, ... tokens take, all numbers below the given one (at least 1) together."""
+    """Return the blocks that 0, 1, ... tokens take, all numbers below the given one together."""
     # k tokens take ceil(k / size) blocks: `size` numbers in a row take 1, as many take 2, and so on.
     full, rest = divmod(tokens - 1, size)
     return size * full * (full + 1) // 2 + rest * (full + 1)

@@ -231,6 +231,13 @@ def test_blocks_are_counted_from_the_first_token_to_the_last(
     ).endswith(f"it proves {proven} iterations, the bound says {proven + 1}")
 
 
+def test_blocks_of_a_prompt_that_is_cached_in_part_are_those_of_its_own_tokens() -> None:
+    # Three of seven prompt tokens are its own: three, four and five tokens of two a block.
+    work, limits = Sequences(np.array([7]), np.array([3]), np.array([4])), EngineLimits(1, 64, 2, 2)
+    assert verify_iterations(work, limits, IterationBound(2 + 2 + 3, "?", {"kind": "KV"})) is None
+    assert verify_iterations(work, limits, IterationBound(2 + 2 + 3 + 1, "?", {"kind": "KV"})) is not None
+
+
 # Of nine prompt tokens five are computed and three drawn; of five all, and two drawn.
 TIMED = Sequences(np.array([9, 5]), np.array([3, 2]), np.array([4, 0]))
 LEAST = IterationBound(3, "longest request", {"kind": "longest"})
