@@ -13,7 +13,7 @@ from tiny_optima import least_iterations, least_shared_iterations
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
 from batchbound.data.prefix_cache import alike_beginnings
 from batchbound.models.bounds.iterations import held_blocks, iteration_bound
-from batchbound.models.certificates.iterations import verify_iterations
+from batchbound.models.certificates.iterations import verify_iteration_seconds, verify_iterations
 
 
 def sequences(*pairs: tuple[int, int]) -> Sequences:
@@ -254,3 +254,106 @@ def test_no_argument_counts_cached_prompt_tokens(kind: str, proven: int) -> None
 def test_a_packing_is_of_the_requests_that_need_most_iterations() -> None:
     work, claim = sequences((1, 1), (1, 4), (1, 1), (1, 4)), {**PACKING, "heaviest": 2}
     assert verify_iterations(work, EngineLimits(1), IterationBound(8, "packing", claim)) is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size", "blocks", "proven"),
+    [
+        # Five, six, seven and eight tokens of two a block.
+        ([(5, 4)], 2, 1, 3 + 3 + 4 + 4),
+        ([(5, 4)], 2, 3, 5),
+        ([(7, 3), (4, 5)], 3, 4, 6),
+        ([(16, 2), (1, 1)], 16, 3, 2),
+    ],
+)
+def test_blocks_are_counted_from_the_first_token_to_the_last(
+    pairs: list[tuple[int, int]], size: int, blocks: int, proven: int
+) -> None:
+    counted = sum(-(-(p + drawn) // size) for p, a in pairs for drawn in range(a))
+    assert -(-counted // blocks) == proven
+    limits = EngineLimits(1, 64, blocks * size, size)
+    assert verify_iterations(sequences(*pairs), limits, IterationBound(proven, "?", {"kind": "KV"})) is None
+    assert str(
+        verify_iterations(sequences(*pairs), limits, IterationBound(proven + 1, "?", {"kind": "KV"}))
+    ).endswith(f"it proves {proven} iterations, the bound says {proven + 1}")
+
+
+def test_blocks_of_a_prompt_that_is_cached_in_part_are_those_of_its_own_tokens() -> None:
+    # Three of seven prompt tokens are its own: three, four and five tokens of two a block.
+    work, limits = Sequences(np.array([7]), np.array([3]), np.array([4])), EngineLimits(1, 64, 2, 2)
+    assert verify_iterations(work, limits, IterationBound(2 + 2 + 3, "?", {"kind": "KV"})) is None
+    assert verify_iterations(work, limits, IterationBound(2 + 2 + 3 + 1, "?", {"kind": "KV"})) is not None
+
+
+# Of nine prompt tokens five are computed and three drawn; of five all, and two drawn.
+TIMED = Sequences(np.array([9, 5]), np.array([3, 2]), np.array([4, 0]))
+LEAST = IterationBound(3, "longest request", {"kind": "longest"})
+NEEDED = {
+    "iterations": 3,
+    "decodes": 2 + 1,
+    "prompt_tokens": 5 + 5,
+    "drawn": 3 + 2,
+    "kv_tokens": (10 + 11) + 6,
+    "pairs": (4.5 + 5.5 + 6.5 + 7.5 + 8.5) + (0.5 + 1.5 + 2.5 + 3.5 + 4.5),
+}
+RATES = dict.fromkeys(NEEDED, 0.0)
+ROOMY, SHORT = EngineLimits(2), EngineLimits(2, 64, 16, 1)
+"""On the second an engine may have to put requests back: they hold 11 and 6 tokens at last."""
+
+
+@pytest.mark.parametrize("kind", NEEDED)
+def test_seconds_are_those_of_the_work_that_no_order_saves(kind: str) -> None:
+    rates = {**RATES, kind: 2.0}
+    proven = 2.0 * NEEDED[kind]
+    assert verify_iteration_seconds(TIMED, ROOMY, LEAST, rates, proven) is None
+    more = proven * (1 + 1e-8)
+    assert str(verify_iteration_seconds(TIMED, ROOMY, LEAST, rates, more)) == (
+        f"the certificate proves the bound: the rates prove {proven:.9g} s, the bound says {more:.9g}"
+    )
+
+
+def test_seconds_of_different_work_are_added() -> None:
+    rates = dict.fromkeys(NEEDED, 1.0)
+    assert verify_iteration_seconds(TIMED, ROOMY, LEAST, rates, sum(NEEDED.values())) is None
+    assert verify_iteration_seconds(TIMED, ROOMY, LEAST, rates, sum(NEEDED.values()) + 0.001) is not None
+
+
+def test_no_seconds_follow_from_iterations_that_are_not_proven() -> None:
+    said = verify_iteration_seconds(TIMED, ROOMY, replace(LEAST, iterations=4), RATES, 0.0)
+    assert str(said) == "the certificate proves the bound: it proves 3 iterations, the bound says 4"
+    two_slots = replace(LEAST, certificate={"kind": "slots"})
+    assert verify_iteration_seconds(TIMED, ROOMY, two_slots, {**RATES, "iterations": 1.0}, 3.0) is None
+
+
+@pytest.mark.parametrize("given", [sorted(NEEDED)[1:], [*sorted(NEEDED), "watts"]])
+def test_rates_of_other_work_are_refused_by_name(given: list[str]) -> None:
+    said = verify_iteration_seconds(TIMED, ROOMY, LEAST, dict.fromkeys(given, 0.0), 0.0)
+    assert str(said) == f"rates: there are rates of {given}, not of {sorted(NEEDED)}"
+
+
+@pytest.mark.parametrize("kind", sorted(NEEDED.keys() - {"drawn"}))
+@pytest.mark.parametrize("rate", [-1e-12, float("nan")])
+def test_a_rate_below_zero_is_refused_since_work_may_be_left_out(kind: str, rate: float) -> None:
+    said = verify_iteration_seconds(TIMED, ROOMY, LEAST, {**RATES, kind: rate}, -1.0)
+    assert str(said) == f"rates: {kind} is below zero: work that need not be done would lower the bound"
+
+
+def test_tokens_drawn_are_the_same_in_every_order_and_may_take_less_than_nothing() -> None:
+    rates = {**RATES, "drawn": -1.0, "iterations": 10.0}
+    assert verify_iteration_seconds(TIMED, ROOMY, LEAST, rates, 25.0) is None
+    assert verify_iteration_seconds(TIMED, ROOMY, LEAST, rates, 25.1) is not None
+
+
+@pytest.mark.parametrize(("rates", "seconds"), [({"drawn": float("nan")}, 0.0), ({}, float("nan"))])
+def test_what_is_no_number_proves_nothing(rates: dict[str, float], seconds: float) -> None:
+    assert verify_iteration_seconds(TIMED, ROOMY, LEAST, {**RATES, **rates}, seconds) is not None
+
+
+def test_a_decode_dearer_than_the_chunk_in_its_place_is_refused_where_requests_may_be_put_back() -> None:
+    dear = {**RATES, "decodes": 1.0, "kv_tokens": 0.5, "prompt_tokens": 1.4}
+    just = {**dear, "prompt_tokens": 1.5}
+    said = "rates: a decode counts more than the chunk that may take its place"
+    assert str(verify_iteration_seconds(TIMED, SHORT, LEAST, dear, 1.0)) == said
+    assert verify_iteration_seconds(TIMED, SHORT, LEAST, just, 1.0) is None
+    assert verify_iteration_seconds(TIMED, ROOMY, LEAST, dear, 1.0) is None
+    assert verify_iteration_seconds(TIMED, SHORT, LEAST, dear, 1.0, resumed_known=True) is None
