@@ -53,11 +53,8 @@ BRIEF_SPANS, BRIEF_STAGES = 1800, 160
 UNCAPPED_SHARE = 0.7
 """The share of the limits in which a token cap is left out of account, and stages are split to keep it."""
 
-RELAXED_SHARE = 0.15
+RELAXED_SHARE = 0.4
 """The share of the limits in which memory is left out of account there, where slots are scarcer."""
-
-MEMORY_SHARE = 0.4
-"""The share of what is left then for stage times without memory, before they are served within it."""
 
 SHORT_SHARE = 0.4
 """The share of what is left then in which requests of one that is short of memory are moved elsewhere."""
@@ -375,10 +372,8 @@ class ScheduleSearch:
     def _serve_within_memory(self, relaxed: Schedule) -> bool:
         """Offer a schedule of a relaxed one's stage times that keeps the capacity; return if it is best."""
         best, problem = self.incumbent, self._problem
-        relaxed = self._relaxed(MEMORY_SHARE, relaxed)
         used = np.unique(relaxed.bin_of[problem.rounds > 0])
-        times = np.append(relaxed.starts[used], relaxed.rounds.sum())
-        times -= times[0]
+        times = np.append(relaxed.starts[used], relaxed.rounds.sum()) - relaxed.starts[used[0]]
         for attempt in range(STRETCHES):
             most = STRETCHED * times[-1] * 2.0**attempt if attempt else 0.0
             stretched = times + np.rint(np.linspace(0, most, len(times))).astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,28 +70,15 @@ def served_within_memory(
     """
     running = np.flatnonzero(problem.rounds > 0)
     rounds, first = problem.rounds[running], problem.kv_at_start[running]
-    profile = LengthProfile.of(rounds)
-    assert problem.kv_capacity is not None
-    average = problem.kv_token_rounds / float(times[-1])
-    filled = problem.kv_capacity - SPARE * max(0.0, problem.kv_capacity - average)
-    for _ in range(SPLITS):
-        if Spans.number_between(times, profile) > MOST_SPANS:
-            return None
-        spans = Spans.between(times, profile)
-        if not len(spans) or spans.rounds.max() < profile.longest:
-            return None
-        held = _held(spans, times, rounds, first, int(filled))
-        flow = _flow(spans, profile, problem.slots, held, seconds)
-        if flow is None:
-            return None
-        full = np.bincount(held.stage, flow[held.span] * held.tokens) > (1 + NEAR) * held.capacity
-        middle = (times[:-1] + times[1:])[full[1:]] // 2
-        middle = np.setdiff1d(middle, times)
-        if not len(middle):
-            break
-        times = np.union1d(times, middle)
-    held = replace(held, capacity=int(FILLED * problem.kv_capacity))
-    used = nearly_whole(spans, profile, problem.slots, len(times) - 1, flow, seconds, held)
+    capacity = problem.kv_capacity
+    assert capacity is not None
+    spare = SPARE * max(0.0, capacity - problem.kv_token_rounds / float(times[-1]))
+    flow = _Flow.fitting(times, rounds, first, problem.slots, int(capacity - spare), seconds)
+    if flow is None:
+        return None
+    profile, spans, times = flow.profile, flow.spans, flow.times
+    held = replace(flow.held, capacity=int(FILLED * capacity))
+    used = nearly_whole(spans, profile, problem.slots, len(times) - 1, flow.slots, seconds, held)
     if used is None:
         return None
     times, spans = settled(times, spans, used, profile)
@@ -101,14 +88,67 @@ def served_within_memory(
     start, room = np.empty_like(rounds), np.empty_like(rounds)
     by_length = np.argsort(-rounds, kind="stable")
     start[by_length], room[by_length] = times[spans.first[offered]], lengths[offered]
-    best = _Exchanges(start, room, rounds, first, problem.kv_capacity)
+    best = _Exchanges(start, room, rounds, first, capacity)
     for _ in range(WALKS):
-        walk = _Exchanges(start, room, rounds, first, problem.kv_capacity)
+        walk = _Exchanges(start, room, rounds, first, capacity)
         walk.run(rng)
         best = min(best, walk, key=lambda each: each.short)
         if not best.short:
             break
     return schedule_backwards(problem, running, int(times[-1]) - best.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flow:
+    """
+    Slots between stages, in fractions.
+
+    Parameters
+    ----------
+    times
+        The rounds of the stages and the end, shape (stages + 1,).
+    profile
+        The requests' lengths.
+    spans
+        The spans between two of the times.
+    held
+        What they hold, and what they may.
+    slots
+        The slots in each span, shape (spans,).
+    """
+
+    times: IntArray
+    profile: LengthProfile
+    spans: Spans
+    held: HeldTokens
+    slots: FloatArray
+
+    @classmethod
+    def fitting(
+        cls, times: IntArray, rounds: IntArray, first: IntArray, slots: int, capacity: int, seconds: float
+    ) -> _Flow | None:
+        """
+        Return a flow that fits the capacity, or nearly; stages are added where it would not.
+
+        A long time without a stage leaves no choice of what memory holds at its end.
+        """
+        profile = LengthProfile.of(rounds)
+        splits = 0
+        while True:
+            if Spans.number_between(times, profile) > MOST_SPANS:
+                return None
+            spans = Spans.between(times, profile)
+            if not len(spans) or spans.rounds.max() < profile.longest:
+                return None
+            held = _held(spans, times, rounds, first, capacity)
+            flow = _least_holding(spans, profile, slots, held, seconds)
+            if flow is None:
+                return None
+            full = np.bincount(held.stage, flow[held.span] * held.tokens) > (1.0 + NEAR) * capacity
+            middle = np.setdiff1d((times[:-1] + times[1:])[full[1:]] // 2, times)
+            if splits == SPLITS or not len(middle):
+                return cls(times, profile, spans, held, flow)
+            times, splits = np.union1d(times, middle), splits + 1
 
 
 def _held(spans: Spans, times: IntArray, rounds: IntArray, first: IntArray, capacity: int) -> HeldTokens:
@@ -126,7 +166,7 @@ def _held(spans: Spans, times: IntArray, rounds: IntArray, first: IntArray, capa
     return HeldTokens(capacity, stage[order], span[order], tokens[order])
 
 
-def _flow(
+def _least_holding(
     spans: Spans, profile: LengthProfile, slots: int, held: HeldTokens, seconds: float
 ) -> FloatArray | None:
     """Return the flow of fewest slot-rounds, in fractions, with memory short of little, shape (spans,)."""
