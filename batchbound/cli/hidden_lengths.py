@@ -19,13 +19,13 @@ from ..heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ..heuristics.rollouts.steps import BARRIER, Way
 from ..planning.hidden import (
     COVERAGE,
-    History,
     expected_makespan,
     shared_variance,
     sharing_prompts,
     simulate_hidden,
     simulate_hidden_steps,
 )
+from ..planning.history import History
 from ..solvers.bounds.proven_bound import proven_bound
 from .inputs import at_least_zero, positive, read_inputs
 from .reporting import print_rows
