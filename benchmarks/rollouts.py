@@ -36,11 +36,11 @@ import numpy as np
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
+from batchbound.data.steps_plan import BARRIER, Way
 from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import NOTHING, Known
-from batchbound.heuristics.rollouts.steps import BARRIER, Way
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.hidden import (

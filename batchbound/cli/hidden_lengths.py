@@ -14,11 +14,10 @@ from ..data.files.disk import InputError
 from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import Problem
 from ..data.readers.tables import is_table, read_column, read_lengths
+from ..data.steps_plan import BARRIER, COVERAGE, Way
 from ..data.trace import Trace
 from ..heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
-from ..heuristics.rollouts.steps import BARRIER, Way
 from ..planning.hidden import (
-    COVERAGE,
     expected_makespan,
     shared_variance,
     sharing_prompts,

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..data.costs.cost import IntArray
 from ..data.problem import Problem
+from ..data.steps_plan import Interval, Way
 from ..data.trace import Trace
 from ..data.workload import Workload
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
 from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
 from ..heuristics.rollouts.queues import group_numbers
-from ..heuristics.rollouts.steps import StepsRun, Way, simulate_steps
+from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
 from .history import History, groups_of
 from .predictive import Seen
-
-COVERAGE = 0.9
 
 SAMPLES = 99
 """Sampled sets of lengths for the interval; the fifth from either end is its limit."""
@@ -28,24 +27,6 @@ SAMPLES_OF_MANY = 39
 """As many for jobs of more than :data:`MANY` requests; the second from either end is the limit."""
 
 MANY = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """
-    Seconds to expect.
-
-    Parameters
-    ----------
-    mean
-        Over the sampled lengths.
-    low, high
-        Limits that the makespan is between with probability :data:`COVERAGE`.
-    """
-
-    mean: float
-    low: float
-    high: float
 
 
 def expected_makespan(
@@ -84,9 +65,7 @@ def expected_makespan(
         truth = predictive.draw(step, seen, rng)
         made = hidden_policy(policy, blind, known, swap)
         seconds.append(simulate(blind, made, truth, swap=swap).makespan)
-    tails = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
-    low, high = np.quantile(seconds, tails, method="weibull").tolist()
-    return Interval(float(np.mean(seconds)), low, high)
+    return Interval.of(seconds)
 
 
 def simulate_hidden(

@@ -12,6 +12,7 @@ from .disk import InputError
 KINDS = {
     "batchbound_plan": "a plan",
     "batchbound_fleet_plan": "a plan",
+    "batchbound_steps_plan": "a plan of several steps",
     "batchbound_trace": "the trace of a run",
     "batchbound_server_run": "the trace of a run on a server",
     "batchbound_report": "a report",
@@ -23,6 +24,7 @@ KINDS = {
 _HINTS = {
     "batchbound_plan": "Give the file of requests that it was made of.",
     "batchbound_fleet_plan": "Give the file of requests that it was made of.",
+    "batchbound_steps_plan": "It has no schedule: its policy decides as completions end.",
     "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",
     "batchbound_server_run": "`batchbound audit` reads it.",
     "batchbound_cost": "Name it with --cost.",
