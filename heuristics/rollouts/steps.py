@@ -113,6 +113,35 @@ def serve_steps(problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy
     return _Steps(problem, step, way, policy, None, engine).run()
 
 
+def reached_tokens(
+    problem: Problem,
+    step: IntArray,
+    way: Way,
+    policy: QueuedPolicy,
+    lengths: IntArray,
+    ended: npt.NDArray[np.bool_],
+) -> IntArray:
+    """
+    Return the tokens each request has when the last of those that have ended does, 0 of one not begun.
+
+    Parameters
+    ----------
+    problem, step, way, policy
+        As of :func:`simulate_steps`.
+    lengths
+        Of what has ended its tokens, of the others more than it can have, shape (requests,).
+    ended
+        Which requests have ended, shape (requests,). Nothing is known of the others if the way stops one of
+        them before.
+    """
+    steps = _Steps(problem, step, way, policy, lengths)
+    steps.watched = ended
+    steps.run()
+    if steps.reached is None:
+        return np.zeros(len(problem), dtype=np.int64)
+    return np.where(steps.reached > 0, steps.reached + int(problem.prefill_emits_first_token), 0)
+
+
 class _Evicting:
     """A policy that first stops what it is told to."""
 
@@ -170,6 +199,9 @@ class _Steps:
         self._ends = np.zeros(groups, dtype=np.int64)
         self._begun, self._ended = (np.full(len(problem), -1, dtype=np.int64) for _ in range(2))
         self._now, self._lost, self._seconds = 0, 0, list[float]()
+        self.watched: npt.NDArray[np.bool_] | None = None
+        self.reached: IntArray | None = None
+        """Decode steps of each request when all that are watched had ended."""
 
     def run(self) -> StepsRun:
         """Return what they come to."""
@@ -244,6 +276,8 @@ class _Steps:
                 self._ends[group] += 1
                 if self._ends[group] == self._wanted[group] and self._way.keep is not None:
                     self._drop(self._members[group])
+            if self.watched is not None and self.reached is None and (self._ended[self.watched] >= 0).all():
+                self.reached = self._decoded.copy()
 
     def _drop(self, requests: IntArray) -> None:
         """Stop those of a group that are not kept, for good."""
