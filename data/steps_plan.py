@@ -15,7 +15,7 @@ from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import refuse_other_kinds
 from .files.record import plain, record
 from .fleet import Fleet
-from .plan import Provenance
+from .plan import Provenance, holds_requests
 from .problem import Problem
 
 COVERAGE = 0.9
@@ -123,7 +123,7 @@ class StepsExpectation:
     samples
         Sets of lengths that were drawn.
     compared
-        Mean seconds of all steps by each way and policy compared.
+        Mean seconds of all steps by each way and policy that were compared, empty if there was no choice.
     """
 
     total: Interval
@@ -135,7 +135,7 @@ class StepsExpectation:
     kept_bias: float
     early_bias: float
     samples: int
-    compared: Mapping[str, float]
+    compared: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +168,8 @@ class StepsPlan:
         What to expect.
     seed
         Of the drawn lengths.
+    column
+        Of the history's tables, that tells its steps apart; None where each file is of one.
     history
         The files of earlier completions, and the SHA-256 of each.
     provenance
@@ -186,6 +188,7 @@ class StepsPlan:
     ended: IntArray
     expected: StepsExpectation
     seed: int
+    column: str | None = None
     history: Mapping[str, str] = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
 
@@ -214,6 +217,9 @@ class StepsPlan:
             If the file is not such a plan, or its columns do not fit its requests.
         """
         refuse_other_kinds(path, "no plan of several steps", {"batchbound_steps_plan"})
+        if holds_requests(path):
+            hint = "Make a plan of it: batchbound plan FILE --steps COLUMN --history FILE."
+            raise InputError("holds requests, it is no plan of several steps", file=path, hint=hint)
         plan = record(cls, read_json_object(path), file=path)
         for name in ("step", "ended"):
             if len(getattr(plan, name)) != len(plan.fleet):

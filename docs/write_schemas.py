@@ -14,6 +14,7 @@ from batchbound.data.costs.layer_profile import LayerProfile
 from batchbound.data.files.record import schema
 from batchbound.data.plan import Plan
 from batchbound.data.report import Report
+from batchbound.data.steps_plan import StepsPlan
 from batchbound.data.trace import ServedRequest, Stage, TraceHeader
 
 FOLDER = Path(__file__).parent / "schemas"
@@ -21,7 +22,7 @@ FOLDER = Path(__file__).parent / "schemas"
 
 def schemas() -> dict[str, dict[str, object]]:
     """Return the schema of each kind of file, by the schema's file name."""
-    kinds = {"cost": CalibratedCost, "profile": LayerProfile, "plan": Plan}
+    kinds = {"cost": CalibratedCost, "profile": LayerProfile, "plan": Plan, "steps_plan": StepsPlan}
     found = {f"{name}.schema.json": schema(kind) for name, kind in kinds.items()}
     found["report.schema.json"] = Report.json_schema()
     lines = [schema(kind) for kind in (TraceHeader, Stage, ServedRequest)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,9 +34,12 @@ class History:
     ----------
     workloads
         One each, with its lengths and groups; none is of the job.
+    files
+        The SHA-256 of each file that they were read from, by its name.
     """
 
     workloads: tuple[Workload, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def names(self, problem: Problem) -> bool:
         """Return whether most groups of a job have earlier completions of their requests' names."""

@@ -28,6 +28,8 @@ WORTH_MORE_AHEAD = 3e-3
 """Relative mean time by which a way must beat one that begins fewer completions ahead."""
 
 FIRST_COME = "fcfs"
+POLICIES = (CHOSEN, "fcfs-ski", FIRST_COME)
+"""Compared where the user names none."""
 
 
 def make_steps_plan(
@@ -40,7 +42,6 @@ def make_steps_plan(
     longest: int | None = None,
     seed: int = 0,
     provenance: Provenance | None = None,
-    files: Mapping[str, str] | None = None,
 ) -> StepsPlan:
     """
     Return a plan of several steps of rollouts whose lengths nobody knows.
@@ -60,14 +61,14 @@ def make_steps_plan(
     permitted
         What may become of completions that are not complete at a step's end.
     policy
-        A key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`; by default the better of
-        ``learned`` and ``fcfs-ski``.
+        A key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`; by default the best
+        of :data:`POLICIES`.
     longest
         Tokens after which every completion is cut; None for no limit.
     seed
         Draws the lengths.
-    provenance, files
-        Where costs and prompts, and the history, come from, which the plan records.
+    provenance
+        Where costs and prompts come from, which the plan records.
 
     Raises
     ------
@@ -84,14 +85,19 @@ def make_steps_plan(
         else replace(permitted, ahead=0.0, restart=False, keep_kv=False)
         for share in shares
     ]
-    candidates = [(way, name) for way in ways for name in ([policy] if policy else [CHOSEN, "fcfs-ski"])]
+    candidates = [(way, name) for way in ways for name in ([policy] if policy else POLICIES)]
     looks = LOOKS if len(candidates) > 1 else 0
     compared = {
         each: float(np.mean([run.makespan for run in lengths.runs(*each, looks)]))
         for each in (candidates if looks else ())
     }
     way, name = _least(compared) if looks else candidates[0]
-    named = {f"{other}, {text_of(one)}": seconds for (one, other), seconds in compared.items()}
+    expected = lengths.expected(way, name)
+    # All were compared over the same few sets, whose totals differ more than the ways do.
+    named = {
+        f"{other}, {text_of(one)}": seconds / compared[way, name] * expected.total.mean
+        for (one, other), seconds in compared.items()
+    }
     return StepsPlan(
         fleet=Fleet.of(blind, 1),
         step=np.asarray(step, dtype=np.int64),
@@ -100,9 +106,9 @@ def make_steps_plan(
         policy=name,
         longest=longest,
         ended=ended,
-        expected=lengths.expected(way, name, named),
+        expected=replace(expected, compared=named),
         seed=seed,
-        history=dict(files or {}),
+        history=dict(history.files),
         provenance=provenance or Provenance(),
     )
 
@@ -122,7 +128,8 @@ def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int
     history
         The earlier workloads.
     ended
-        Tokens of each completion that has ended, by name.
+        Tokens of each completion that has ended, by name: of all that have, as the others count as under
+        way or waiting.
 
     Raises
     ------
@@ -140,8 +147,7 @@ def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int
     lengths = _Lengths(
         plan.problem, plan.step, history, plan.longest, tokens, (plan.way, plan.policy), plan.seed
     )
-    expected = lengths.expected(plan.way, plan.policy, plan.expected.compared)
-    return replace(plan, ended=tokens, expected=expected)
+    return replace(plan, ended=tokens, expected=lengths.expected(plan.way, plan.policy))
 
 
 class _Lengths:
@@ -198,7 +204,7 @@ class _Lengths:
             found.append(simulate_steps(self._problem, self._step, way, made, truth))
         return found
 
-    def expected(self, way: Way, policy: str, compared: Mapping[str, float]) -> StepsExpectation:
+    def expected(self, way: Way, policy: str) -> StepsExpectation:
         """Return what to expect of a way."""
         runs = self.runs(way, policy)
         pairs = list(zip(runs, self._drawn, strict=True))
@@ -214,7 +220,6 @@ class _Lengths:
             kept_bias=float(np.mean([run.kept_bias(truth) for run, truth in pairs])),
             early_bias=float(np.mean([run.early_bias(truth) for run, truth in pairs])),
             samples=len(runs),
-            compared=compared,
         )
 
     def _grown(self, history: History, ended: IntArray) -> History:
@@ -281,11 +286,11 @@ def steps_of(problem: Problem, count: int) -> IntArray:
     Raises
     ------
     ValueError
-        If there are more steps than groups, or a group's requests do not stand together.
+        If there is no step, there are more than groups, or a group's requests do not stand together.
     """
     numbers, groups = group_numbers(problem)
-    if count > groups:
-        raise ValueError(f"{count} steps of {groups} groups: each step needs one")
+    if not 1 <= count <= groups:
+        raise ValueError(f"{count} steps of {groups} groups: there is at least one, and each step needs one")
     changes = np.append(True, np.diff(numbers) != 0)
     if int(changes.sum()) != groups:
         raise ValueError("the requests of a group do not stand together")
