@@ -14,7 +14,7 @@ a policy is worth apart from luck.
 ``--several`` serves the steps of a trace one after another, each group's prompt computed once: with a
 barrier, with partial rollouts that go on, with RollPacker's rounds, with the first k of n completions.
 ``--intervals`` says on how many steps the 90 % interval holds that the other steps of a trace give, or the
-other models' completions.
+other models' completions. ``--drawn N`` does so on drawn traces.
 
 Run: ``python benchmarks/rollouts.py --orders 3 --several --intervals --json rollouts.json --picture
 rollouts.png`` (``BATCHBOUND_DATA`` names the folder of public data); prints a table.
@@ -254,6 +254,63 @@ def intervals(name: str, policy: str, orders: int, most: int | None) -> dict[str
     return {"held": int(np.sum(held)), "of": len(held), "low, seconds, high": rows}
 
 
+KINDS: Mapping[str, Mapping[str, float]] = {
+    "plain": {"groups": 32, "samples": 4, "apart": 0.1, "alike": 0.1, "spread": 0.4, "cap": 16_000},
+    "alike": {"groups": 16, "samples": 8, "apart": 0.15, "alike": 0.9, "spread": 0.7, "cap": 1_500},
+    "runaways": {
+        "groups": 32,
+        "samples": 8,
+        "apart": 0.03,
+        "alike": 0.1,
+        "spread": 0.3,
+        "runaway": 0.003,
+        "cap": 16_000,
+    },
+    "wide": {"groups": 32, "samples": 8, "apart": 0.0, "alike": 0.05, "spread": 1.0, "cap": 20_000},
+    "steps apart": {"groups": 32, "samples": 4, "apart": 0.4, "alike": 0.3, "spread": 0.6, "cap": 16_000},
+}
+"""Kinds of drawn traces: how far steps lie apart (log), groups' share of the variance, its root (log)."""
+
+EARLIER = (1, 2, 4, 8)
+"""Earlier steps of drawn traces."""
+
+
+def drawn_step(kind: Mapping[str, float], rng: np.random.Generator) -> Workload:
+    """Return a step of a drawn trace; runaways are Pareto distributed with an exponent of 0.8."""
+    group = np.repeat(np.arange(int(kind["groups"])), int(kind["samples"]))
+    score = np.sqrt(kind["alike"]) * rng.standard_normal(int(kind["groups"]))[group]
+    score += np.sqrt(1 - kind["alike"]) * rng.standard_normal(len(group))
+    lengths = np.exp(5.5 + kind["apart"] * rng.standard_normal() + kind["spread"] * score)
+    lost = rng.random(len(group)) < kind.get("runaway", 0.0)
+    lengths[lost] = np.exp(5.5 + kind["spread"]) * (1 - rng.random(int(lost.sum()))) ** -1.25
+    lengths = np.clip(np.rint(lengths), 1, kind["cap"]).astype(np.int64)
+    names = np.array([f"{rng.integers(2**62)}-{k}" for k in range(len(group))])
+    return Workload(names, np.full(len(group), 50), lengths, group=group)
+
+
+def drawn_intervals(times: int) -> dict[str, dict[str, int]]:
+    """Return on how many of so many drawn traces of each kind the interval holds, by earlier steps."""
+    found: dict[str, dict[str, int]] = {}
+    for name, kind in KINDS.items():
+        found[name] = {}
+        for earlier in EARLIER:
+            held = 0
+            for seed in range(times):
+                rng = np.random.default_rng([seed, earlier])
+                steps = [drawn_step(kind, rng) for _ in range(earlier + 1)]
+                problem = Problem(steps[-1], CostModel.paper(), 16)
+                expected = expected_makespan(
+                    problem,
+                    History(tuple(steps[:-1])),
+                    policy="fcfs-ski",
+                    longest=int(kind["cap"]),
+                    seed=seed,
+                )
+                held += expected.low <= simulate_hidden(problem, "fcfs-ski").makespan <= expected.high
+            found[name][str(earlier)] = held
+    return found
+
+
 def several_table(found: Mapping[str, Mapping[str, float]]) -> str:
     """Return a line for each way to serve several steps."""
     lines = ["| | of FCFS's time | stale | kept longer by | tokens lost |", "|---|---|---|---|---|"]
@@ -319,6 +376,9 @@ def main() -> None:
     parser.add_argument(
         "--interval-policy", default="learned", choices=HIDDEN, help="whose time (default %(default)s)"
     )
+    parser.add_argument(
+        "--drawn", type=int, default=0, metavar="N", help="also hold intervals against N drawn traces a kind"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--picture", metavar="FILE", help="draw the mean losses")
     args = parser.parse_args()
@@ -339,6 +399,9 @@ def main() -> None:
         if "intervals" in row:
             held, count = row["intervals"]["held"], row["intervals"]["of"]
             print(f"\n{name}: the 90 % interval of {args.interval_policy} holds on {held} of {count}")
+    for kind, row in drawn_intervals(args.drawn).items() if args.drawn else ():
+        held = ", ".join(f"{count} of {args.drawn} after {earlier}" for earlier, count in row.items())
+        print(f"{kind}: the interval holds on {held} steps")
     if args.picture:
         draw(report, args.picture)
 

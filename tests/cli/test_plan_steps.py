@@ -44,8 +44,8 @@ def test_a_plan_of_steps_says_what_to_expect_and_is_stated_anew_as_completions_e
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job, past, out = files(tmp_path)
-    words = (job, "--steps", "step", "--history", past, "--slots", "12", "--policy", "fcfs-ski", "-o", out)
-    found = printed(capsys, *words, "--longest-completion", "800")
+    asked = (job, "--steps", "step", "--history", past, "--slots", "12", "--policy", "fcfs-ski", "-o", out)
+    found = printed(capsys, *asked, "--longest-completion", "800")
     total, bound = found["expected"]["total"], found["expected"]["bound"]
     assert total["low"] < total["mean"] < total["high"]
     assert bound["mean"] < total["mean"]
@@ -59,8 +59,8 @@ def test_a_plan_of_steps_says_what_to_expect_and_is_stated_anew_as_completions_e
     assert narrow["high"] - narrow["low"] < total["high"] - total["low"]
     assert later["way"] == found["way"]
     assert StepsPlan.load(tmp_path / "later.json").column == "step"
-    for command in ("verify", "report", "run"):
-        assert main([command, out]) == 2
+    for words in (["verify", out], ["report", out], ["run", out, "--model", "tiny:llama"]):
+        assert main(words) == 2
         assert "is a plan of several steps" in capsys.readouterr().err
 
 
