@@ -34,11 +34,12 @@ from typing import Any
 import numpy as np
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.lengths.steps_plan import BARRIER, Way
 from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
-from batchbound.data.steps_plan import BARRIER, Way
 from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.rollouts.agreement import prompt_scores
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import NOTHING, Known
 from batchbound.heuristics.simulate import simulate
@@ -101,7 +102,7 @@ def trace_steps(name: str, longest: int) -> list[Step]:
 
 
 def model_steps(name: str) -> list[Step]:
-    """Return a step for each model, with the mean log length of the other models' completions as history."""
+    """Return a step for each model, with what the other models' completions agree on as history."""
     with (DATA / "rollouts" / f"{name}.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     prompts = {prompt: k for k, prompt in enumerate(dict.fromkeys(row["session_id"] for row in rows))}
@@ -115,7 +116,7 @@ def model_steps(name: str) -> list[Step]:
     found = []
     for model, k in models.items():
         has = np.flatnonzero(~np.isnan(tokens[k]))
-        others = np.nanmean(np.log(np.delete(tokens[:, has], k, axis=0)), axis=0)
+        others = prompt_scores(np.delete(tokens[:, has], k, axis=0), inputs[has].astype(float))
         workload = Workload(
             np.array([str(prompt) for prompt in has]),
             inputs[has],

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..data.costs.cost import IntArray
+from ..data.lengths.steps_plan import Interval, Way
 from ..data.problem import Problem
-from ..data.steps_plan import Interval, Way
 from ..data.trace import Trace
 from ..data.workload import Workload
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths

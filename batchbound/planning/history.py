@@ -11,9 +11,10 @@ import numpy as np
 from ..data.costs.cost import FloatArray, IntArray
 from ..data.problem import Problem
 from ..data.workload import Workload
-from ..heuristics.rollouts.lengths import SHARES, TRUSTS, Known, LengthModel, Observed
+from ..heuristics.rollouts.agreement import prompt_scores
+from ..heuristics.rollouts.lengths import SHARES, TRUSTS, Known, LengthModel, Observed, normal_scores
 from ..heuristics.rollouts.queues import group_numbers
-from .predictive import Predictive, Source, Tail, deviation_of_steps, normal_scores
+from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5
 """Share of a job's groups that earlier files must complete for these to be predictions of its lengths."""
@@ -81,7 +82,7 @@ class History:
         cap = self._cap(problem, longest, lengths)
         numbers, groups = group_numbers(problem)
         steps = [groups_of(workload) for workload in self.workloads]
-        scores = [normal_scores(workload.output_tokens, lengths) for workload in self.workloads]
+        scores = [ranked_scores(workload.output_tokens, lengths) for workload in self.workloads]
         deviation = deviation_of_steps(scores, steps)
         ended = np.ones(len(lengths), dtype=np.bool_)
         share = LengthModel.learnt(Observed(group, lengths, ended), int(group.max()) + 1).share_weight
@@ -89,9 +90,7 @@ class History:
             pooled = Source(lengths, group, Tail.fitted(lengths, cap))
             return Predictive((pooled,), numbers, len(steps), np.zeros(groups), deviation, share, cap)
         predicted = self._predicted(problem)
-        score = np.zeros(groups)
-        told = ~np.isnan(predicted)
-        score[told] = normal_scores(predicted[told], predicted[told])
+        score = np.nan_to_num(normal_scores(predicted))
         if len(group) == int(group.max()) + 1:
             # No two completions share a prompt: the whole effect of one is its own.
             share = np.where(SHARES == 0, 1.0, 0.0)
@@ -128,8 +127,8 @@ class History:
         return found
 
     def _predicted(self, problem: Problem) -> FloatArray:
-        """Return the mean logarithm of earlier lengths of each group, not a number where there is none."""
-        return _group_means(problem, self._logarithms(problem))
+        """Return what earlier completions agree on of each group, not a number where there are none."""
+        return _agreed(problem, self._logarithms(problem))
 
     def _worth(self, problem: Problem, share: float) -> list[list[float]]:
         """
@@ -146,7 +145,7 @@ class History:
             return [[alike] if share else TRUSTS.tolist()]
         found = []
         for at, row in enumerate(logarithms):
-            others = _group_means(problem, np.delete(logarithms, at, axis=0))[numbers]
+            others = _agreed(problem, np.delete(logarithms, at, axis=0))[numbers]
             both = ~np.isnan(others) & ~np.isnan(row)
             found.append([_correlation(others[both], row[both])])
         return found
@@ -164,14 +163,20 @@ def _correlation(one: FloatArray, other: FloatArray) -> float:
     """Return how far two rows of numbers go together by their ranks, from 0 to 1."""
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
-    told = normal_scores(one, one), normal_scores(other, other)
-    return max(0.0, float(np.corrcoef(told[0], told[1])[0, 1]))
+    return max(0.0, float(np.corrcoef(normal_scores(one), normal_scores(other))[0, 1]))
 
 
-def _group_means(problem: Problem, values: FloatArray) -> FloatArray:
-    """Return the mean of what is told of each group's requests, not a number where nothing is."""
+def _agreed(problem: Problem, logarithms: FloatArray) -> FloatArray:
+    """Return what files of lengths agree on of each group, not a number where none has any."""
     numbers, groups = group_numbers(problem)
-    told = ~np.isnan(values)
-    count = np.bincount(numbers, weights=told.sum(axis=0), minlength=groups)
-    total = np.bincount(numbers, weights=np.where(told, values, 0.0).sum(axis=0), minlength=groups)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    mean = np.full((len(logarithms), groups), np.nan)
+    for row, file in zip(mean, logarithms, strict=True):
+        told = ~np.isnan(file)
+        count = np.bincount(numbers[told], minlength=groups)
+        total = np.bincount(numbers[told], file[told], minlength=groups)
+        row[count > 0] = total[count > 0] / count[count > 0]
+    some = ~np.isnan(mean).all(axis=1)
+    if not some.any():
+        return np.full(groups, np.nan)
+    prompt = np.bincount(numbers, problem.prompt_tokens, minlength=groups)
+    return prompt_scores(mean[some], prompt / np.bincount(numbers))

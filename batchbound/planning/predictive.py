@@ -377,7 +377,7 @@ def _truncated(mean: FloatArray, own: float, low: FloatArray, rng: np.random.Gen
     return found
 
 
-def normal_scores(values: npt.ArrayLike, among: npt.ArrayLike) -> FloatArray:
+def ranked_scores(values: npt.ArrayLike, among: npt.ArrayLike) -> FloatArray:
     """Return the normal score of each value's rank among numbers; equals have the middle one, same shape."""
     from scipy.special import ndtri
 

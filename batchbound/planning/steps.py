@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from ..data.costs.cost import IntArray
 from ..data.fleet import Fleet
+from ..data.lengths.steps_plan import BARRIER, Interval, StepsExpectation, StepsPlan, Way
 from ..data.plan import Provenance
 from ..data.problem import Problem
-from ..data.steps_plan import BARRIER, Interval, StepsExpectation, StepsPlan, Way
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...data.costs.cost import FloatArray, IntArray
+from ...data.lengths.steps_plan import Way
 from ...data.problem import Problem
-from ...data.steps_plan import Way
 from ..engine import Engine
 from ..loop import Execution
 from ..policy import State, Step

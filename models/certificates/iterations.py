@@ -41,9 +41,9 @@ def verify_iterations(sequences: Sequences, limits: EngineLimits, bound: Iterati
 def _proven(
     sequences: Sequences, limits: EngineLimits, kind: str, heaviest: object, machines: object
 ) -> int | Violation:
-    needed = [
-        output - 1 + math.ceil((prompt - cached) / limits.batched_tokens)
-        for prompt, output, cached in _rows(sequences)
+    needed: list[int] = [
+        output - 1 + math.ceil((prompt - shared) / limits.batched_tokens)
+        for (prompt, output, _), shared in zip(_rows(sequences), _shared(sequences), strict=True)
     ]
     if kind == "slots":
         return math.ceil(sum(needed) / limits.sequences)
@@ -68,12 +68,19 @@ def _rows(sequences: Sequences) -> list[list[int]]:
     return rows
 
 
+def _shared(sequences: Sequences) -> list[int]:
+    shared: list[int] = sequences.shared.tolist()
+    return shared
+
+
 def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
     if limits.blocks is None:
         return Violation("iterations", "keys and values have no limit")
     size, held = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
-        held += _blocks_below(prompt - cached + output, size) - _blocks_below(prompt - cached, size)
+        # All of a prompt but the last token cached: that one may stand in another's place, too.
+        own = 0 if cached and cached == prompt - 1 else prompt - cached
+        held += _blocks_below(own + output, size) - _blocks_below(own, size)
     return math.ceil(held / limits.blocks)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
-from batchbound.data.steps_plan import StepsPlan
+from batchbound.data.lengths.steps_plan import StepsPlan
 
 HEADER = "step,group,id,input_tokens,output_tokens\n"
 

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.lengths.steps_plan import BARRIER, Way
 from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
-from batchbound.data.steps_plan import BARRIER, Way
 from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine
 from batchbound.executor.llm import LLM, Completion

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_optima import least_iterations
+from tiny_optima import least_iterations, least_shared_iterations
 
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
+from batchbound.data.prefix_cache import alike_beginnings
 from batchbound.models.bounds.iterations import held_blocks, iteration_bound
 from batchbound.models.certificates.iterations import verify_iterations
 
@@ -105,6 +106,49 @@ def test_cached_prompt_tokens_are_not_counted_as_work() -> None:
     assert iteration_bound(work, EngineLimits(1, 3)).iterations == 4
 
 
+BEGINNINGS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple), min_size=2, max_size=2)
+
+
+@given(
+    BEGINNINGS,
+    st.lists(st.integers(1, 3), min_size=2, max_size=2),
+    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 2)),
+    st.one_of(st.none(), st.integers(0, 3)),
+)
+@example([(0, 0, 0, 1), (0, 0, 0, 1)], [3, 1], (2, 4, 2), 0)
+@settings(max_examples=40, deadline=None)
+def test_no_bound_is_above_the_optimum_of_an_engine_that_keeps_prompts(
+    prompts: list[tuple[int, ...]], output: list[int], sizes: tuple[int, int, int], room: int | None
+) -> None:
+    lengths, drawn = np.array([len(prompt) for prompt in prompts]), np.array(output)
+    work = Sequences(lengths, drawn, *alike_beginnings(prompts, drawn))
+    slots, budget, block = sizes
+    largest = block * int((-(-(lengths + drawn - 1) // block)).max())
+    limits = EngineLimits(slots, budget, None if room is None else largest + block * room, block)
+    bound = iteration_bound(work, limits)
+    assert bound.iterations <= least_shared_iterations(tuple(prompts), work, limits)
+    assert verify_iterations(work, limits, bound) is None
+
+
+def test_whoever_computes_a_shared_beginning_it_is_counted_once() -> None:
+    # The first two prompts are equal, the third has two tokens in common with them.
+    prompts, output = [(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 9)], np.array([1, 5, 2])
+    cached, shared = alike_beginnings(prompts, output)
+    assert cached.tolist() == [3, 0, 2]
+    assert shared.tolist() == [3, 3, 2]
+    work = Sequences(np.array([4, 4, 3]), output, cached, shared)
+    # Two tokens an iteration: nobody needs more than one chunk for what no other may have computed.
+    assert work.rows(EngineLimits(1, 2)).tolist() == [1, 5, 2]
+    bound = iteration_bound(work, EngineLimits(3, 1))
+    assert (bound.source, bound.iterations) == ("tokens", 1 + 4 + 1 + 5 + 1 - 1)
+
+
+def test_iterations_of_several_engines_added_up_are_not_bounded_by_a_packing() -> None:
+    work, limits = sequences((1, 4), (1, 4), (1, 4)), EngineLimits(2)
+    assert iteration_bound(work, limits).source == "packing"
+    assert iteration_bound(work, limits, summed=True).source == "slots"
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5), st.integers(1, 7))
 def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], size: int) -> None:
     counted = sum(-(-(p + drawn) // size) for p, a in pairs for drawn in range(a))
@@ -118,12 +162,14 @@ def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], siz
         lambda: EngineLimits(1, 0),
         lambda: EngineLimits(1, kv_tokens=15),
         lambda: sequences((0, 1)),
+        lambda: Sequences(np.array([4]), np.array([1]), np.array([3]), np.array([2])),
+        lambda: Sequences(np.array([4]), np.array([1]), shared=np.array([4])),
         lambda: Sequences(np.array([3]), np.array([1]), np.array([3])),
         lambda: Sequences(np.array([3, 4]), np.array([1])),
     ],
 )
 def test_impossible_limits_and_lengths_are_refused(make: object) -> None:
-    with pytest.raises(ValueError, match=r"least|block|many"):
+    with pytest.raises(ValueError, match=r"least|block|many|shares"):
         make()  # type: ignore[operator]
 
 
@@ -194,9 +240,10 @@ def test_the_fullest_slots_hold_the_fewest_that_an_even_deal_gives_them() -> Non
     assert violation.message == "it proves 4 iterations, the bound says 5"
 
 
-@pytest.mark.parametrize(("kind", "proven"), [("slots", 4), ("longest", 2), ("tokens", 2), ("KV", 2)])
+@pytest.mark.parametrize(("kind", "proven"), [("slots", 4), ("longest", 2), ("tokens", 2), ("KV", 1)])
 def test_no_argument_counts_cached_prompt_tokens(kind: str, proven: int) -> None:
-    # One prompt token and one drawn token are computed for each of two requests; each holds one block of two.
+    # One prompt token and one drawn token are computed for each of two requests; the prompts may share every
+    # place of theirs, so that each request holds one block, of three, once it has drawn a token.
     work, limits = Sequences(np.array([9, 9]), np.array([2, 2]), np.array([8, 8])), EngineLimits(1, 3, 6, 2)
     assert verify_iterations(work, limits, IterationBound(proven, "?", {"kind": kind})) is None
     violation = verify_iterations(work, limits, IterationBound(proven + 1, "?", {"kind": kind}))

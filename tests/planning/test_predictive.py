@@ -20,7 +20,7 @@ from batchbound.planning.predictive import (
     Seen,
     Tail,
     deviation_of_steps,
-    normal_scores,
+    ranked_scores,
 )
 
 CAP = 2000
@@ -122,7 +122,7 @@ def test_steps_that_differ_are_seen_to() -> None:
     def expected_deviation(effects: list[float]) -> float:
         steps = [step(seed, effect=effect) for seed, effect in enumerate(effects)]
         lengths = np.concatenate([each.output_tokens for each in steps])
-        scores = [normal_scores(each.output_tokens, lengths) for each in steps]
+        scores = [ranked_scores(each.output_tokens, lengths) for each in steps]
         return float(deviation_of_steps(scores, [each.group for each in steps]) @ STEP_DEVIATIONS)
 
     assert expected_deviation([0.0] * 6) < 0.2 < expected_deviation([-0.4, 0.4, -0.3, 0.5, 0.0, -0.5])

@@ -10,9 +10,9 @@ import pytest
 from builders import PAPER, workload_of
 
 from batchbound.data.files.disk import InputError, read_json_object, write_json
+from batchbound.data.lengths.steps_plan import StepsPlan, Way
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
-from batchbound.data.steps_plan import StepsPlan, Way
 from batchbound.data.workload import Workload
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...data.files.disk import InputError
+from ...data.lengths.steps_plan import BARRIER, COVERAGE, Way
 from ...data.prefix_cache import usual_prefix_cache
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_column, read_lengths
-from ...data.steps_plan import BARRIER, COVERAGE, Way
 from ...data.trace import Trace
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...planning.hidden import (

@@ -13,10 +13,10 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
+from ...data.lengths.steps_plan import COVERAGE, Interval, StepsPlan, Way
 from ...data.problem import Problem
 from ...data.readers.completions import read_answer_lengths
 from ...data.readers.tables import NoColumnError, is_table, read_column, read_lengths, read_table
-from ...data.steps_plan import COVERAGE, Interval, StepsPlan, Way
 from ...data.workload import Workload
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import History

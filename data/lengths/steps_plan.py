@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from .costs.cost import IntArray
-from .files.disk import InputError, read_json_object, write_json
-from .files.kinds import refuse_other_kinds
-from .files.record import plain, record
-from .fleet import Fleet
-from .plan import Provenance, holds_requests
-from .problem import Problem
+from ..costs.cost import IntArray
+from ..files.disk import InputError, read_json_object, write_json
+from ..files.kinds import refuse_other_kinds
+from ..files.record import plain, record
+from ..fleet import Fleet
+from ..plan import Provenance, holds_requests
+from ..problem import Problem
 
 COVERAGE = 0.9
 """Probability of the intervals that are stated."""
