@@ -12,6 +12,7 @@ from .disk import InputError
 KINDS = {
     "batchbound_plan": "a plan",
     "batchbound_fleet_plan": "a plan",
+    "batchbound_steps_plan": "a plan of several steps",
     "batchbound_iteration_plan": "a plan for servers that mix prompts with generated tokens",
     "batchbound_iteration_cost": "what an iteration of a server costs",
     "batchbound_trace": "the trace of a run",
@@ -25,6 +26,7 @@ KINDS = {
 _HINTS = {
     "batchbound_plan": "Give the file of requests that it was made of.",
     "batchbound_fleet_plan": "Give the file of requests that it was made of.",
+    "batchbound_steps_plan": "It has no schedule: its policy decides as completions end.",
     "batchbound_iteration_plan": "Send its requests with `batchbound run PLAN --server URL`.",
     "batchbound_iteration_cost": "Name it with `batchbound plan --for ENGINE --cost`.",
     "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",
