@@ -22,7 +22,8 @@ from ...models.formulations.packings import Slot, packings
 from ...models.formulations.slot_free import floor_binds, schedule_of_starts
 from ..result import Limits, StoppedBy
 from ..search.schedule_search import search_schedule
-from .outcome import ExactOutcome, LimitReachedError
+from .from_the_end import best_from_the_end, can_search_from_the_end
+from .outcome import REPEATABLE_STEPS, ExactOutcome, LimitReachedError
 from .stage_states import best_by_states, can_list_states
 
 STEPS_PER_REQUEST = 15
@@ -31,6 +32,8 @@ FIRST_STATES = 30_000
 """States looked at before packings are enumerated: they settle the smallest problems."""
 LEAST_SECONDS = 1e-6
 """What is left of a time limit at least: a limit must be positive."""
+SHORT = 20
+"""Rounds of the longest request up to which it takes less to try every number of rounds between stages."""
 START_SHARE = 0.25
 """Most of the time limit that search may take."""
 MOST_ORDERS = 5_040
@@ -54,8 +57,9 @@ def best_by_enumeration(
     r"""
     Return an optimal schedule, or the best one found within the limits.
 
-    :func:`~batchbound.solvers.exact.stage_states.best_by_states` takes any small problem. Where a stage costs
-    the same whatever it prefills and nothing but slots is scarce, it only begins, and is followed by an
+    :func:`~batchbound.solvers.exact.stage_states.best_by_states` takes any small problem, and where memory
+    is scarce :func:`~batchbound.solvers.exact.from_the_end.best_from_the_end` goes before it. Where a stage
+    costs the same whatever it prefills and nothing but slots is scarce, it only begins, and is followed by an
     enumeration of packings that takes more requests.
 
     A makespan is then :math:`a S + c R` and a constant. To beat the incumbent with S stages, R may be at most
@@ -96,7 +100,7 @@ def best_by_enumeration(
         start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
     deadline = None if limits.seconds is None else begun + limits.seconds
     if _unsaid(problem):
-        return best_by_states(problem, _left(limits, deadline, 0), start)
+        return _best_of_states(problem, limits, deadline, start)
     best, steps = start.without_idle_rounds(problem), 0
     if can_list_states(problem):
         few = FIRST_STATES if limits.work is None else min(FIRST_STATES, max(1, limits.work // 2))
@@ -116,6 +120,25 @@ def best_by_enumeration(
         last = best_by_states(problem, left, search.best)
         return replace(last, steps=steps + last.steps)
     return ExactOutcome(search.best, stopped_by, steps, "packings")
+
+
+def _best_of_states(
+    problem: Problem, limits: Limits, deadline: float | None, start: Schedule
+) -> ExactOutcome:
+    """Return the best schedule by states; of scarce memory by orders from the end first, which take less."""
+    if int(problem.rounds.max()) <= SHORT or not can_search_from_the_end(problem):
+        return best_by_states(problem, _left(limits, deadline, 0), start)
+    first = best_from_the_end(problem, _left(limits, deadline, 0), start)
+    if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK):
+        return first
+    left = _left(limits, deadline, first.steps)
+    if first.stopped_by is not StoppedBy.PROOF:
+        return best_by_states(problem, left, first.schedule)
+    # A checker repeats the argument by states: it is tried as long as a checker could follow.
+    work = REPEATABLE_STEPS["states"]
+    left = replace(left, work=work if left.work is None else min(work, left.work))
+    again = best_by_states(problem, left, first.schedule)
+    return again if again.stopped_by is StoppedBy.PROOF else first
 
 
 def can_enumerate(problem: Problem) -> bool:

@@ -14,10 +14,10 @@ from ...models.bounds.least_counts import cost_terms
 from ...models.certificates.enumeration import MOST_REQUESTS
 from ..result import StoppedBy
 
-Argument = Literal["packings", "states"]
-"""Whether every packing and order was tried, or every stage from every state."""
+Argument = Literal["packings", "states", "orders"]
+"""Whether every packing and order was tried, every stage from every state, or every order from the end."""
 
-REPEATABLE_STEPS = {"packings": 2_500_000, "states": 400_000}
+REPEATABLE_STEPS = {"packings": 2_500_000, "states": 400_000, "orders": 0}
 """Steps up to which a proof stands as a certificate: a check by plain code takes seconds."""
 
 
@@ -65,6 +65,8 @@ class ExactOutcome:
             certificate = {"kind": "enumeration", "stages": stages, "rounds": rounds}
             terms, source = cost_terms(problem, stages, rounds), "enumeration of packings and orders"
             repeatable &= len(problem) <= MOST_REQUESTS
+        if self.argument == "orders":
+            source = "every order from the end"
         if not repeatable:
             certificate = {"kind": "solver", "solver": "exact"}
         return Bound(sum(terms.values()), source, terms, certificate)

@@ -1,0 +1,129 @@
+"""Small problems under scarce memory, solved back from the end, have the optimum of an exhaustive search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import limited_problem
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.schedule import Schedule
+from batchbound.data.workload import Workload
+from batchbound.models.certificates.checker import verify_bound
+from batchbound.solvers.exact.enumeration import best_by_enumeration
+from batchbound.solvers.exact.from_the_end import best_from_the_end, can_search_from_the_end
+from batchbound.solvers.exact.least_rounds import Shapes, least_rounds
+from batchbound.solvers.result import Limits, StoppedBy
+
+Optimum = Callable[[Problem], float]
+
+
+def problem_of(prompts: list[int], outputs: list[int], slots: int, cost: CostModel, capacity: int) -> Problem:
+    return Problem(Workload.from_lengths(prompts, outputs), cost, slots, kv_capacity=capacity)
+
+
+def one_by_one(problem: Problem) -> Schedule:
+    return Schedule.from_bins(problem, np.arange(len(problem)), problem.rounds)
+
+
+def long_problem(seed: int, count: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    prompts, outputs = rng.integers(1, 60, count), rng.integers(10, 60, count)
+    peaks = np.sort(prompts + outputs)
+    cost = CostModel(4.0, 0.01, 1.0, 0.0)
+    return Problem(Workload.from_lengths(prompts, outputs), cost, 3, kv_capacity=int(peaks[-2:].sum()))
+
+
+def test_what_it_proves_is_the_optimum(optimal_makespan: Optimum) -> None:
+    proven = 0
+    for seed in range(300):
+        problem = limited_problem(seed, most=5)
+        if not can_search_from_the_end(problem):
+            continue
+        found = best_from_the_end(problem, Limits(), one_by_one(problem))
+        optimum = optimal_makespan(problem)
+        assert found.schedule.check(problem) is None, seed
+        assert found.schedule.makespan(problem) >= optimum - 1e-9, seed
+        if found.stopped_by is StoppedBy.PROOF:
+            assert found.schedule.makespan(problem) == pytest.approx(optimum), seed
+            proven += 1
+    assert proven >= 20
+
+
+def test_a_request_waits_without_an_end_until_it_is_small_enough_beside_another() -> None:
+    # The first one holds 6 to 11 tokens in its six rounds, the longer one 3 to 11 in nine. Begun together
+    # they hold 11 + 8 in the sixth round; begun one round later, where no request ends, 11 + 7.
+    problem = problem_of([6, 3], [6, 9], 2, CostModel(1.0, 0.0, 1.0, 0.0), 18)
+    found = best_from_the_end(problem, Limits(), one_by_one(problem))
+    assert (found.stopped_by, found.schedule.makespan(problem)) == (StoppedBy.PROOF, 2 + 10)
+    assert found.schedule.starts[found.schedule.bin_of].tolist() == [0, 1]
+
+
+def test_requests_share_a_stage_as_far_as_memory_allows() -> None:
+    # All three hold 21 tokens in their third round. Of two the shorter one's last round is in time: with the
+    # one of nine rounds the one of four, then, from its end on, the one of three: 11 + 7 tokens in the last.
+    problem = problem_of([5, 5, 5], [3, 4, 9], 3, CostModel(30.0, 0.0, 1.0, 0.0), 18)
+    found = best_from_the_end(problem, Limits(), one_by_one(problem))
+    assert (found.stopped_by, found.schedule.prefill_stages()) == (StoppedBy.PROOF, 2)
+    assert found.schedule.makespan(problem) == 60 + 9
+
+
+def test_the_fewest_rounds_of_each_set_are_those_of_its_best_order() -> None:
+    shapes = Shapes(np.array([9, 6]), np.array([3, 6]), 2, 18)
+    assert least_rounds(shapes).tolist() == [0, 9, 6, 10]
+    assert least_rounds(replace(shapes, slots=1)).tolist() == [0, 9, 6, 15]
+    assert least_rounds(replace(shapes, capacity=22)).tolist() == [0, 9, 6, 9]
+
+
+def test_the_fewest_rounds_of_many_requests_are_at_least_those_of_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = long_problem(1, 6)
+    shapes = Shapes(problem.rounds, problem.kv_at_start, problem.slots, problem.kv_capacity or 0)
+    exact = least_rounds(shapes)
+    monkeypatch.setattr("batchbound.solvers.exact.least_rounds.MOST_ROWS", 20)
+    few = least_rounds(shapes)
+    assert (few <= exact).all()
+    assert 0 < few[-1] < exact[-1]
+
+
+def test_long_requests_under_scarce_memory_are_proven_and_what_a_checker_can_follow_verifies() -> None:
+    problem = long_problem(2, 4)
+    found = best_by_enumeration(problem, Limits(), one_by_one(problem))
+    bound = found.bound(problem)
+    assert (found.stopped_by, found.argument) == (StoppedBy.PROOF, "states")
+    assert bound is not None
+    assert verify_bound(problem, bound) is None
+    ended = best_from_the_end(problem, Limits(), one_by_one(problem))
+    assert ended.schedule.makespan(problem) == pytest.approx(bound.seconds)
+
+
+def test_what_no_checker_can_follow_is_the_solvers_word() -> None:
+    problem = long_problem(0, 5)
+    found = best_from_the_end(problem, Limits(), one_by_one(problem))
+    bound = found.bound(problem)
+    assert bound is not None
+    assert (bound.source, bound.certificate["kind"]) == ("every order from the end", "solver")
+    assert bound.seconds == pytest.approx(found.schedule.makespan(problem))
+
+
+def test_limits_end_it_with_the_best_schedule_so_far() -> None:
+    problem = long_problem(0, 11)
+    start = one_by_one(problem)
+    found = best_from_the_end(problem, Limits(work=20_000), start)
+    assert found.stopped_by is StoppedBy.WORK
+    assert found.bound(problem) is None
+    assert found.schedule.check(problem) is None
+    assert best_from_the_end(problem, Limits(seconds=1e-6), start).stopped_by is StoppedBy.TIME
+
+
+def test_what_it_does_not_take_is_known_beforehand() -> None:
+    problem = long_problem(0, 6)
+    assert can_search_from_the_end(problem)
+    assert not can_search_from_the_end(replace(problem, kv_capacity=None))
+    assert not can_search_from_the_end(replace(problem, cost=CostModel(1.0, 0.0, 0.0, 0.1)))
+    assert not can_search_from_the_end(long_problem(0, 15))
