@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .auditing import Audit, audit
     from .comparing.runner import compare
     from .data import Bound, CostModel, Problem, Schedule, Workload
+    from .data.iteration_plan import IterationPlan
+    from .data.iterations import EngineLimits
     from .data.plan import Plan
     from .data.readers.requests import read_workload
     from .data.report import Report
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from .heuristics.simulate import simulate
     from .judging import report, verify
     from .models.exegpt.configuration import Targets
+    from .planning.iterations import Engines, make_iteration_plan
+    from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
     from .running.options import ModelOptions, RunOptions
@@ -42,7 +46,11 @@ __all__ = [
     "Bound",
     "ConfigurationSearch",
     "CostModel",
+    "EngineLimits",
+    "Engines",
+    "IterationPlan",
     "Limits",
+    "MixedJob",
     "ModelOptions",
     "Partial",
     "Plan",
@@ -61,9 +69,11 @@ __all__ = [
     "__version__",
     "audit",
     "compare",
+    "make_iteration_plan",
     "make_plan",
     "plan",
     "policy_named",
+    "read_mixed_job",
     "read_workload",
     "report",
     "rollout_function",
@@ -81,7 +91,11 @@ _HOMES = {
     "Bound": ".data.bound",
     "ConfigurationSearch": ".searching",
     "CostModel": ".data.costs.cost",
+    "EngineLimits": ".data.iterations",
+    "Engines": ".planning.iterations",
+    "IterationPlan": ".data.iteration_plan",
     "Limits": ".solvers.result",
+    "MixedJob": ".planning.mixed_job",
     "ModelOptions": ".running.options",
     "Partial": ".executor.partial",
     "Plan": ".data.plan",
@@ -99,9 +113,11 @@ _HOMES = {
     "Workload": ".data.workload",
     "audit": ".auditing",
     "compare": ".comparing.runner",
+    "make_iteration_plan": ".planning.iterations",
     "make_plan": ".planning.plan",
     "plan": ".planning.plan:make_plan",
     "policy_named": ".heuristics.registry",
+    "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",

@@ -11,6 +11,7 @@ import numpy as np
 
 from .data.costs.communication import with_all_reduce
 from .data.costs.cost import FloatArray
+from .data.costs.iteration_rates import IterationRates
 from .data.costs.link import usual_link
 from .data.files.disk import InputError, read_text
 from .data.files.kinds import refuse_other_kinds
@@ -54,6 +55,8 @@ class Audit:
         Requests under way in the run and in other orders.
     clock
         What the clock of ``runs`` counts.
+    rates
+        Seconds of an iteration as fitted to the run; None where none are told.
     """
 
     tables: Mapping[str, Mapping[str, object]]
@@ -61,6 +64,7 @@ class Audit:
     losses: tuple[Losses, ...] = ()
     runs: tuple[Occupancy, ...] = ()
     clock: str = "iterations"
+    rates: IterationRates | None = None
 
     def save_html(self, path: str | os.PathLike[str], title: str) -> None:
         """
@@ -227,7 +231,8 @@ def _with_seconds(
     ]
     lost = Losses("seconds", found.measured, found.bound, found.losses)
     shown = {**tables, "seconds": seconds, **_fitted(found.fit)}
-    return Audit(shown, (said,), (lost,), tuple(runs if job.first is not None else runs[1:]), "seconds")
+    drawn = tuple(runs if job.first is not None else runs[1:])
+    return Audit(shown, (said,), (lost,), drawn, "seconds", _rates(found.fit))
 
 
 def _under_way(name: str, begin: FloatArray, end: FloatArray) -> Occupancy:
@@ -253,6 +258,13 @@ def _fitted(fit: IterationFit) -> dict[str, Mapping[str, object]]:
     }
 
 
+def _rates(fit: IterationFit) -> IterationRates | None:
+    """Return the rates of a fit for a file; None if it says that no iteration takes any time."""
+    rates = asdict(fit.rates)
+    del rates["points"]
+    return IterationRates(**rates, source="fitted to a run", error=fit.error) if any(rates.values()) else None
+
+
 def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
     for option in ("batched_tokens", "kv_tokens", "block_tokens"):
         if getattr(asked, option) is not None:
@@ -266,15 +278,16 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
         found = audit_log(log, int(sequences))
     except ValueError as error:
         raise InputError(str(error), file=asked.path, hint="Correct --slots.") from None
+    fit = fit_log(log)
     tables: dict[str, Mapping[str, object]] = {
         f"iterations ({found.sequences} slots)": {"counted": found.counted, **found.parts},
         "seconds of the engine": dict(found.seconds),
-        **_fitted(fit_log(log)),
+        **_fitted(fit),
     }
     lost = {name: value for name, value in found.parts.items() if name != WORK}
     parts = Losses("iterations", found.counted, found.parts[WORK], lost)
     ran = Occupancy("the run", np.arange(1.0, len(log) + 1), (log.chunks + log.decodes).astype(np.float64))
-    return Audit(tables, losses=(parts,), runs=(ran,))
+    return Audit(tables, losses=(parts,), runs=(ran,), rates=_rates(fit))
 
 
 def _timed(asked: _Asked) -> Audit:

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .data.bound import Bound
+import numpy as np
+
+from .data.bound import PROVEN_WITHIN, Bound
 from .data.costs.calibration import CalibratedCost
 from .data.files.disk import InputError
 from .data.files.record import record
 from .data.fleet import Fleet
+from .data.iteration_plan import IterationPlan, least_known
+from .data.iterations import Predicted, Sequences
 from .data.plan import Plan
 from .data.report import Report
 from .data.schedule import Violation
 from .data.trace import Trace
 from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
+from .executor.serving.release import predict, simulable, simulated
 from .models.bounds.fleet import fleet_bound
 from .models.certificates.fleet import verify_fleet_bound
+from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
+from .models.exegpt.iteration_minorant import Minorant, dearest_excess
+from .models.exegpt.layer_cost import LayerCost
+from .planning.iterations import iteration_prices
 from .solvers.bounds.proven_bound import proven_bound
 
 
-def verify(plan: Plan) -> Violation | None:
+def verify(plan: Plan | IterationPlan) -> Violation | None:
     """
     Return what does not hold of a plan, or None if its schedule breaks no rule and its bound is proven.
 
-    The bound is derived again from its certificate, by code that shares nothing with the solvers.
+    The bound is derived again from its certificate, by code that shares nothing with the solvers. Of a plan
+    for servers, what its order is predicted to take is simulated again.
     """
+    if isinstance(plan, IterationPlan):
+        return plan.check() or _false_bound(plan) or _false_seconds(plan) or _false_prediction(plan)
     broken = plan.shares.check(plan.fleet, plan.groups)
     if broken is not None:
         return broken
@@ -77,3 +90,70 @@ def calibration_of(plan: Plan) -> CalibratedCost | None:
         return None
     recorded = {name: value for name, value in plan.provenance.cost_source.items() if name != "name"}
     return record(CalibratedCost, recorded)
+
+
+def _false_bound(plan: IterationPlan) -> Violation | None:
+    wrong = verify_iterations(plan.sequences(), plan.proven, plan.bound)
+    if wrong is None and plan.maker.status.lower() == "optimal" and not plan.proven_optimal:
+        return Violation("status", "said to be optimal, the plan takes more than is proven")
+    return wrong
+
+
+def _false_seconds(plan: IterationPlan) -> Violation | None:
+    least, count = plan.least_seconds, len(plan.shares)
+    if least is None:
+        return None
+    if count > 1 and least.iterations.certificate.get("kind") == "packing":
+        return Violation("seconds", "a packing bounds the iterations of one engine, not of several added up")
+    sequences = plan.sequences() if plan.counted else least_known(plan.workload.output_tokens, least.limits)
+    wrong = verify_iteration_seconds(
+        sequences,
+        least.limits,
+        least.iterations,
+        least.rates,
+        least.seconds * count,
+        resumed_known=plan.profile is not None,
+    )
+    if wrong is not None:
+        return wrong
+    if plan.rates is not None:
+        for name, rate in least.rates.items():
+            if rate > getattr(plan.rates, name):
+                return Violation("rates", f"{name} are charged {rate!r} s, more than they cost")
+        return None
+    assert plan.profile is not None
+    longest = int((sequences.prompt + sequences.output).max())
+    minorant = Minorant(**dict(least.rates), points=0)
+    dear = dearest_excess(LayerCost(plan.profile), minorant, least.limits, longest)
+    if dear is None:
+        return None
+    excess, work = dear
+    return Violation("rates", f"an iteration of {work} is charged {excess:.3g} s more than it costs")
+
+
+def _false_prediction(plan: IterationPlan) -> Violation | None:
+    """Return what another simulation of the plan's orders says otherwise, or None."""
+    work = plan.workload
+    for share in plan.shares:
+        if share.predicted is None or not len(share.requests):
+            continue
+        rows = Sequences(work.input_tokens[share.requests], work.output_tokens[share.requests])
+        prices = iteration_prices(plan.rates, plan.profile)
+        if simulable(rows, share.limits):
+            # Iterations that are carried out, and not the leaps with which the search counts them.
+            found = simulated(rows, share.limits, share.held_back, lag=1, device=prices)
+        else:
+            known = predict(rows, share.limits, np.arange(len(rows)), share.held_back, 1, prices)
+            found = known or Predicted(0)
+        if not _alike(found, share.predicted):
+            return Violation("prediction", f"simulated again, the order takes {found}, not {share.predicted}")
+    return None
+
+
+def _alike(one: Predicted, other: Predicted) -> bool:
+    """Return whether two predictions say the same, seconds up to rounding."""
+    if replace(one, seconds=None) != replace(other, seconds=None):
+        return False
+    if one.seconds is None or other.seconds is None:
+        return one.seconds == other.seconds
+    return math.isclose(one.seconds, other.seconds, rel_tol=PROVEN_WITHIN)

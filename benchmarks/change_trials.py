@@ -24,7 +24,7 @@ JUDGES = {
     "data/schedule.py": ("tests/data/test_schedule.py",),
     "data/fleet.py": ("tests/data/test_fleet_schedule.py",),
     "heuristics/serving/kv_ledger.py": ("tests/heuristics/test_kv_ledger.py",),
-    "models/certificates/checker.py": CERTIFICATES,
+    "models/certificates/checker.py": (*CERTIFICATES, "tests/solvers/test_memory_growth.py"),
     "models/certificates/claims.py": CERTIFICATES,
     "models/certificates/enumeration.py": CERTIFICATES,
     "models/certificates/fleet.py": ("tests/models/test_fleet_certificates.py",),

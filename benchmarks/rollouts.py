@@ -13,7 +13,8 @@ a policy is worth apart from luck.
 
 ``--several`` serves the steps of a trace one after another, each group's prompt computed once: with a
 barrier, with partial rollouts that go on, with RollPacker's rounds, with the first k of n completions.
-``--intervals`` says on how many steps the 90 % interval holds that the other steps of a trace give.
+``--intervals`` says on how many steps the 90 % interval holds that the other steps of a trace give, or the
+other models' completions. ``--drawn N`` does so on drawn traces.
 
 Run: ``python benchmarks/rollouts.py --orders 3 --several --intervals --json rollouts.json --picture
 rollouts.png`` (``BATCHBOUND_DATA`` names the folder of public data); prints a table.
@@ -33,22 +34,23 @@ from typing import Any
 import numpy as np
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.lengths.steps_plan import BARRIER, Way
 from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.rollouts.agreement import prompt_scores
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import NOTHING, Known
-from batchbound.heuristics.rollouts.steps import BARRIER, Way
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.hidden import (
-    History,
     expected_makespan,
     joined_steps,
     simulate_hidden,
     simulate_hidden_steps,
 )
+from batchbound.planning.history import History
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
@@ -100,7 +102,7 @@ def trace_steps(name: str, longest: int) -> list[Step]:
 
 
 def model_steps(name: str) -> list[Step]:
-    """Return a step for each model, with the mean log length of the other models' completions as history."""
+    """Return a step for each model, with what the other models' completions agree on as history."""
     with (DATA / "rollouts" / f"{name}.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     prompts = {prompt: k for k, prompt in enumerate(dict.fromkeys(row["session_id"] for row in rows))}
@@ -114,9 +116,9 @@ def model_steps(name: str) -> list[Step]:
     found = []
     for model, k in models.items():
         has = np.flatnonzero(~np.isnan(tokens[k]))
-        others = np.nanmean(np.log(np.delete(tokens[:, has], k, axis=0)), axis=0)
+        others = prompt_scores(np.delete(tokens[:, has], k, axis=0), inputs[has].astype(float))
         workload = Workload(
-            np.array([f"{model}/{prompt}" for prompt in has]),
+            np.array([str(prompt) for prompt in has]),
             inputs[has],
             tokens[k, has].astype(np.int64),
             group=np.arange(len(has)),
@@ -235,22 +237,79 @@ def several(name: str, most: int | None) -> dict[str, dict[str, float]]:
     return found
 
 
-def intervals(name: str, orders: int, most: int | None) -> dict[str, Any]:
+def intervals(name: str, policy: str, orders: int, most: int | None) -> dict[str, Any]:
     """Return on how many steps, in several orders each, the interval holds that the other steps give."""
     slots, read = DATASETS[name]
-    steps = read()[:most]
+    steps = read()
     held, rows = [], {}
-    for at, step in enumerate(steps):
+    for at, step in enumerate(steps[:most]):
         history = History(tuple(other.workload for other in steps[:at] + steps[at + 1 :]))
         problem = Problem(step.workload, CostModel.paper(), slots)
-        expected = expected_makespan(problem, history, longest=step.known.longest)
+        expected = expected_makespan(problem, history, policy=policy, longest=step.known.longest)
         for order in range(orders):
             served = Problem(step.shuffled(order).workload, CostModel.paper(), slots)
             known = history.known(served, step.known.longest)
-            seconds = simulate_hidden(served, known=known).makespan
+            seconds = simulate_hidden(served, policy, known).makespan
             held.append(expected.low <= seconds <= expected.high)
             rows[f"{step.name}/{order}"] = [round(each, 1) for each in (expected.low, seconds, expected.high)]
-    return {"held": round(float(np.mean(held)), 4), "of": len(held), "low, seconds, high": rows}
+    return {"held": int(np.sum(held)), "of": len(held), "low, seconds, high": rows}
+
+
+KINDS: Mapping[str, Mapping[str, float]] = {
+    "plain": {"groups": 32, "samples": 4, "apart": 0.1, "alike": 0.1, "spread": 0.4, "cap": 16_000},
+    "alike": {"groups": 16, "samples": 8, "apart": 0.15, "alike": 0.9, "spread": 0.7, "cap": 1_500},
+    "runaways": {
+        "groups": 32,
+        "samples": 8,
+        "apart": 0.03,
+        "alike": 0.1,
+        "spread": 0.3,
+        "runaway": 0.003,
+        "cap": 16_000,
+    },
+    "wide": {"groups": 32, "samples": 8, "apart": 0.0, "alike": 0.05, "spread": 1.0, "cap": 20_000},
+    "steps apart": {"groups": 32, "samples": 4, "apart": 0.4, "alike": 0.3, "spread": 0.6, "cap": 16_000},
+}
+"""Kinds of drawn traces: how far steps lie apart (log), groups' share of the variance, its root (log)."""
+
+EARLIER = (1, 2, 4, 8)
+"""Earlier steps of drawn traces."""
+
+
+def drawn_step(kind: Mapping[str, float], rng: np.random.Generator) -> Workload:
+    """Return a step of a drawn trace; runaways are Pareto distributed with an exponent of 0.8."""
+    group = np.repeat(np.arange(int(kind["groups"])), int(kind["samples"]))
+    score = np.sqrt(kind["alike"]) * rng.standard_normal(int(kind["groups"]))[group]
+    score += np.sqrt(1 - kind["alike"]) * rng.standard_normal(len(group))
+    lengths = np.exp(5.5 + kind["apart"] * rng.standard_normal() + kind["spread"] * score)
+    lost = rng.random(len(group)) < kind.get("runaway", 0.0)
+    lengths[lost] = np.exp(5.5 + kind["spread"]) * (1 - rng.random(int(lost.sum()))) ** -1.25
+    lengths = np.clip(np.rint(lengths), 1, kind["cap"]).astype(np.int64)
+    names = np.array([f"{rng.integers(2**62)}-{k}" for k in range(len(group))])
+    return Workload(names, np.full(len(group), 50), lengths, group=group)
+
+
+def drawn_intervals(times: int) -> dict[str, dict[str, int]]:
+    """Return on how many of so many drawn traces of each kind the interval holds, by earlier steps."""
+    found: dict[str, dict[str, int]] = {}
+    for name, kind in KINDS.items():
+        found[name] = {}
+        for earlier in EARLIER:
+            held = 0
+            for seed in range(times):
+                rng = np.random.default_rng([seed, earlier])
+                steps = [drawn_step(kind, rng) for _ in range(earlier + 1)]
+                problem = Problem(steps[-1], CostModel.paper(), 16)
+                expected = expected_makespan(
+                    problem,
+                    History(tuple(steps[:-1])),
+                    policy="fcfs-ski",
+                    longest=int(kind["cap"]),
+                    seed=seed,
+                )
+                held += expected.low <= simulate_hidden(problem, "fcfs-ski").makespan <= expected.high
+            found[name][str(earlier)] = held
+    return found
 
 
 def several_table(found: Mapping[str, Mapping[str, float]]) -> str:
@@ -315,6 +374,12 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="steps of each data set, at most (default: all)")
     parser.add_argument("--several", action="store_true", help="also serve all steps of a trace in a row")
     parser.add_argument("--intervals", action="store_true", help="also hold intervals against what came out")
+    parser.add_argument(
+        "--interval-policy", default="learned", choices=HIDDEN, help="whose time (default %(default)s)"
+    )
+    parser.add_argument(
+        "--drawn", type=int, default=0, metavar="N", help="also hold intervals against N drawn traces a kind"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--picture", metavar="FILE", help="draw the mean losses")
     args = parser.parse_args()
@@ -324,7 +389,8 @@ def main() -> None:
         if args.several and name in TRACES:
             report[name]["several"] = several(name, args.most)
         if args.intervals:
-            report[name]["intervals"] = intervals(name, args.orders if name in TRACES else 1, args.most)
+            orders = args.orders if name in TRACES else 1
+            report[name]["intervals"] = intervals(name, args.interval_policy, orders, args.most)
         if args.json:
             Path(args.json).write_text(json.dumps(report, indent=1))
     print(table(report))
@@ -332,9 +398,11 @@ def main() -> None:
         if "several" in row:
             print(f"\n{name}, steps in a row:\n\n{several_table(row['several'])}")
         if "intervals" in row:
-            print(
-                f"\n{name}: the interval holds on {row['intervals']['held']:.1%} of {row['intervals']['of']}"
-            )
+            held, count = row["intervals"]["held"], row["intervals"]["of"]
+            print(f"\n{name}: the 90 % interval of {args.interval_policy} holds on {held} of {count}")
+    for kind, row in drawn_intervals(args.drawn).items() if args.drawn else ():
+        held = ", ".join(f"{count} of {args.drawn} after {earlier}" for earlier, count in row.items())
+        print(f"{kind}: the interval holds on {held} steps")
     if args.picture:
         draw(report, args.picture)
 

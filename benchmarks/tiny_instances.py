@@ -6,9 +6,10 @@ of prefill stages, first tokens from the prefill and costs of nothing are there 
 above the optimum, the exact search finds and proves it, the independent checker accepts every certificate,
 and refuses the exact one with a millionth more claimed. The optimum is Dijkstra's over what waits and what is
 under way, decode round by decode round, and shares nothing with solver or checker. With `--kind groups` the
-requests share prompts, which are kept or not, and with `--kind mixed` it is engines that mix prompts and
-generated tokens: their bounds and certificates alone. Counts are written as JSON; whatever is wrong is listed
-by its seed.
+requests share prompts, which are kept or not. With `--kind mixed` it is engines that mix prompts and
+generated tokens: their bounds and certificates, and the plan that the search of orders makes of each, which
+is no better than the optimum and no worse than a simple rule; with `mixed-groups` such engines keep prompts.
+Counts are written as JSON; whatever is wrong is listed by its seed.
 
     python benchmarks/tiny_instances.py --instances 10000 [--kind groups] --json tiny.json
 """
@@ -26,7 +27,14 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from tiny_optima import grouped_optimum, grouped_problem, iteration_problem, least_iterations
+from tiny_optima import (
+    grouped_optimum,
+    grouped_problem,
+    iteration_problem,
+    least_iterations,
+    least_shared_iterations,
+    sharing_problem,
+)
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
@@ -34,10 +42,13 @@ from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.executor.serving.release import fits, predict
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.iterations import verify_iterations
+from batchbound.planning.release import Releasable, named_orders
+from batchbound.planning.release_search import search_release
 from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.exact.from_the_end import best_from_the_end, can_search_from_the_end
 from batchbound.solvers.exact.stage_states import best_by_states
@@ -156,6 +167,20 @@ def faults_of_iterations(work: Sequences, limits: EngineLimits, least: int) -> l
     return wrong
 
 
+def faults_of_plan(work: Sequences, limits: EngineLimits, least: int) -> list[str]:
+    """Return what is wrong with the order that the search finds for an engine."""
+    if limits.batched_tokens < limits.sequences or not fits(work, limits):
+        return []  # vLLM takes no such limits, or not this job.
+    released = Releasable.of_rows(work, np.arange(len(work)), exact=True)
+    found = search_release(released, limits, budget=Limits(work=20)).release.predicted
+    rules = [predict(work, limits, order) for order in named_orders(released, None).values()]
+    assert found is not None
+    wrong = ["the plan is better than the optimum"] if found.iterations < least else []
+    if any(rule is None or found.iterations > rule.iterations for rule in rules):
+        wrong.append("the plan is worse than a simple rule")
+    return wrong
+
+
 def raised(bound: Bound) -> Bound:
     """Return a bound with a millionth more claimed."""
     more = 1e-6 * bound.seconds
@@ -199,10 +224,21 @@ def mixed(seed: int) -> tuple[list[str], bool, list[str]]:
     least = least_iterations(work, limits)
     present = ["KV capacity"] if limits.blocks is not None else []
     tight = iteration_bound(work, limits).iterations == least
+    wrong = faults_of_iterations(work, limits, least) + faults_of_plan(work, limits, least)
+    return present, tight, wrong
+
+
+def mixed_groups(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the same of such an engine that keeps prompts, some of which begin alike."""
+    prompts, work, limits = sharing_problem(seed)
+    least = least_shared_iterations(prompts, work, limits)
+    present = ["KV capacity"] if limits.blocks is not None else []
+    present += ["prompts that begin alike"] if work.shared.any() else []
+    tight = iteration_bound(work, limits).iterations == least
     return present, tight, faults_of_iterations(work, limits, least)
 
 
-KINDS = {"alone": alone, "groups": groups, "mixed": mixed}
+KINDS = {"alone": alone, "groups": groups, "mixed": mixed, "mixed-groups": mixed_groups}
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.iterations import EngineLimits, Sequences
+from batchbound.data.prefix_cache import alike_beginnings
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 
@@ -163,3 +164,118 @@ def least_iterations(work: Sequences, limits: EngineLimits) -> int:
         seen |= level
         count += 1
     return count
+
+
+Prompt = tuple[int, ...]
+
+Cached = frozenset[Prompt]
+"""Beginnings of prompts whose keys and values an engine has kept."""
+
+
+def sharing_problem(seed: int) -> tuple[tuple[Prompt, ...], Sequences, EngineLimits]:
+    """Up to three requests, whose prompts may begin alike, for an engine that keeps prompts."""
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(2, 4))
+    prompts = tuple(
+        tuple(rng.integers(0, 2, rng.integers(1, 5)).tolist()) if rng.random() < 0.7 else (0, 0, 0, 1)
+        for _ in range(requests)
+    )
+    output = rng.integers(1, 4, requests)
+    work = Sequences(
+        np.array([len(prompt) for prompt in prompts]), output, *alike_beginnings(prompts, output)
+    )
+    slots, budget, size = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    largest = int((-(-(work.prompt + work.output - 1) // size)).max())
+    tokens = size * (largest + int(rng.integers(0, 4))) if rng.random() < 0.6 else None
+    return prompts, work, EngineLimits(slots, budget, tokens, size)
+
+
+def least_shared_iterations(prompts: tuple[Prompt, ...], work: Sequences, limits: EngineLimits) -> int:
+    """
+    Return the optimum of an engine that keeps prompts better than any could.
+
+    Whatever was computed of a prompt is kept for good and takes no room of its own; a request may go on from
+    there in the very iteration that computes it. Running requests hold the full blocks of equal beginnings
+    once.
+    """
+    goal = tuple((0, output) for output in work.output.tolist())
+    start: tuple[State, Cached] = (tuple((0, 0) for _ in prompts), frozenset())
+    level, seen, count = {start}, {start}, 0
+    while not any(state == goal for state, _ in level):
+        after = {found for state in level for found in _shared_successors(state, prompts, work, limits)}
+        level = after - seen
+        assert level, "no schedule exists"
+        seen |= level
+        count += 1
+    return count
+
+
+def _shared_successors(
+    state: tuple[State, Cached], prompts: tuple[Prompt, ...], work: Sequences, limits: EngineLimits
+) -> Iterator[tuple[State, Cached]]:
+    (requests, kept), output = state, work.output.tolist()
+    peaks = (-(-(work.prompt + work.output - 1) // limits.block_tokens)).tolist()
+    needed = sum(peak for peak, (computed, _) in zip(peaks, requests, strict=True) if computed)
+    # What fits is never put back, were it to share nothing.
+    short = limits.blocks is not None and needed > limits.blocks
+    choices = []
+    for i, (computed, drawn) in enumerate(requests):
+        if drawn == output[i]:
+            choices.append([(0, 0, 0, drawn)])
+            continue
+        known = len(prompts[i]) + drawn
+        options = [(0, computed, computed, drawn)]
+        if short and computed:
+            options.append((0, 0, 0, drawn))
+        for begin in (
+            {*range(len(prompts[i])), *range(drawn and known)} if short or not computed else {computed}
+        ):
+            options += [
+                (new, begin, begin + new, drawn + (begin + new == known))
+                for new in range(1, min(known - begin, limits.batched_tokens) + 1)
+            ]
+        if computed:
+            options += [
+                (new, computed, computed + new, drawn + (computed + new == known))
+                for new in range(1, min(known - computed, limits.batched_tokens) + 1)
+            ]
+        choices.append(list(dict.fromkeys(options)))
+    for chosen in product(*choices):
+        tokens = sum(new for new, *_ in chosen)
+        if not 0 < tokens <= limits.batched_tokens:
+            continue
+        after = _kept(chosen, requests, kept, prompts)
+        live = [(i, end) for i, (_, _, end, _) in enumerate(chosen) if end and requests[i][1] < output[i]]
+        if after is None or len(live) > limits.sequences or not _held(live, prompts, limits):
+            continue
+        found = tuple(
+            (0, drawn) if drawn == output[i] else (end, drawn) for i, (_, _, end, drawn) in enumerate(chosen)
+        )
+        yield found, after
+
+
+def _kept(
+    chosen: tuple[tuple[int, int, int, int], ...], before: State, kept: Cached, prompts: tuple[Prompt, ...]
+) -> Cached | None:
+    """Return the beginnings that are kept after an iteration; None if one goes on from what is not there."""
+    there = set(kept)
+    for i in sorted(range(len(chosen)), key=lambda i: chosen[i][1]):
+        new, begin, end, _ = chosen[i]
+        if not new:
+            continue
+        if begin not in (0, before[i][0]) and (begin >= len(prompts[i]) or prompts[i][:begin] not in there):
+            return None
+        there |= {prompts[i][:length] for length in range(begin + 1, min(end, len(prompts[i])) + 1)}
+    return frozenset(there)
+
+
+def _held(live: list[tuple[int, int]], prompts: tuple[Prompt, ...], limits: EngineLimits) -> bool:
+    """Return whether the blocks that requests hold are there, full ones of equal beginnings counted once."""
+    if limits.blocks is None:
+        return True
+    size, shared, own = limits.block_tokens, set[Prompt](), 0
+    for i, held in live:
+        full = min(held, len(prompts[i])) // size
+        shared |= {prompts[i][: (k + 1) * size] for k in range(full)}
+        own += -(-held // size) - full
+    return len(shared) + own <= limits.blocks

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from .costs.cost import IntArray
+from .files.record import Count, Positive
+
+TOKENS_PER_ITERATION = 256
+"""Tokens that take about as long to compute as reading the weights once, on the devices of these years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,10 @@ class EngineLimits:
         If a limit is below one, or there is not a single block.
     """
 
-    sequences: int
-    batched_tokens: int = 2048
-    kv_tokens: int | None = None
-    block_tokens: int = 16
+    sequences: Positive
+    batched_tokens: Positive = 2048
+    kv_tokens: Positive | None = None
+    block_tokens: Positive = 16
 
     def __post_init__(self) -> None:
         for name in ("sequences", "batched_tokens", "block_tokens"):
@@ -62,8 +66,12 @@ class Sequences:
     output
         Tokens of each completion, at least one, shape (sequences,).
     cached
-        Prompt tokens that may be taken from a prefix cache instead of being computed, at most: fewer than the
-        prompt has, shape (sequences,). By default none.
+        Prompt tokens that may be taken from a prefix cache instead of being computed, at most, once all rows
+        before it in some order have computed theirs: fewer than the prompt has, shape (sequences,). By
+        default none.
+    shared
+        Prompt tokens that another row may compute, whichever comes first: no fewer than ``cached``, by
+        default those, shape (sequences,).
     exact
         Whether each row has the length it had; False where only the sum over a prompt's completions is known,
         and rows share it evenly.
@@ -77,23 +85,27 @@ class Sequences:
     prompt: IntArray
     output: IntArray
     cached: IntArray = None  # type: ignore[assignment]  # filled with zeros below
+    shared: IntArray = None  # type: ignore[assignment]  # filled with those cached
     exact: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("prompt", "output", "cached"):
+        none = np.zeros(len(self.prompt), dtype=np.int64)
+        for name in ("prompt", "output", "cached", "shared"):
             given = getattr(self, name)
-            column = (
-                np.zeros(len(self.prompt), dtype=np.int64) if given is None else np.array(given, np.int64)
-            )
+            if given is None:
+                given = self.cached if name == "shared" else none
+            column = np.array(given, np.int64)
             column.flags.writeable = False
             object.__setattr__(self, name, column)
-        shapes = {self.prompt.shape, self.output.shape, self.cached.shape}
+        shapes = {column.shape for column in (self.prompt, self.output, self.cached, self.shared)}
         if not len(self.prompt) or len(shapes) > 1:
             raise ValueError("sequences need as many prompts as completions, at least one")
         if (self.prompt < 1).any() or (self.output < 1).any():
             raise ValueError("a prompt and a completion have at least one token each")
-        if (self.cached < 0).any() or (self.cached >= self.prompt).any():
+        if (self.cached < 0).any() or (self.shared >= self.prompt).any():
             raise ValueError("at least one token of each prompt is computed")
+        if (self.shared < self.cached).any():
+            raise ValueError("what one row may find cached, another one shares with it")
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -102,9 +114,10 @@ class Sequences:
         """
         Return the iterations in which each sequence is under way at least, shape (sequences,).
 
-        It draws at most one token an iteration, and the first not before the last chunk of its prompt.
+        It draws at most one token an iteration, and the first not before the last chunk of its prompt: of
+        what no other row may have computed for it.
         """
-        chunks = -(-(self.prompt - self.cached) // limits.batched_tokens)
+        chunks = -(-(self.prompt - self.shared) // limits.batched_tokens)
         rows: IntArray = self.output + chunks - 1
         return rows
 
@@ -114,6 +127,15 @@ class Sequences:
             return False
         peak = -(-(self.prompt + self.output - 1) // limits.block_tokens)
         return int(np.sort(peak)[::-1][: limits.sequences].sum()) > limits.blocks
+
+
+def sequences_of(
+    prompt: IntArray, output: IntArray, cached: IntArray | None, shared: IntArray | None
+) -> Sequences:
+    """Return sequences, all their prompts computed in full where nothing is said to be cached or shared."""
+    found = Sequences(prompt, output)
+    found = found if cached is None else replace(found, cached=cached, shared=cached)
+    return found if shared is None else replace(found, shared=shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +153,7 @@ class IterationBound:
         What an independent check needs to derive it again; plain JSON values.
     """
 
-    iterations: int
+    iterations: Count
     source: str
     certificate: Mapping[str, object] = field(default_factory=dict)
 
@@ -146,3 +168,31 @@ class IterationBound:
             "source": self.source,
             "certificate": dict(self.certificate),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """
+    What an engine makes of an order.
+
+    Parameters
+    ----------
+    iterations
+        Until the last token.
+    preemptions
+        Requests put back for want of keys and values.
+    tokens
+        Computed in all, those of requests put back again and again.
+    seconds
+        Until the last token; None where nobody says what an iteration costs.
+    """
+
+    iterations: Count
+    preemptions: Count = 0
+    tokens: Count = 0
+    seconds: float | None = None
+
+    @property
+    def work(self) -> float:
+        """Iterations, with those that the tokens computed would take at the rate of prefilling."""
+        return self.iterations + self.tokens / TOKENS_PER_ITERATION

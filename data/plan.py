@@ -227,10 +227,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
         value: dict[str, Any] = plain(self)
-        columns = value["fleet"]["workload"]
-        for name, default in _DEFAULTS.items():
-            if columns[name].count(default) == len(columns[name]):
-                del columns[name]
+        drop_defaults(value["fleet"]["workload"])
         return value
 
     @classmethod
@@ -282,6 +279,13 @@ class Plan:
 
 
 _DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shared_tokens": 0}
+
+
+def drop_defaults(columns: dict[str, Any]) -> None:
+    """Take out of a workload's plain columns those that hold nothing but the default of each request."""
+    for name, default in _DEFAULTS.items():
+        if columns[name].count(default) == len(columns[name]):
+            del columns[name]
 
 
 def _upgraded(value: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from .costs.cost import IntArray
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .problem import Problem
     from .workload import Workload
 
@@ -138,3 +141,54 @@ def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
     for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(stages)], strict=True):
         tokens[stages[begin]] += cache.begin_prefixes(prefixes[begin:end], members[begin:end])
     return tokens
+
+
+def alike_beginnings(prompts: Sequence[Sequence[int]], output: IntArray) -> tuple[IntArray, IntArray]:
+    """
+    Return what an engine that keeps prompts may find computed of each: cached, and shared.
+
+    In lexical order a prompt has in common with all before it what it has with the one before it: so much is
+    cached at most, and the rest of all prompts together are different tokens, which somebody computes.
+    Whichever comes first, a prompt shares what it has in common with either neighbour. The last token of a
+    prompt is always computed. Of equal prompts that with the longest completion counts as the first.
+
+    Parameters
+    ----------
+    prompts
+        Token ids of each.
+    output
+        Tokens of each completion, shape (requests,).
+
+    Returns
+    -------
+    tuple
+        Tokens cached at most, and tokens shared, each of shape (requests,), as of :class:`.Sequences`.
+    """
+    rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
+    # Most significant byte first, bytes are in the order of the numbers.
+    keys = [row.astype(">i8").tobytes() for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (keys[i], -int(output[i])))
+    cached = np.zeros(len(rows), dtype=np.int64)
+    shared = np.zeros(len(rows), dtype=np.int64)
+    for before, after in pairwise(order):
+        common = _common(rows[before], rows[after])
+        cached[after] = min(common, len(rows[after]) - 1)
+        for i in (before, after):
+            shared[i] = max(shared[i], min(common, len(rows[i]) - 1))
+    return cached, shared
+
+
+def _common(one: IntArray, other: IntArray) -> int:
+    least = min(len(one), len(other))
+    differ = np.flatnonzero(one[:least] != other[:least])
+    return int(differ[0]) if differ.size else least
+
+
+def group_beginnings(workload: Workload) -> tuple[IntArray, IntArray]:
+    """Return the same where nothing is known of prompts but what the requests of each group share."""
+    shared = workload.shared_tokens
+    cached = shared.copy()
+    order = np.lexsort((-workload.output_tokens, workload.group))
+    _, first = np.unique(workload.group[order], return_index=True)
+    cached[order[first]] = 0
+    return cached, shared

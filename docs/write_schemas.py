@@ -10,8 +10,11 @@ import json
 from pathlib import Path
 
 from batchbound.data.costs.calibration import CalibratedCost
+from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.costs.layer_profile import LayerProfile
 from batchbound.data.files.record import schema
+from batchbound.data.iteration_plan import IterationPlan
+from batchbound.data.lengths.steps_plan import StepsPlan
 from batchbound.data.plan import Plan
 from batchbound.data.report import Report
 from batchbound.data.trace import ServedRequest, Stage, TraceHeader
@@ -21,7 +24,14 @@ FOLDER = Path(__file__).parent / "schemas"
 
 def schemas() -> dict[str, dict[str, object]]:
     """Return the schema of each kind of file, by the schema's file name."""
-    kinds = {"cost": CalibratedCost, "profile": LayerProfile, "plan": Plan}
+    kinds = {
+        "cost": CalibratedCost,
+        "profile": LayerProfile,
+        "plan": Plan,
+        "steps_plan": StepsPlan,
+        "iteration_plan": IterationPlan,
+        "iteration_cost": IterationRates,
+    }
     found = {f"{name}.schema.json": schema(kind) for name, kind in kinds.items()}
     found["report.schema.json"] = Report.json_schema()
     lines = [schema(kind) for kind in (TraceHeader, Stage, ServedRequest)]

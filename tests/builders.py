@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
+from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.models.certificates import checker
 from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work
 
 PAPER = CostModel.paper()
 UNIT = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 """A second a prefill stage and a second a decode round."""
+
+
+def mostly_slow(values: Iterable[object], fast: Container[object]) -> list[Any]:
+    """Return values to parametrize a test by; all but the fast ones repeat its rule, and are slow."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def workload_of(prompts: Sequence[int], outputs: Sequence[int], **columns: Any) -> Workload:
@@ -75,6 +83,20 @@ def limited_problem(seed: int, most: int = 6) -> Problem:
         prefill_token_cap=int(prompts.max() + rng.integers(0, 8)) if rng.random() < 0.5 else None,
         prefill_emits_first_token=bool(rng.random() < 0.5),
     )
+
+
+def verified_within(
+    problem: Problem, bound: Bound, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Work], None]:
+    """Return what verifies a bound within given steps, and raises what it is refused for."""
+
+    def check(work: Work) -> None:
+        monkeypatch.setattr(checker, "Work", lambda: work)
+        violation = checker.verify_bound(problem, bound)
+        if violation is not None:
+            raise RefutedError(violation.rule, violation.message)
+
+    return check
 
 
 def steps_of(check: Callable[[Work], object]) -> int:

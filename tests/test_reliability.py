@@ -116,6 +116,7 @@ def test_a_cost_that_is_no_number_is_refused_before_the_work(
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGKILL])
 def test_a_plan_that_is_killed_leaves_no_temporary_folder(asked: signal.Signals, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"

@@ -26,6 +26,8 @@ NOT_RAGGED = {
     "xglm": "do not call",
 }
 RAGGED = sorted(set(FAMILIES) - set(NOT_RAGGED))
+FAST = ("gemma3", "gpt2", "llama", "mixtral", "phi")
+"""Families that stand for all in the fast tests: a window, learned positions, experts, parallel layers."""
 Request = tuple[list[int], int]
 """Token ids of a prompt, and the tokens to answer with."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -17,10 +15,8 @@ from ..data.fleet import Groups
 from ..data.lengths.prediction_error import parse_prediction_error
 from ..data.plan import Plan, Provenance
 from ..data.predictor import prompt_text
-from ..data.prompts.table import is_prompt_table
 from ..data.workload import LONGEST
 from ..heuristics.dispatch import RULES
-from ..integrations.handover_file import ENGINES, handover_paths, write_handover
 from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from ..planning.plan import make_plan
 from ..planning.sweep import device_hours, slots_to_try, sweep
@@ -258,68 +254,3 @@ def _longest(inputs: Inputs) -> IntArray | None:
     stated = [record.max_tokens for record in records] if records else [None] * len(inputs.problem)
     caps = inputs.job.lengths.capped(stated)
     return np.array([cap or LONGEST for cap in caps], dtype=np.int64) if any(caps) else None
-
-
-def add_handover(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
-    parser.add_argument(
-        "--for",
-        dest="engine",
-        choices=ENGINES,
-        help="write beside the plan what this engine can take of it: batches with priorities, one per replica"
-        " (vllm, sglang), or an order with priorities and settings (verl, openrlhf, trl)",
-    )
-
-
-def written_beside(args: argparse.Namespace) -> tuple[Path, ...]:
-    """Return the files of the option that are there already, and the one that is written in any case."""
-    if args.engine is None:
-        return ()
-    first = handover_paths(args.output, args.engine, 1)
-    pattern = f"{Path(args.output).stem}.{args.engine}.*.jsonl"
-    return (*first, *sorted(Path(args.output).parent.glob(pattern)))
-
-
-def handed_over(args: argparse.Namespace, inputs: Inputs, plan: Plan) -> dict[str, object]:
-    """Write what the engine can take, and return what there is to say about it, by programs' names."""
-    if args.engine is None:
-        return {}
-    from ..integrations.handover import hand_over
-
-    handover = hand_over(plan, args.engine, exact=inputs.job.lengths.kind == "known")
-    planned = inputs.job.source
-    batch = planned if inputs.job.records and not is_prompt_table(planned) else None
-    paths = write_handover(handover, plan, args.output, batch)
-    for remark in handover.remarks:
-        note(remark)
-    predicted = [share.release.predicted for share in handover.shares]
-    return {
-        "for": args.engine,
-        "files": [str(path) for path in paths],
-        "command": shlex.join(handover.command) or None,
-        "settings": dict(handover.settings),
-        "orders": [share.release.name for share in handover.shares],
-        "predicted_iterations": [None if one is None else one.iterations for one in predicted],
-        "bound_iterations": [share.bound.iterations for share in handover.shares],
-    }
-
-
-def show_handover(handed: Mapping[str, object]) -> None:
-    """Print the files, the server's command or the trainer's settings, and the iterations to expect."""
-    files, orders = handed["files"], handed["orders"]
-    predicted, bounds = handed["predicted_iterations"], handed["bound_iterations"]
-    assert isinstance(files, list)
-    assert isinstance(orders, list)
-    assert isinstance(predicted, list)
-    assert isinstance(bounds, list)
-    print(f"  for {handed['for']}")
-    for name in files:
-        print(f"    {name}")
-    for k, (order, iterations, bound) in enumerate(zip(orders, predicted, bounds, strict=True)):
-        expected = "unknown" if iterations is None else f"{iterations:,} predicted"
-        print(f"    replica {k}: {order}, iterations {expected}, {bound:,} proven least")
-    if handed["command"]:
-        print(f"    {handed['command']}")
-    settings = handed["settings"]
-    for name, value in (settings if isinstance(settings, Mapping) else {}).items():
-        print(f"    {name}={value}")

@@ -1,16 +1,17 @@
-"""From a plan and a trace to a report: what `run`, `report` and `demo` have in common."""
+"""From a plan and a trace to a report, from a run on servers to a table: what commands have in common."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..data.plan import Plan
 from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import calibration_of
+from ..running.server_result import ServerResult
 from .output import note
 
 if TYPE_CHECKING:
@@ -67,3 +68,58 @@ def print_rows(rows: Sequence[Row]) -> None:
     from ..executor.reports.tables import rows_table
 
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(rows_table(rows))
+
+
+def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
+    """Print the figures of a run on servers: as one JSON object, or as lines for people."""
+    if not len(result.run):
+        note(f"{output}: every request had its completion already")
+        return
+    summary = result.figures(note) | {"output": output}
+    if as_json:
+        print(json.dumps(summary))
+        return
+    before = f" after {summary['resumed']:,} from before" if summary["resumed"] else ""
+    retried = f", {summary['retries']:,} attempts made again" if summary["retries"] else ""
+    rate = summary["output_tokens_per_s"]
+    speed = f", {rate:,.0f} output tokens/s" if isinstance(rate, float) else ""
+    made = f"{summary['requests']:,} requests{before} in {summary['makespan_s']:,.2f} s{speed}{retried}"
+    print(f"{output}: {made}")
+    _show_iterations(summary)
+
+
+def _show_iterations(summary: Mapping[str, object]) -> None:
+    bound = summary.get("bound_iterations")
+    if bound is None:
+        return
+    assert isinstance(bound, int)
+    counted, predicted = summary.get("iterations"), summary.get("predicted_iterations")
+    print(f"  {'proven least':28s} {bound:9,d} iterations, by {summary['bound_source']}")
+    if isinstance(predicted, int):
+        print(f"  {'predicted at planned lengths':28s} {predicted:9,d}")
+    if isinstance(counted, int):
+        print(f"  {'counted by the server':28s} {counted:9,d}  {counted / bound - 1:+.2%} of the bound")
+    else:
+        print(f"  {'counted by the server':28s} {'unknown':>9s}  (it shows no such counter, or started anew)")
+    simulated = summary.get("simulated_iterations")
+    for name, value in (simulated if isinstance(simulated, dict) else {}).items():
+        print(f"  {'simulated, ' + name:28s} {value:9,d}  {value / bound - 1:+.2%}")
+    losses = summary.get("losses")
+    for name, value in (losses if isinstance(losses, dict) else {}).items():
+        print(f"  {'lost: ' + name:38s} {value:+9,d}")
+
+
+def print_tables(tables: Mapping[str, Mapping[str, object]]) -> None:
+    """Print figures by their titles and names on stdout."""
+    for title, table in tables.items():
+        print(title)
+        for name, value in table.items():
+            print(f"  {name:46s} {_figure(value)}")
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "unknown" if value is None else str(value)
+    if isinstance(value, int):
+        return f"{value:12,d}"
+    return f"{value:12,.4g}" if abs(value) < 1 else f"{value:12,.2f}"

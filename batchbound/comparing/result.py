@@ -149,24 +149,20 @@ class Comparison:
                 found[solver].append(measure / least if 0 < least < math.inf else math.inf)
         return found
 
-    def plot_profile(self, path: str | os.PathLike[str], by: Literal["value", "seconds"] = "value") -> None:
+    def plot_profile(self, path: str | os.PathLike[str]) -> None:
         """
-        Write the performance profile: the share of instances near the best, by how near, on a log axis.
+        Write the performance profile: the share of instances near the least makespan, by how near.
 
-        Makespans by how many per cent they lie above the least, from 0.1 % on a log axis; seconds by factor.
+        By how many per cent a makespan lies above the least, from 0.1 % on a log axis.
 
         Parameters
         ----------
         path
             A PNG, SVG or PDF file.
-        by
-            What is compared.
         """
-        ratios = self.ratios(by)
+        ratios = self.ratios()
         finite = [ratio for of_solver in ratios.values() for ratio in of_solver if ratio < math.inf]
-        by_excess = by == "value"
-        places = 100 * (np.array([*finite, 1.0]) - 1) if by_excess else np.array([*finite, 1.0])
-        begin, end = (0.0, max(1.0, 1.3 * places.max())) if by_excess else (1.0, 1.3 * places.max())
+        end = max(1.0, 1.3 * 100 * (max([*finite, 1.0]) - 1))
         figure = _figure()
         axes = figure.subplots()
         for solver, of_solver in ratios.items():
@@ -174,14 +170,11 @@ class Comparison:
                 continue
             steps = np.sort([ratio for ratio in of_solver if ratio < math.inf])
             share = np.arange(len(steps) + 1) / len(of_solver)
-            places = 100 * (steps - 1) if by_excess else steps
-            axes.step([begin, *places, end], [0.0, *share[1:], share[-1]], where="post", label=solver)
-        if by_excess:
-            axes.set_xscale("symlog", linthresh=0.1, linscale=0.4)
-        else:
-            axes.set_xscale("log")
-        axes.set(xlabel="% above the least makespan" if by_excess else "factor of the least seconds")
-        axes.set(xlim=(begin, end), ylim=(0, 1.02), ylabel="share of instances")
+            places = 100 * (steps - 1)
+            axes.step([0.0, *places, end], [0.0, *share[1:], share[-1]], where="post", label=solver)
+        axes.set_xscale("symlog", linthresh=0.1, linscale=0.4)
+        axes.set(xlabel="% above the least makespan")
+        axes.set(xlim=(0.0, end), ylim=(0, 1.02), ylabel="share of instances")
         _plain_ticks(axes.xaxis)
         figure.legend(loc="outside upper center", ncols=3, fontsize="small")
         figure.savefig(path)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..data.files.disk import atomic_write, write_json
 from ..data.files.jsonl import json_lines
-from ..data.plan import Plan
+from ..data.iteration_plan import IterationPlan
+from ..data.readers.server_batch import completion_ids, read_server_batch
 
 if TYPE_CHECKING:
     from .handover import Handover
@@ -45,7 +46,7 @@ def handover_paths(plan_path: str | os.PathLike[str], engine: str, replicas: int
 
 def write_handover(
     handover: Handover,
-    plan: Plan,
+    plan: IterationPlan,
     plan_path: str | os.PathLike[str],
     batch: str | os.PathLike[str] | None,
 ) -> tuple[Path, ...]:
@@ -67,16 +68,21 @@ def write_handover(
     ids = plan.workload.ids.tolist()
     if handover.engine not in SERVERS:
         (path,) = handover_paths(plan_path, handover.engine, 1)
-        write_json(path, _for_trainer(handover, ids))
+        write_json(path, _for_trainer(handover, plan))
         return (path,)
     assert handover.priority is not None
     lines = {} if batch is None else _lines(batch)
-    paths = handover_paths(plan_path, handover.engine, len(handover.shares))
-    for path, share in zip(paths, handover.shares, strict=True):
+    paths = handover_paths(plan_path, handover.engine, len(plan.shares))
+    for path, share in zip(paths, plan.shares, strict=True):
+        written = set[str]()
         with atomic_write(path) as stream:
             for i in share.requests.tolist():
                 priority = int(handover.priority[i])
                 line = lines.get(ids[i], {"custom_id": ids[i]})
+                if str(line["custom_id"]) in written:
+                    # One more of the completions that a request asks for.
+                    continue
+                written.add(str(line["custom_id"]))
                 body = line.get("body")
                 if isinstance(body, Mapping):
                     line = {**line, "body": {**body, "priority": priority}}
@@ -86,16 +92,20 @@ def write_handover(
     return paths
 
 
-def _for_trainer(handover: Handover, ids: list[str]) -> dict[str, object]:
+def _for_trainer(handover: Handover, plan: IterationPlan) -> dict[str, object]:
     value: dict[str, object] = {
         "engine": handover.engine,
-        "ids": ids,
-        "order": handover.order.tolist(),
-        "replica_of": handover.replica_of.tolist(),
+        "ids": plan.workload.ids.tolist(),
+        "order": plan.order.tolist(),
+        "replica_of": plan.replica_of.tolist(),
         "settings": dict(handover.settings),
     }
     return value if handover.priority is None else value | {"priority": handover.priority.tolist()}
 
 
 def _lines(batch: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
-    return {str(line.get("custom_id")): line for _, line in json_lines(batch)}
+    """Return the line of each completion, by its name."""
+    found: dict[str, dict[str, object]] = {}
+    for request, (_, line) in zip(read_server_batch(batch), json_lines(batch), strict=True):
+        found |= dict.fromkeys(completion_ids([request]), line)
+    return found

@@ -3,141 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from ..data.costs.cost import FloatArray, IntArray
+from ..data.costs.cost import IntArray
+from ..data.lengths.steps_plan import Interval, Way
 from ..data.problem import Problem
 from ..data.trace import Trace
 from ..data.workload import Workload
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
 from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
 from ..heuristics.rollouts.queues import group_numbers
-from ..heuristics.rollouts.steps import StepsRun, Way, simulate_steps
+from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
+from .history import History, groups_of
+from .predictive import Seen
 
-COVERAGE = 0.9
+SAMPLES = 99
+"""Sampled sets of lengths for the interval; the fifth from either end is its limit."""
 
-SAMPLES = 39
-"""Sampled sets of lengths for the interval; the second from either end is its limit."""
+SAMPLES_OF_MANY = 39
+"""As many for jobs of more than :data:`MANY` requests; the second from either end is the limit."""
 
-MATCHED = 0.5
-"""Share of a job's groups that earlier files must complete for these to be predictions of its lengths."""
-
-SPREAD = 0.15
-"""Standard deviation of the logarithm of the factor by which a step's lengths differ from earlier ones."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class History:
-    """
-    Completions of earlier steps, of earlier epochs, or of other models.
-
-    Parameters
-    ----------
-    workloads
-        One each, with its lengths and groups; none is of the job.
-    """
-
-    workloads: tuple[Workload, ...]
-
-    def known(self, problem: Problem, longest: int | None = None) -> Known:
-        """
-        Return what is known of a job beforehand.
-
-        Where most of its requests bear the names of earlier ones, these predict how long each is; else the
-        earlier ones say how lengths are distributed and how alike those of a group are.
-
-        Parameters
-        ----------
-        problem
-            The job; its lengths are not read.
-        longest
-            Decode steps after which every completion is cut; None for no limit.
-        """
-        if not self.workloads:
-            return Known(longest)
-        score = self._scores(problem)
-        if score is not None:
-            return Known(longest, score=score)
-        emitted = int(problem.prefill_emits_first_token)
-        group, tokens, first = [], [], 0
-        for workload in self.workloads:
-            numbers = _groups(workload)
-            group.append(numbers + first)
-            tokens.append(workload.output_tokens - emitted)
-            first += int(numbers.max()) + 1
-        ended = np.ones(sum(map(len, tokens)), dtype=np.bool_)
-        return Known(longest, past=Observed(np.concatenate(group), np.concatenate(tokens), ended))
-
-    def draw(self, problem: Problem, rng: np.random.Generator) -> IntArray:
-        """
-        Return one set of lengths that the job may turn out to have (tokens, shape (requests,)).
-
-        Of requests with earlier ones of their names, a file's lengths; else each group takes the lengths of
-        an earlier group, drawn with its requests.
-
-        Parameters
-        ----------
-        problem
-            The job; its lengths are not read.
-        rng
-            Draws.
-        """
-        numbers, groups = group_numbers(problem)
-        if self._scores(problem) is not None:
-            one = self.workloads[int(rng.integers(len(self.workloads)))]
-            length_of = dict(zip(one.ids.tolist(), one.output_tokens.tolist(), strict=True))
-            rest = rng.choice(one.output_tokens, len(problem))
-            named = problem.workload.ids.tolist()
-            return np.array(
-                [length_of.get(name, other) for name, other in zip(named, rest.tolist(), strict=True)]
-            )
-        pools = [
-            workload.output_tokens[label == group]
-            for workload in self.workloads
-            for label in (_groups(workload),)
-            for group in range(int(label.max()) + 1)
-        ]
-        found = np.empty(len(problem), dtype=np.int64)
-        for group, pool in zip(range(groups), rng.integers(len(pools), size=groups).tolist(), strict=True):
-            members = np.flatnonzero(numbers == group)
-            have = pools[pool]
-            found[members] = rng.choice(have, len(members), replace=len(members) > len(have))
-        return found
-
-    def _scores(self, problem: Problem) -> FloatArray | None:
-        """Return the mean logarithm of earlier lengths of each group, or None where few have any."""
-        numbers, groups = group_numbers(problem)
-        group_of = dict(zip(problem.workload.ids.tolist(), numbers.tolist(), strict=True))
-        total, count = np.zeros(groups), np.zeros(groups)
-        for workload in self.workloads:
-            for name, tokens in zip(workload.ids.tolist(), workload.output_tokens.tolist(), strict=True):
-                if name in group_of:
-                    total[group_of[name]] += np.log(tokens)
-                    count[group_of[name]] += 1
-        if (count > 0).mean() < MATCHED:
-            return None
-        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """
-    Seconds to expect.
-
-    Parameters
-    ----------
-    mean
-        Over the sampled lengths.
-    low, high
-        Limits that the makespan is between with probability :data:`COVERAGE`.
-    """
-
-    mean: float
-    low: float
-    high: float
+MANY = 1000
 
 
 def expected_makespan(
@@ -170,16 +59,13 @@ def expected_makespan(
         Draws the lengths.
     """
     blind, rng = without_lengths(problem), np.random.default_rng(seed)
-    known, seconds = history.known(problem, longest), []
-    for _ in range(SAMPLES):
-        truth = history.draw(problem, rng) * np.exp(SPREAD * rng.standard_normal())
-        most = np.inf if longest is None else longest + int(problem.prefill_emits_first_token)
-        truth = np.maximum(1, np.minimum(np.rint(truth), most)).astype(np.int64)
+    known, predictive = history.known(problem, longest), history.predictive(problem, longest)
+    step, seen, seconds = np.zeros(len(problem), dtype=np.int64), Seen.nothing(len(problem)), []
+    for _ in range(SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY):
+        truth = predictive.draw(step, seen, rng)
         made = hidden_policy(policy, blind, known, swap)
         seconds.append(simulate(blind, made, truth, swap=swap).makespan)
-    tails = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
-    low, high = np.quantile(seconds, tails, method="weibull").tolist()
-    return Interval(float(np.mean(seconds)), low, high)
+    return Interval.of(seconds)
 
 
 def simulate_hidden(
@@ -247,16 +133,8 @@ def joined_steps(steps: Sequence[Workload]) -> tuple[Workload, IntArray]:
     columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in Workload.__slots__}
     groups, first = [], 0
     for step in steps:
-        numbers = _groups(step)
+        numbers = groups_of(step)
         groups.append(numbers + first)
         first += int(numbers.max()) + 1
     columns["group"] = np.concatenate(groups)
     return Workload(**columns), np.repeat(np.arange(len(steps)), [len(step) for step in steps])
-
-
-def _groups(workload: Workload) -> IntArray:
-    """Return the group of each request, counted from zero; those without one are groups of their own."""
-    group = workload.group.copy()
-    alone = group < 0
-    group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
-    return np.unique(group, return_inverse=True)[1].astype(np.int64)

@@ -17,7 +17,8 @@ LONGEST_FIRST, FILE_ORDER, PLAN = "longest first", "file order", "plan"
 _NEAR = 1.003
 """Of the bound: an order that comes so close is not improved upon."""
 
-_PACKING_SECONDS = 1.0
+PACKING_SECONDS = 1.0
+"""Of packing requests into slots, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,23 +36,54 @@ class Releasable:
         Completions of each prompt, shape (requests,).
     exact
         Whether the lengths are known, and not predictions.
+    rows
+        What the engine computes, the completions of each request side by side, where those of one differ in
+        length or prompts begin alike; then ``output`` is the longest of each request. None where they do not.
     """
 
     prompt: IntArray
     output: IntArray
     choices: IntArray
     exact: bool = False
+    rows: Sequences | None = None
+
+    @classmethod
+    def of_rows(cls, rows: Sequences, request: IntArray, *, exact: bool) -> Releasable:
+        """
+        Return the requests of some completions.
+
+        Parameters
+        ----------
+        rows
+            The completions, those of one request side by side.
+        request
+            A number for each one's request, equal where it is the same, shape (completions,).
+        exact
+            As of the class.
+        """
+        starts = np.flatnonzero(np.append(True, request[1:] != request[:-1]))
+        choices = np.diff(np.append(starts, len(rows)))
+        return cls(rows.prompt[starts], np.maximum.reduceat(rows.output, starts), choices, exact, rows)
 
     def __len__(self) -> int:
         return len(self.prompt)
 
     def sequences(self) -> Sequences:
         """Return what the engine computes, a row per completion, in the requests' order."""
+        if self.rows is not None:
+            return self.rows
         prompt = np.repeat(self.prompt, self.choices)
         # A prompt's second completion may take its keys and values from the first.
         first = np.zeros(len(prompt), dtype=bool)
         first[self._starts()] = True
         return Sequences(prompt, np.repeat(self.output, self.choices), np.where(first, 0, prompt - 1))
+
+    @property
+    def tokens(self) -> IntArray:
+        """Tokens of each prompt and its completions, shape (requests,)."""
+        if self.rows is None:
+            return self.prompt + self.output * self.choices
+        return self.prompt + np.add.reduceat(self.rows.output, self._starts())
 
     def expanded(self, order: IntArray) -> IntArray:
         """Return an order of requests as one of completions."""
@@ -79,7 +111,7 @@ def named_orders(work: Releasable, planned: IntArray | None) -> dict[str, IntArr
     """Return the orders that have a name; a plan's is the first, where there is one."""
     orders = {
         LONGEST_FIRST: np.argsort(-work.output, kind="stable"),
-        "most tokens first": np.argsort(-(work.prompt + work.output * work.choices), kind="stable"),
+        "most tokens first": np.argsort(-work.tokens, kind="stable"),
         FILE_ORDER: np.arange(len(work)),
     }
     return orders if planned is None else {PLAN: planned, **orders}
@@ -116,11 +148,9 @@ def best_release(
     """
     orders, sequences = named_orders(work, planned), work.sequences()
     if sequences.may_run_short(limits):
-        tokens = work.prompt + work.output * work.choices
         rng = np.random.default_rng(seed)
-        return _chosen(
-            work, limits, orders | shuffled_orders(tokens, int(sequences.output.sum()), rng), in_flight
-        )
+        shuffled = shuffled_orders(work.tokens, int(sequences.output.sum()), rng)
+        return _chosen(work, limits, orders | shuffled, in_flight)
     found = _chosen(work, limits, orders, in_flight)
     if found.predicted is None or found.predicted.iterations <= _NEAR * _least(sequences, limits):
         return found
@@ -130,7 +160,9 @@ def best_release(
     return _chosen(work, limits, packed, in_flight)
 
 
-def packed_order(sequences: Sequences, limits: EngineLimits, seed: int = 0) -> IntArray:
+def packed_order(
+    sequences: Sequences, limits: EngineLimits, seed: int = 0, seconds: float = PACKING_SECONDS
+) -> IntArray:
     """
     Return sequences by the iteration in which they begin where slots are filled as evenly as is found.
 
@@ -139,7 +171,7 @@ def packed_order(sequences: Sequences, limits: EngineLimits, seed: int = 0) -> I
     from ..solvers.packing.partition import solve_partition
 
     rows = sequences.rows(limits)
-    slot = solve_partition(rows, min(limits.sequences, len(rows)), _PACKING_SECONDS, seed).assignment
+    slot = solve_partition(rows, min(limits.sequences, len(rows)), seconds, seed).assignment
     begins = np.zeros(len(rows), dtype=np.int64)
     for one in np.unique(slot):
         members = np.flatnonzero(slot == one)

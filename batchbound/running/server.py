@@ -15,13 +15,14 @@ import numpy as np
 from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
-from ..data.iterations import EngineLimits
+from ..data.iteration_plan import IterationPlan, load_plan
+from ..data.iterations import EngineLimits, sequences_of
 from ..data.plan import Plan
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import is_prompt_table, prompts_digest
 from ..data.readers.completions import is_parquet_name, write_completions
 from ..data.readers.length_source import LengthSource
-from ..data.readers.server_batch import ServerRequest, read_server_batch
+from ..data.readers.server_batch import ServerRequest, completion_ids, read_server_batch
 from ..planning.release import (
     FILE_ORDER,
     LONGEST_FIRST,
@@ -137,6 +138,8 @@ class _Batch:
         Positions in the plan's order; None without a plan.
     slots
         Of the plan; None without one.
+    iterations
+        The plan for servers; None without one.
     """
 
     path: Path
@@ -144,9 +147,17 @@ class _Batch:
     output: IntArray
     planned: IntArray | None
     slots: int | None
+    iterations: IterationPlan | None = None
 
     def work(self) -> Releasable:
         """Return the requests as the server will compute them, by the planned lengths."""
+        if self.iterations is not None:
+            plan = self.iterations
+            request = np.repeat(np.arange(len(self.requests)), [one.choices for one in self.requests])
+            rows = sequences_of(
+                plan.workload.input_tokens, plan.workload.output_tokens, plan.cached, plan.shared
+            )
+            return Releasable.of_rows(rows, request, exact=plan.provenance.lengths.get("kind") == "known")
         return Releasable(
             np.array([request.prompt_tokens for request in self.requests]),
             self.output,
@@ -202,12 +213,15 @@ def run_on_servers(
     facts = job.probe()
     slots = _slots(options, batch, facts)
     _check_facts(facts, options.model, batch, remark)
-    limits = _limits(options, slots, facts)
+    options = _as_planned(options, batch, facts, remark)
+    limits = _limits(options, slots, facts, batch.iterations)
     again = _asked_again(options, batch, limits)
     if again:
         remark(f"{again:,} requests ask a prompt again: the order is mended by the lengths that come out")
         # Only this order says what to do with a length that turns out otherwise.
         options = replace(options, order="longest")
+    elif batch.iterations is not None and options.order == "auto":
+        options = replace(options, order="plan")
     release = _release(options, batch, limits, remark)
     job = _ordered(job, release, slots, options, batch.output if again else None)
     identity = {"batch": prompts_digest(batch.path), "server": "OpenAI", "model": options.model}
@@ -224,6 +238,35 @@ def run_on_servers(
     journal.remove()
     stated = options.batched_tokens is not None
     return ServerResult(len(batch.requests), outcome.run, limits, stated, release, resumed, outcome.failed)
+
+
+def _as_planned(
+    options: ServerOptions, batch: _Batch, facts: Sequence[ServerFacts], remark: Callable[[str], None]
+) -> ServerOptions:
+    """Return the options with what a plan for servers says beside; tell where the servers are others."""
+    plan = batch.iterations
+    if plan is None:
+        return options
+    if len(facts) != len(plan.shares):
+        remark(
+            f"the plan is for {len(plan.shares)} replicas, the servers are {len(facts)}: they share one queue"
+        )
+    room = [fact.metrics.kv_tokens for fact in facts if fact.metrics is not None]
+    for held, share in zip(room, plan.shares, strict=False):
+        if held is not None and held != share.limits.kv_tokens:
+            planned = "no limit" if share.limits.kv_tokens is None else f"{share.limits.kv_tokens:,}"
+            remark(
+                f"the server has {held:,} tokens of KV cache, the plan {planned}: plan again with"
+                f" --kv-capacity {held}"
+            )
+    held_back = [share.held_back for share in plan.shares if share.held_back is not None]
+    budgets = [share.limits.batched_tokens for share in plan.shares]
+    stated = plan.proven.batched_tokens == sum(budgets)
+    return replace(
+        options,
+        in_flight=options.in_flight or max(held_back, default=None),
+        batched_tokens=options.batched_tokens or (min(budgets) if stated else None),
+    )
 
 
 def _asked_again(options: ServerOptions, batch: _Batch, limits: EngineLimits) -> int:
@@ -276,14 +319,17 @@ def _read(path: Path, options: ServerOptions) -> _Batch:
         return _Batch(path, requests, output, None, None)
     if options.lengths is not None:
         raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")
-    plan = Plan.load(path)
-    slots = {replica.slots for replica in plan.fleet.replicas}
+    plan = load_plan(path)
+    if isinstance(plan, IterationPlan):
+        slots = {share.held_back or share.limits.sequences for share in plan.shares}
+    else:
+        slots = {replica.slots for replica in plan.fleet.replicas}
     if len(slots) > 1 and options.slots is None:
         raise InputError("its replicas differ in slots", file=path, hint="Say --slots.")
     return _planned(plan, path, options, max(slots))
 
 
-def _planned(plan: Plan, path: Path, options: ServerOptions, slots: int) -> _Batch:
+def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slots: int) -> _Batch:
     source = plan.provenance.prompts
     if source is None:
         hint = "Plan a batch file of prompts: a server needs something to complete."
@@ -295,9 +341,18 @@ def _planned(plan: Plan, path: Path, options: ServerOptions, slots: int) -> _Bat
     if prompts_digest(prompts) != source.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=prompts, hint=hint)
     requests = read_server_batch(prompts, source.columns)
-    if [request.custom_id for request in requests] != plan.workload.ids.tolist():
+    mixing = isinstance(plan, IterationPlan)
+    names = completion_ids(requests) if mixing else [request.custom_id for request in requests]
+    if names != plan.workload.ids.tolist():
         raise InputError("its requests are not those of the plan", file=prompts, hint="Plan again.")
-    return _Batch(prompts, requests, plan.workload.output_tokens, plan_order(plan), slots)
+    if not isinstance(plan, IterationPlan):
+        return _Batch(prompts, requests, plan.workload.output_tokens, plan_order(plan), slots)
+    starts = np.cumsum([0, *(request.choices for request in requests[:-1])])
+    rank = np.argsort(plan.order)
+    output = np.maximum.reduceat(plan.workload.output_tokens, starts)
+    # The completions of a request are sent when the first of them is due.
+    order = np.argsort(np.minimum.reduceat(rank, starts), kind="stable")
+    return _Batch(prompts, requests, output, order, slots, plan)
 
 
 def _is_plan(path: str | os.PathLike[str]) -> bool:
@@ -345,11 +400,18 @@ def _check_facts(
             raise InputError(message, where=f"--server {fact.url}", hint=hint)
 
 
-def _limits(options: ServerOptions, slots: int, facts: Sequence[ServerFacts]) -> EngineLimits:
+def _limits(
+    options: ServerOptions, slots: int, facts: Sequence[ServerFacts], plan: IterationPlan | None
+) -> EngineLimits:
     """Return the limits of all servers as if they were one: what they do side by side, it could do."""
     metrics = [fact.metrics for fact in facts if fact.metrics is not None]
     room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
     blocks = {one.block_tokens for one in metrics} - {None}
+    if plan is not None and not room:
+        # The servers do not tell: what was planned with.
+        each = plan.shares[0].limits
+        room = [] if each.kv_tokens is None else [each.kv_tokens] * len(facts)
+        blocks = {each.block_tokens}
     return EngineLimits(
         sequences=slots * len(facts),
         batched_tokens=(options.batched_tokens or _UNSTATED_BUDGET) * len(facts),

@@ -53,7 +53,7 @@ def flip_bits(scratch: Path, records: int, rng: random.Random, tally: Tally) -> 
         damaged = bytearray(whole)
         for k in hit:
             damaged[starts[k] + bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
+        _rewrite(path, damaged)
         lost = {k for k in hit} | {k + 1 for k in hit if bit // 8 == len(lines[k]) - 1}
         expected = {name: answers[name] for k, name in enumerate(names, 1) if k not in lost}
         journal = _opened(path)
@@ -66,7 +66,7 @@ def flip_bits(scratch: Path, records: int, rng: random.Random, tally: Tally) -> 
 def _flip_header(path: Path, whole: bytes, bit: int, tally: Tally) -> None:
     damaged = bytearray(whole)
     damaged[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(damaged)
+    _rewrite(path, damaged)
     try:
         Journal(path, RUN).close()
         tally.violate(f"bit {bit} of the header is taken")
@@ -82,12 +82,18 @@ def cut(scratch: Path, records: int, rng: random.Random, tally: Tally) -> Tally:
     whole = path.read_bytes()
     names = list(answers)
     for length in tally.numbers(len(whole) + 1):
-        path.write_bytes(whole[:length])
+        _rewrite(path, whole[:length])
         kept = max(0, whole.count(b"\n", 0, length) - 1)
         journal = _opened(path)
         tally.check(journal.finished == {name: answers[name] for name in names[:kept]}, f"cut at {length}")
         tally.count("whole records kept")
     return tally
+
+
+def _rewrite(path: Path, content: bytes | bytearray) -> None:
+    # Some file systems write a file that was cut to nothing to the disk at once; a new one may wait.
+    path.unlink()
+    path.write_bytes(content)
 
 
 def _opened(path: Path) -> Journal:

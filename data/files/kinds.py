@@ -12,6 +12,9 @@ from .disk import InputError
 KINDS = {
     "batchbound_plan": "a plan",
     "batchbound_fleet_plan": "a plan",
+    "batchbound_steps_plan": "a plan of several steps",
+    "batchbound_iteration_plan": "a plan for servers that mix prompts with generated tokens",
+    "batchbound_iteration_cost": "what an iteration of a server costs",
     "batchbound_trace": "the trace of a run",
     "batchbound_server_run": "the trace of a run on a server",
     "batchbound_report": "a report",
@@ -23,6 +26,9 @@ KINDS = {
 _HINTS = {
     "batchbound_plan": "Give the file of requests that it was made of.",
     "batchbound_fleet_plan": "Give the file of requests that it was made of.",
+    "batchbound_steps_plan": "It has no schedule: its policy decides as completions end.",
+    "batchbound_iteration_plan": "Send its requests with `batchbound run PLAN --server URL`.",
+    "batchbound_iteration_cost": "Name it with `batchbound plan --for ENGINE --cost`.",
     "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",
     "batchbound_server_run": "`batchbound audit` reads it.",
     "batchbound_cost": "Name it with --cost.",
@@ -43,11 +49,29 @@ def refuse_other_kinds(path: str | os.PathLike[str], wanted: str, taken: Collect
     taken
         Names in :data:`KINDS` that may stand here.
     """
-    if not Path(path).is_file():
-        return
-    with open(path, "rb") as stream:
-        found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', stream.read(200))
-    name = found[1].decode() if found else ""
+    name = _kind_of(path)
     if name in KINDS and name not in taken:
         hint = _HINTS.get(name, "Give another file.")
         raise InputError(f"is {KINDS[name]}, {wanted}", file=path, hint=hint)
+
+
+def is_of_kind(path: str | os.PathLike[str], kind: str) -> bool:
+    """
+    Return whether a file is one of ours, of a kind.
+
+    Parameters
+    ----------
+    path
+        The file; one that is not there or is a folder is none.
+    kind
+        A name in :data:`KINDS`.
+    """
+    return _kind_of(path) == kind
+
+
+def _kind_of(path: str | os.PathLike[str]) -> str:
+    if not Path(path).is_file():
+        return ""
+    with open(path, "rb") as stream:
+        found = re.match(rb'\s*\{\s*"(batchbound_\w+)"', stream.read(200))
+    return found[1].decode() if found else ""

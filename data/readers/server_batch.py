@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..files.disk import InputError
@@ -94,6 +94,15 @@ def read_server_batch(
     ]
     refuse_repeated(((number, request.custom_id) for number, request in requests), path)
     return tuple(request for _, request in requests)
+
+
+def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
+    """Return the name of each completion: its request's, with its number where that asks for several."""
+    return [
+        request.custom_id if request.choices == 1 else f"{request.custom_id}#{k}"
+        for request in requests
+        for k in range(request.choices)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

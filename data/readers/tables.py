@@ -41,6 +41,10 @@ class UnknownColumnsError(InputError):
         self.columns = tuple(map(str, columns))
 
 
+class NoColumnError(InputError):
+    """A table that lacks the column asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableFormat:
     """
@@ -181,8 +185,10 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
 
     Raises
     ------
+    NoColumnError
+        If the table has no such column.
     InputError
-        If the table has no such column, or a row no value in it.
+        If a row has no value in it.
     """
     import pandas as pd
 
@@ -195,7 +201,7 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
             )
     if name not in raw.columns:
         message = f"has no column {name!r}, but {listed(list(map(str, raw.columns)))}"
-        raise InputError(message, file=path, hint="Name one of its columns.")
+        raise NoColumnError(message, file=path, hint="Name one of its columns.")
     return _Table(path, unit, raw).ids(name).tolist()
 
 

@@ -140,14 +140,14 @@ class EncoderPredictor:
         middle = (chances.argmax(axis=1) + 0.5) * width
         return Predicted.of(middle, low * width, (np.minimum(high, self.buckets - 1) + 1) * width)
 
-    def probabilities(self, prompts: Sequence[str], batch_size: int = 32) -> FloatArray:
+    def probabilities(self, prompts: Sequence[str]) -> FloatArray:
         """Return the probability of each range for each prompt, shape (prompts, ranges)."""
         import torch
 
         rows = []
         with torch.inference_mode():
-            for first in range(0, len(prompts), batch_size):
-                logits = self.model(**self._inputs(prompts[first : first + batch_size])).logits
+            for first in range(0, len(prompts), 32):
+                logits = self.model(**self._inputs(prompts[first : first + 32])).logits
                 rows.append(logits.double().softmax(dim=-1).cpu().numpy())
         return np.concatenate(rows)
 

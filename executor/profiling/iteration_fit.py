@@ -265,31 +265,66 @@ def replay_at(
     each = work.input_tokens + work.output_tokens + limits.block_tokens
     capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
-    device = _Priced(rates)
+    device = _Recorded(rates)
     run = serve_on_device(work, policy, device, KvLedger(capacity, len(work), limits.block_tokens))
     return PricedRun(run, np.array(device.rows, dtype=np.float64))
 
 
-class _Priced:
-    """A device whose iterations take what their work is priced at."""
+class PricedDevice:
+    """
+    A device whose iterations take what their work is priced at.
+
+    Parameters
+    ----------
+    rates
+        Seconds of an iteration, and per unit of its work.
+    """
 
     def __init__(self, rates: Minorant) -> None:
         self._rates = rates
-        self.rows: list[tuple[float, ...]] = []
 
     def run(self, work: DeviceBatch) -> float:
         """Return the seconds of an iteration."""
-        new = [(tokens, int(work.held[request]) - tokens) for request, tokens in work.prefill]
-        done = Work(
-            iterations=1,
-            decodes=len(work.decodes),
-            prompt_tokens=sum(tokens for tokens, _ in new),
-            drawn=work.drawn,
-            kv_tokens=int(work.held[work.decodes].sum()),
-            pairs=sum(tokens * (held + tokens / 2) for tokens, held in new),
+        return self._rates.seconds(_done(work))
+
+    def decode_seconds(self, decodes: IntArray, held: IntArray) -> FloatArray:
+        """Return the seconds of iterations without prompts, as :class:`.IterationPrices` says."""
+        rates = self._rates
+        seconds: FloatArray = (
+            rates.iterations + (rates.decodes + rates.drawn) * decodes + rates.kv_tokens * held
         )
-        self.rows.append(astuple(done))
-        return self._rates.seconds(done)
+        return seconds
+
+    def mixed_seconds(self, decodes: int, held: int, chunks: Sequence[tuple[int, int]], drawn: int) -> float:
+        """Return the seconds of an iteration with prompts, as :class:`.IterationPrices` says."""
+        tokens = sum(new for new, _ in chunks)
+        pairs = sum(new * (before + new / 2) for new, before in chunks)
+        return self._rates.seconds(Work(1, decodes, tokens, drawn, held, pairs))
+
+
+class _Recorded(PricedDevice):
+    """The same, which takes note of each iteration."""
+
+    def __init__(self, rates: Minorant) -> None:
+        super().__init__(rates)
+        self.rows: list[tuple[float, ...]] = []
+
+    def run(self, work: DeviceBatch) -> float:
+        self.rows.append(astuple(_done(work)))
+        return super().run(work)
+
+
+def _done(work: DeviceBatch) -> Work:
+    """Return the work of an iteration."""
+    new = [(tokens, int(work.held[request]) - tokens) for request, tokens in work.prefill]
+    return Work(
+        iterations=1,
+        decodes=len(work.decodes),
+        prompt_tokens=sum(tokens for tokens, _ in new),
+        drawn=work.drawn,
+        kv_tokens=int(work.held[work.decodes].sum()),
+        pairs=sum(tokens * (held + tokens / 2) for tokens, held in new),
+    )
 
 
 def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:

@@ -61,6 +61,21 @@ class ComposedDevice:
         padded = tokens or self.padded(work)
         return self._cost.iteration(len(contexts), context, chunks, sampled=work.drawn, padded_tokens=padded)
 
+    def decode_seconds(self, decodes: IntArray, held: IntArray) -> FloatArray:
+        """Return the seconds of iterations without prompts, as :class:`.IterationPrices` says."""
+        if self._graphs:
+            raise ValueError("what is rounded up to captured graphs is priced iteration by iteration")
+        many = decodes.astype(np.float64)
+        per_layer, once = self._cost.decode_many(many, held / many)
+        seconds: FloatArray = self._cost.profile.shape.layers * per_layer + once
+        return seconds
+
+    def mixed_seconds(self, decodes: int, held: int, chunks: Sequence[tuple[int, int]], drawn: int) -> float:
+        """Return the seconds of an iteration with prompts, as :class:`.IterationPrices` says."""
+        tokens = decodes + sum(new for new, _ in chunks)
+        context = held / decodes if decodes else 0.0
+        return self._cost.iteration(decodes, context, chunks, sampled=drawn, padded_tokens=tokens)
+
     def padded(self, work: DeviceBatch) -> int:
         """Return the tokens the engine computes for, rounded up to a captured graph where there is one."""
         tokens = len(work.decodes) + sum(new for new, _ in _chunks(work))

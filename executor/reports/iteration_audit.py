@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from ...data.iterations import EngineLimits, IterationBound, Sequences
+from ...data.iterations import EngineLimits, IterationBound, Predicted, Sequences
 from ...data.readers.server_run import ServerRun
 from ...models.bounds.iterations import iteration_bound
-from ..serving.release import Predicted, predict
+from ..serving.release import predict
 
 _NO_LIMIT = 2**40
 

@@ -65,11 +65,6 @@ def report_rows(report: Report) -> list[Row]:
     ]
 
 
-def report_table(report: Report) -> Table:
-    """Return a report as a table of rich, a section per group."""
-    return rows_table(report_rows(report))
-
-
 def rows_table(rows: Sequence[Row]) -> Table:
     """Return lines as a table of rich, a section per group."""
     from rich.table import Table

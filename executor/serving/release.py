@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from ...data.iterations import EngineLimits, Sequences
+from ...data.iterations import EngineLimits, Predicted, Sequences
 from ...data.workload import Workload
 from ...heuristics.serving.chunked_prefill import ChunkedPrefill
-from ...heuristics.serving.device import DeviceBatch
+from ...heuristics.serving.device import DeviceBatch, ServingDevice
 from ...heuristics.serving.kv_ledger import KvLedger
 from ...heuristics.serving.policy import ServingPolicy, ServingState, ServingStep
+from .leaps import IterationPrices, LeapingEngine
 from .simulation import serve_on_device
 
 MOST_SIMULATED = 3_000_000
@@ -28,39 +29,14 @@ MOST_ITERATIONS = 200_000
 MOST_SHUFFLED = 64
 """Most orders drawn where keys and values run out."""
 
-MOST_TRIED = 1_000_000
+MOST_TRIED = 20_000_000
 """Tokens of completions that are simulated over all of them, seconds of work."""
 
-TOKENS_PER_ITERATION = 256
-"""Tokens that take about as long to compute as reading the weights once, on the devices of these years."""
+MOST_COUNTED, MOST_PASSED = 30_000_000, 2_000_000
+"""Tokens of completions, and iterations, up to which they are counted from event to event, seconds' work."""
 
 _SPREADS = (0.3, 0.5, 0.7, 0.9)
 """Standard deviations of the logarithm of what a request's tokens are taken for in an order that is drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """
-    What an engine makes of an order.
-
-    Parameters
-    ----------
-    iterations
-        Until the last token.
-    preemptions
-        Requests put back for want of keys and values.
-    tokens
-        Computed in all, those of requests put back again and again.
-    """
-
-    iterations: int
-    preemptions: int = 0
-    tokens: int = 0
-
-    @property
-    def work(self) -> float:
-        """Iterations, with those that the tokens computed would take at the rate of prefilling."""
-        return self.iterations + self.tokens / TOKENS_PER_ITERATION
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,14 +65,15 @@ def predict(
     order: Sequence[int] | IntArray,
     in_flight: int | None = None,
     lag: int = 0,
+    prices: IterationPrices | None = None,
 ) -> Predicted | None:
     """
     Return the iterations a mixing engine takes for sequences that come to it in an order.
 
-    The engine is simulated token by token as vLLM schedules it; where no limit but its slots can bind, each
-    sequence is only given the slot that is free first, which comes to the same. None for a job beyond
-    :data:`MOST_SIMULATED` tokens or :data:`MOST_ITERATIONS` where keys and values may run out, and for one
-    with a request that needs more of them than there are.
+    Its iterations are counted as vLLM schedules them, from event to event; of a job beyond
+    :data:`MOST_COUNTED` tokens or :data:`MOST_PASSED` iterations, whose keys and values do not run out, each
+    sequence is only given the slot that is free first, without seconds. None for such a job where they may
+    run out, and for one with a request that needs more of them than there are.
 
     Parameters
     ----------
@@ -108,30 +85,69 @@ def predict(
         Sequences that the client has under way at a time; None if all are there at the start.
     lag
         Iterations from the end of one until the next that the client sends is there.
+    prices
+        Tell the seconds of iterations; without them there are none.
     """
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
         return None
-    if not simulable(sequences, limits):
+    if not _countable(sequences, limits):
         if sequences.may_run_short(limits):
             return None
         return Predicted(_slots_only(sequences, limits, order, in_flight, lag))
-    work = Workload.from_lengths(sequences.prompt[order], sequences.output[order])
+    prompt, output = sequences.prompt[order].tolist(), sequences.output[order].tolist()
+    return LeapingEngine(prompt, output, limits, in_flight, lag).run(prices)
+
+
+def simulated(
+    sequences: Sequences,
+    limits: EngineLimits,
+    in_flight: int | None = None,
+    lag: int = 0,
+    device: ServingDevice | None = None,
+) -> Predicted:
+    """
+    Return the same for sequences in their own order, each iteration carried out and seen by the referee.
+
+    Parameters
+    ----------
+    sequences, limits, in_flight, lag
+        As of :func:`predict`.
+    device
+        Tells the seconds of each iteration; without one there are none.
+
+    Raises
+    ------
+    ServingError
+        If a sequence alone needs more keys and values than there are.
+    """
+    work = Workload.from_lengths(sequences.prompt, sequences.output)
     each = work.input_tokens + work.output_tokens + limits.block_tokens
     capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
     ledger = KvLedger(capacity, len(work), limits.block_tokens)
     policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
     client: ServingPolicy = policy if in_flight is None else _Client(policy, in_flight, lag)
-    run = serve_on_device(work, client, _OneSecond(), ledger)
+    run = serve_on_device(work, client, _OneSecond() if device is None else device, ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
-    return Predicted(len(run.start), policy.preemptions, tokens)
+    seconds = None if device is None else float(run.finished.max())
+    return Predicted(len(run.start), policy.preemptions, tokens, seconds)
 
 
 def simulable(sequences: Sequences, limits: EngineLimits) -> bool:
     """Return whether a job is small enough for its iterations to be simulated one by one, in seconds."""
+    few = _iterations(sequences, limits) <= MOST_ITERATIONS
+    return few and int(sequences.output.sum()) <= MOST_SIMULATED
+
+
+def _countable(sequences: Sequences, limits: EngineLimits) -> bool:
+    few = _iterations(sequences, limits) <= MOST_PASSED
+    return few and int(sequences.output.sum()) <= MOST_COUNTED
+
+
+def _iterations(sequences: Sequences, limits: EngineLimits) -> int:
+    """Return iterations that a job takes at least, by its longest completion and its prompts."""
     chunks = int(sequences.prompt.sum()) // limits.batched_tokens
-    iterations = max(int(sequences.output.max()), chunks)
-    return int(sequences.output.sum()) <= MOST_SIMULATED and iterations <= MOST_ITERATIONS
+    return max(int(sequences.output.max()), chunks)
 
 
 def fits(sequences: Sequences, limits: EngineLimits) -> bool:

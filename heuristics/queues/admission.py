@@ -18,6 +18,9 @@ FULL_STAGE = 0.95
 Reserve = Literal["future", "present"]
 """What a request must find room for: all it will ever hold by its planned length, or its next round."""
 
+WATERMARK = 0.01
+"""Share of the capacity that ``"present"`` keeps free when it admits, as vLLM does."""
+
 
 class Admission:
     """
@@ -31,17 +34,15 @@ class Admission:
         ``"future"`` admits a request only if everything that runs still fits when it has grown to its
         planned length, so that nothing is evicted while lengths are as planned. ``"present"`` looks at the
         next round only, as vLLM does, and relies on eviction.
-    watermark
-        Share of the capacity that ``"present"`` keeps free when it admits; vLLM's is one per cent.
     """
 
-    def __init__(self, problem: Problem, reserve: Reserve = "future", watermark: float = 0.01) -> None:
+    def __init__(self, problem: Problem, reserve: Reserve = "future") -> None:
         self._problem = problem
         self.cap = problem.prefill_token_cap
         self.capacity = problem.kv_capacity
         self._held_at_start = problem.kv_at_start
         self.reserve: Reserve = reserve
-        self.room_at_entry = 0 if self.capacity is None else int(self.capacity * (1 - watermark))
+        self.room_at_entry = 0 if self.capacity is None else int(self.capacity * (1 - WATERMARK))
         self._cache = PrefixCache(problem)
         self._entered = np.zeros(len(problem), dtype=np.int64)
         self._entries = 0

@@ -132,7 +132,7 @@ class LengthModel:
         log = _log_likelihood(seen, tops, table, every)
         score = np.full(every, np.nan)
         if known.score is not None:
-            score[:groups] = _normal_scores(known.score)
+            score[:groups] = normal_scores(known.score)
         trusts = np.zeros(1) if np.isnan(score).all() else TRUSTS
         weight, joint = _posterior(log, score, trusts)
         by_effect = weight[:groups].reshape(groups, -1)
@@ -274,7 +274,7 @@ def _posterior(log: FloatArray, score: FloatArray, trusts: FloatArray) -> tuple[
     return np.asarray(found), joint
 
 
-def _normal_scores(values: FloatArray) -> FloatArray:
+def normal_scores(values: FloatArray) -> FloatArray:
     """Return the normal scores of numbers by their ranks, equals alike; what is none stays none."""
     from scipy.special import ndtri
     from scipy.stats import rankdata

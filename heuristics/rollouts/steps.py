@@ -10,60 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...data.costs.cost import FloatArray, IntArray
+from ...data.lengths.steps_plan import Way
 from ...data.problem import Problem
+from ..engine import Engine
 from ..loop import Execution
 from ..policy import State, Step
 from ..queues.queue_policy import QueuedPolicy
 from ..simulator import Progress, Simulator
 from .queues import group_numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """
-    When a step ends, and what becomes of requests that are not complete then.
-
-    Parameters
-    ----------
-    ahead
-        Groups in play beyond those that a step waits for, as a share of the step's: 0 is a barrier. A step
-        ends when as many groups are complete as it has; the others go on in the next one (APRIL's
-        over-provision and recycling, Zhou et al. 2025).
-    keep
-        Completions of each group that are kept, the first to end; the others are stopped, and their group
-        is complete. None for all.
-    restart
-        Whether groups that are not complete start again from nothing, in rounds of their own that have a
-        barrier (RollPacker's tail batching, Gao et al. 2025), in place of going on in the next step.
-    keep_kv
-        Whether requests that go on keep the KV cache of the weights before; else it is computed anew.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of its range, or an option has no effect.
-    """
-
-    ahead: float = 0.0
-    keep: int | None = None
-    restart: bool = False
-    keep_kv: bool = False
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.ahead) and self.ahead >= 0):
-            raise ValueError(f"ahead is {self.ahead!r}; it must be a share, not negative")
-        if self.keep is not None and self.keep < 1:
-            raise ValueError(f"keep is {self.keep}; at least one completion of a group is kept")
-        for name in ("restart", "keep_kv"):
-            if getattr(self, name) and self.ahead == 0:
-                raise ValueError(f"{name} has no effect where nothing goes on: ahead is 0")
-        if self.restart and self.keep_kv:
-            raise ValueError(
-                "keep_kv has no effect on requests that start again: leave restart or keep_kv out"
-            )
-
-
-BARRIER = Way()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,8 +79,13 @@ class StepsRun:
 def simulate_steps(
     problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, output_tokens: IntArray | None = None
 ) -> StepsRun:
+    """Return what steps of rollouts come to in the simulator, as :func:`serve_steps` does on an engine."""
+    return _Steps(problem, step, way, policy, output_tokens).run()
+
+
+def serve_steps(problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, engine: Engine) -> StepsRun:
     """
-    Return what steps of rollouts come to in the simulator.
+    Return what steps of rollouts come to on an engine.
 
     Nothing is counted for the training between steps, which takes as long in every way.
 
@@ -140,15 +99,47 @@ def simulate_steps(
         When a step ends.
     policy
         A fresh policy of a queue.
-    output_tokens
-        True lengths, shape (requests,); the problem's own by default.
+    engine
+        Carries the steps out; fresh.
 
     Raises
     ------
     ValueError
-        If a group has requests in several steps, steps descend, or fewer completions than are kept.
+        If a group has requests in several steps, steps descend, fewer completions than are kept, or something
+        is to start or be computed again: an engine keeps what it has decoded, and its KV cache.
     """
-    return _Steps(problem, step, way, policy, output_tokens).run()
+    if way.restart or (way.ahead and not way.keep_kv):
+        raise ValueError("an engine keeps what it has decoded with its KV cache: say keep_kv, not restart")
+    return _Steps(problem, step, way, policy, None, engine).run()
+
+
+def reached_tokens(
+    problem: Problem,
+    step: IntArray,
+    way: Way,
+    policy: QueuedPolicy,
+    lengths: IntArray,
+    ended: npt.NDArray[np.bool_],
+) -> IntArray:
+    """
+    Return the tokens each request has when the last of those that have ended does, 0 of one not begun.
+
+    Parameters
+    ----------
+    problem, step, way, policy
+        As of :func:`simulate_steps`.
+    lengths
+        Of what has ended its tokens, of the others more than it can have, shape (requests,).
+    ended
+        Which requests have ended, shape (requests,). Nothing is known of the others if the way stops one of
+        them before.
+    """
+    steps = _Steps(problem, step, way, policy, lengths)
+    steps.watched = ended
+    steps.run()
+    if steps.reached is None:
+        return np.zeros(len(problem), dtype=np.int64)
+    return np.where(steps.reached > 0, steps.reached + int(problem.prefill_emits_first_token), 0)
 
 
 class _Evicting:
@@ -174,7 +165,13 @@ class _Steps:
     """Steps as they run."""
 
     def __init__(
-        self, problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, truth: IntArray | None
+        self,
+        problem: Problem,
+        step: IntArray,
+        way: Way,
+        policy: QueuedPolicy,
+        truth: IntArray | None,
+        engine: Engine | None = None,
     ) -> None:
         self._group, groups = group_numbers(problem)
         step = np.asarray(step, dtype=np.int64)
@@ -196,21 +193,29 @@ class _Steps:
         self._execution = Execution(
             problem,
             self._policy,
-            Simulator(problem, progress=self._progress),
+            Simulator(problem, progress=self._progress) if engine is None else engine,
             queue=(self._waiting, self._decoded),
         )
         self._ends = np.zeros(groups, dtype=np.int64)
         self._begun, self._ended = (np.full(len(problem), -1, dtype=np.int64) for _ in range(2))
         self._now, self._lost, self._seconds = 0, 0, list[float]()
+        self.watched: npt.NDArray[np.bool_] | None = None
+        self.reached: IntArray | None = None
+        """Decode steps of each request when all that are watched had ended."""
 
     def run(self) -> StepsRun:
         """Return what they come to."""
         for _ in self._rounds() if self._way.restart else self._stream():
-            self._seconds.append(self._execution.engine.time - sum(self._seconds))
+            self._seconds.append(self._time() - sum(self._seconds))
             self._now += 1
         emitted = int(self._problem.prefill_emits_first_token)
-        tokens = np.where(self._ended >= 0, self._whole + emitted, 0)
+        tokens = np.where(self._ended >= 0, self._decoded + emitted, 0)
         return StepsRun(np.array(self._seconds), self._begun, self._ended, tokens, self._lost)
+
+    def _time(self) -> float:
+        """Return the seconds so far by the cost model, whatever the engine's clock is."""
+        cost = self._problem.cost
+        return sum(stage.model_seconds(cost, overheads=False) for stage in self._execution.stages)
 
     def _stream(self) -> Iterator[None]:
         """Serve steps of which what is not complete goes on in the next."""
@@ -271,6 +276,8 @@ class _Steps:
                 self._ends[group] += 1
                 if self._ends[group] == self._wanted[group] and self._way.keep is not None:
                     self._drop(self._members[group])
+            if self.watched is not None and self.reached is None and (self._ended[self.watched] >= 0).all():
+                self.reached = self._decoded.copy()
 
     def _drop(self, requests: IntArray) -> None:
         """Stop those of a group that are not kept, for good."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from ...data.costs.cost import IntArray
 from ...data.iterations import EngineLimits, IterationBound, Sequences
 from .partition import lifted_bound
 
 
-def iteration_bound(sequences: Sequences, limits: EngineLimits) -> IterationBound:
+def iteration_bound(sequences: Sequences, limits: EngineLimits, *, summed: bool = False) -> IterationBound:
     """
     Return the most iterations that can be proven necessary, with a certificate.
 
-    Whatever the order, a sequence of ``p`` prompt tokens (``c`` of them cacheable) and ``a`` generated ones
-    is one of at most ``S`` in ``r = a + ceil((p - c) / B) - 1`` iterations, where an iteration computes at
-    most ``B`` tokens. Hence, the strongest of:
+    Whatever the order, a sequence of ``p`` prompt tokens (``s`` of them shared with another) and ``a``
+    generated ones is one of at most ``S`` in ``r = a + ceil((p - s) / B) - 1`` iterations, where an iteration
+    computes at most ``B`` tokens. Of prompts in their lexical order, ``c`` tokens are those that a prompt
+    begins alike with the one before it: whoever computes them first, of any prompts ``sum(p - c)`` tokens are
+    different ones. Hence, the strongest of:
 
     - *slots*: the sum of ``r`` over ``S``;
     - *longest*: the largest ``r``;
@@ -24,8 +28,9 @@ def iteration_bound(sequences: Sequences, limits: EngineLimits) -> IterationBoun
       ``k S + 1`` sequences ``k + 1`` share a slot);
     - *tokens*: every prompt token not cached and every generated one but the last is computed once: their
       number over ``B``;
-    - *KV*: in the iteration that draws its token ``j`` a sequence holds the blocks of at least
-      ``p - c + j - 1`` tokens of its own: their sum over all blocks.
+    - *KV*: in the iteration that draws its token ``j`` a sequence holds at least ``p + j - 1`` tokens, of
+      which those running hold ``p - c + j - 1`` each in blocks of their own (one less where ``c = p - 1``:
+      the last token may be another's, too): their sum over all blocks.
 
     Parameters
     ----------
@@ -33,13 +38,16 @@ def iteration_bound(sequences: Sequences, limits: EngineLimits) -> IterationBoun
         What is to be computed.
     limits
         Of the engine, which puts nobody back unless keys and values run out.
+    summed
+        Bound the iterations of several such engines, added up, that share the sequences: then without the
+        packing, which is of one.
     """
     rows = sequences.rows(limits)
     claims: list[tuple[int, str, Mapping[str, object]]] = [
         (-(-int(rows.sum()) // limits.sequences), "slots", {"kind": "slots"}),
         (int(rows.max()), "longest request", {"kind": "longest"}),
     ]
-    if sequences.exact and not sequences.may_run_short(limits):
+    if sequences.exact and not summed and not sequences.may_run_short(limits):
         packing = lifted_bound(rows, limits.sequences)
         claims.append((packing.value, "packing", {"kind": "packing", **_named(packing.witness)}))
     computed = int((sequences.prompt - sequences.cached).sum() + (sequences.output - 1).sum())
@@ -54,6 +62,8 @@ def held_blocks(sequences: Sequences, limits: EngineLimits) -> int:
     """Return the blocks that sequences hold, summed over the iterations that draw a token."""
     g = limits.block_tokens
     own = sequences.prompt - sequences.cached
+    # The last token of a prompt that another begins with is computed again, but needs no place of its own.
+    own = np.where((own == 1) & (sequences.cached > 0), 0, own)
     return int((_blocks_up_to(own + sequences.output - 1, g) - _blocks_up_to(own - 1, g)).sum())
 
 

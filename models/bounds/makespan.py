@@ -85,7 +85,7 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], rounds: i
     return Bound(sum(terms.values()), "hybrid paper (31)-(32) as printed", terms, certificate, valid=False)
 
 
-def best_bound(problem: Problem, counts: Counts | None = None) -> Bound:
+def best_bound(problem: Problem) -> Bound:
     """
     Return the strongest valid bound that takes no search.
 
@@ -95,15 +95,12 @@ def best_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     ----------
     problem
         The problem bounded.
-    counts
-        The least stages and rounds, if more is known than
-        :func:`~batchbound.models.bounds.least_counts.least_counts` finds.
 
     Returns
     -------
     Bound
         The larger of the trivial and the difference-set bound, with its certificate.
     """
-    counts = least_counts(problem) if counts is None else counts
+    counts = least_counts(problem)
     bounds = trivial_bound(problem, counts), difference_set_bound(problem, counts)
     return max(bounds, key=lambda bound: bound.seconds)

@@ -356,9 +356,8 @@ def _checked_refutation(
     work.spend(capacity * len(have) + (used + 1) * len(have) ** 2)
     dearest = [0] * (capacity + 1)
     for load in range(1, capacity + 1):
-        dearest[load] = max(
-            [dearest[load - 1]] + [dearest[load - n] + price[n] for n, _ in have if n <= load]
-        )
+        # What a slot is too short for is left at its end, where it holds nothing.
+        dearest[load] = max((dearest[load - n] + price[n] for n, _ in have if n <= load), default=0)
     if dearest[capacity] > limit:
         raise RefutedError("refuted", f"a slot of {capacity} rounds holds {dearest[capacity]}, above {limit}")
     # Prices of the shortest lengths rounded up, by how many of them there are and values used so far.

@@ -41,9 +41,9 @@ def verify_iterations(sequences: Sequences, limits: EngineLimits, bound: Iterati
 def _proven(
     sequences: Sequences, limits: EngineLimits, kind: str, heaviest: object, machines: object
 ) -> int | Violation:
-    needed = [
-        output - 1 + math.ceil((prompt - cached) / limits.batched_tokens)
-        for prompt, output, cached in _rows(sequences)
+    needed: list[int] = [
+        output - 1 + math.ceil((prompt - shared) / limits.batched_tokens)
+        for (prompt, output, _), shared in zip(_rows(sequences), _shared(sequences), strict=True)
     ]
     if kind == "slots":
         return math.ceil(sum(needed) / limits.sequences)
@@ -68,19 +68,24 @@ def _rows(sequences: Sequences) -> list[list[int]]:
     return rows
 
 
+def _shared(sequences: Sequences) -> list[int]:
+    shared: list[int] = sequences.shared.tolist()
+    return shared
+
+
 def _kv(sequences: Sequences, limits: EngineLimits) -> int | Violation:
     if limits.blocks is None:
         return Violation("iterations", "keys and values have no limit")
     size, held = limits.block_tokens, 0
     for prompt, output, cached in _rows(sequences):
-        held += _blocks_below(prompt - cached + output, size) - _blocks_below(prompt - cached, size)
+        # All of a prompt but the last token cached: that one may stand in another's place, too.
+        own = 0 if cached and cached == prompt - 1 else prompt - cached
+        held += _blocks_below(own + output, size) - _blocks_below(own, size)
     return math.ceil(held / limits.blocks)
 
 
 def _blocks_below(tokens: int, size: int) -> int:
     """Return the blocks that 0, 1, ... tokens take, all numbers below the given one together."""
-    if tokens == 0:
-        return 0
     # k tokens take ceil(k / size) blocks: `size` numbers in a row take 1, as many take 2, and so on.
     full, rest = divmod(tokens - 1, size)
     return size * full * (full + 1) // 2 + rest * (full + 1)
@@ -150,7 +155,8 @@ def verify_iteration_seconds(
         # Each new token with those before it and half of itself, whatever the chunks.
         needed["pairs"] += sum(before + 0.5 for before in range(cached, prompt))
     proven = math.fsum(rates[name] * amount for name, amount in needed.items())
-    if seconds > proven * (1 + 1e-9):
+    # Not the other way round: no number is refused as well.
+    if not seconds <= proven * (1 + 1e-9):
         what = f"the rates prove {proven:.9g} s, the bound says {seconds:.9g}"
         return Violation("the certificate proves the bound", what)
     return None

@@ -399,3 +399,49 @@ def _corners(decodes: list[float], contexts: list[float], room: float) -> list[t
     before = {at: decodes[max(0, k - 1)] for k, at in enumerate(decodes)}
     less = {at: contexts[max(0, k - 1)] for k, at in enumerate(contexts)}
     return [(n, at) for n in decodes for at in contexts if before[n] * less[at] <= room]
+
+
+def dearest_excess(
+    cost: LayerCost, minorant: Minorant, limits: EngineLimits, longest: int
+) -> tuple[float, Work] | None:
+    """
+    Return the iteration that a minorant prices highest above its seconds, and by how much; None if none is.
+
+    Whole iterations are tried, put together and priced as an engine's are, and not the parts that the
+    minorant was made of: every number of decodes alone, and a grid of decodes beside a chunk. That refutes;
+    that nothing is found proves nothing.
+
+    Parameters
+    ----------
+    cost, limits, longest
+        As of :func:`best_minorant`.
+    minorant
+        To try.
+    """
+    most, room = min(limits.sequences, limits.batched_tokens), _room(limits)
+    worst: tuple[float, Work] | None = None
+    for decodes, context, chunk in _iterations_to_try(most, limits.batched_tokens, longest, room):
+        new, held = chunk or (0, 0)
+        for drawn in {decodes, decodes + (1 if chunk else 0)} - {0}:
+            work = Work(1.0, decodes, new, drawn, decodes * context, new * (held + new / 2))
+            seconds = cost.iteration(decodes, context, [chunk] if chunk else [], sampled=drawn)
+            excess = minorant.seconds(work) - seconds
+            if excess > 1e-9 * seconds and (worst is None or excess > worst[0]):
+                worst = excess, work
+    return worst
+
+
+def _iterations_to_try(
+    most: int, budget: int, longest: int, room: float
+) -> Iterator[tuple[int, float, tuple[int, int] | None]]:
+    """Yield decodes, what each holds, and the chunk beside them."""
+    spread = sorted({1, 2, most, *(most * k // 8 for k in range(1, 8))} - {0})
+    for decodes in range(1, most + 1):
+        for context in {1.0, min(longest, room / decodes)}:
+            yield decodes, context, None
+    for decodes in (0, *spread):
+        left = min(longest, budget - decodes)
+        for new in sorted({1, left // 16, left // 4, left // 2, left}):
+            for held in {0, (longest - new) // 2, longest - new} if 1 <= new <= left else ():
+                for context in {1.0, min(longest, room / max(1, decodes))}:
+                    yield decodes, context, (new, held)

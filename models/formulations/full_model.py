@@ -47,21 +47,19 @@ class FullModel:
     columns: FullColumns
 
 
-def default_levels(problem: Problem, count: int = 8) -> tuple[PrefillLevel, ...]:
+def default_levels(problem: Problem) -> tuple[PrefillLevel, ...]:
     """
-    Return levels whose token caps double, the largest of which holds every prompt (or the problem's cap).
+    Return levels whose token caps double, eight at most; the largest holds all prompts, or the problem's cap.
 
     Parameters
     ----------
     problem
         For the prompts and the cost of a prefill stage.
-    count
-        Levels at most.
     """
     largest = int(problem.prompt_tokens.sum())
     if problem.prefill_token_cap is not None:
         largest = min(largest, problem.prefill_token_cap)
-    caps = sorted({max(1, -(-largest // 2**step)) for step in range(count)})
+    caps = sorted({max(1, -(-largest // 2**step)) for step in range(8)})
     return tuple(PrefillLevel(cap, problem.cost.prefill_seconds(cap)) for cap in caps)
 
 

@@ -26,6 +26,7 @@ from .stages.slot_flow import Spans, stages_of_requests, whole_slots
 from .stages.spread import MOST_SPANS
 from .stages.times import StageCosts
 from .stages.token_caps import stages_within_cap
+from .stages.within_memory import served_within_memory
 from .starts import starts
 
 STARTS_SHARE = 0.25
@@ -52,8 +53,11 @@ BRIEF_SPANS, BRIEF_STAGES = 1800, 160
 UNCAPPED_SHARE = 0.7
 """The share of the limits in which a token cap is left out of account, and stages are split to keep it."""
 
-RELAXED_SHARE = 0.15
+RELAXED_SHARE = 0.4
 """The share of the limits in which memory is left out of account there, where slots are scarcer."""
+
+SHORT_SHARE = 0.4
+"""The share of what is left then in which requests of one that is short of memory are moved elsewhere."""
 
 INSERTION_SHARE = 0.45
 """The share of the limits in which few requests are put one by one there, before all else."""
@@ -193,6 +197,7 @@ class ScheduleSearch:
         self._fractional = np.inf
         self._attempt = 0
         self._reserve = ROUNDING_SHARE
+        self._short: Schedule | None = None
 
     def begin(self, start: Schedule | None = None) -> None:
         """
@@ -301,11 +306,16 @@ class ScheduleSearch:
             found[of] += better
             return schedule
 
+        served = False
         if slots_are_scarcer(self._problem):
-            self._relax((RELAXED_SHARE, 1.0))
+            relaxed = self._relax((RELAXED_SHARE, 1.0))
+            served = relaxed is not None and self._serve_within_memory(relaxed)
         else:
             self._insert()
-        if len(self._problem) > FEW:
+        if self._short is not None:
+            walk = Reinsertion(self._problem, self._rng, self._short)
+            self._until(best.progress + SHORT_SHARE * (1.0 - best.progress), walk.step)
+        if len(self._problem) > FEW and not served:
             self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
         self._until(1.0, self._reinsertion() or step)
 
@@ -326,26 +336,60 @@ class ScheduleSearch:
 
         self._until(best.progress + INSERTION_SHARE * (1.0 - best.progress), step)
 
-    def _relax(self, shares: tuple[float, ...]) -> None:
-        """Search as if there were neither cap nor capacity, so long as what is found keeps the capacity."""
+    def _relax(self, shares: tuple[float, ...]) -> Schedule | None:
+        """
+        Search as if there were neither cap nor capacity, so long as what is found keeps the capacity.
+
+        Returns the first schedule that does not, or None.
+        """
         best, problem, start = self.incumbent, self._problem, None
         if shares[0] * best.left < STARTS_SECONDS:
-            return
+            return None
         for share in shares:
-            found = search_schedule(
-                replace(problem, kv_capacity=None, prefill_token_cap=None),
-                seconds=share * best.left if np.isfinite(best.seconds) else None,
-                iterations=math.ceil(share * (best.most - best.steps)) if np.isfinite(best.most) else None,
-                seed=int(self._rng.integers(2**31)),
-                start=start,
-                enough=best.enough,
-            )
-            best.steps += found.iterations
-            start = found.schedule
+            start = self._relaxed(share, start)
             capped = stages_capped(problem, start)
             best.offer(capped)
-            if capped.check(problem) is not None or best.progress >= 1.0:
-                return
+            if capped.check(problem) is not None:
+                return start
+            if best.progress >= 1.0:
+                break
+        return None
+
+    def _relaxed(self, share: float, start: Schedule | None) -> Schedule:
+        """Return what a share of what is left of the limits finds with neither cap nor capacity."""
+        best = self.incumbent
+        found = search_schedule(
+            replace(self._problem, kv_capacity=None, prefill_token_cap=None),
+            seconds=share * best.left if np.isfinite(best.seconds) else None,
+            iterations=math.ceil(share * (best.most - best.steps)) if np.isfinite(best.most) else None,
+            seed=int(self._rng.integers(2**31)),
+            start=start,
+            enough=best.enough,
+        )
+        best.steps += found.iterations
+        return found.schedule
+
+    def _serve_within_memory(self, relaxed: Schedule) -> bool:
+        """Offer a schedule of a relaxed one's stage times that keeps the capacity; return if it is best."""
+        best, problem = self.incumbent, self._problem
+        used = np.unique(relaxed.bin_of[problem.rounds > 0])
+        times = np.append(relaxed.starts[used], relaxed.rounds.sum()) - relaxed.starts[used[0]]
+        for attempt in range(STRETCHES):
+            most = STRETCHED * times[-1] * 2.0**attempt if attempt else 0.0
+            stretched = times + np.rint(np.linspace(0, most, len(times))).astype(np.int64)
+            if best.progress >= 1.0 or not time_for_programmes(best.left):
+                break
+            found = served_within_memory(problem, stretched, self._rounding_seconds(), self._rng)
+            if found is None:
+                break
+            found = stages_capped(problem, found)
+            if found.makespan(problem) >= best.makespan:
+                break
+            if best.offer(found):
+                return True
+            if self._short is None:
+                self._short = found
+        return False
 
     def _reinsertion(self) -> Callable[[float], Schedule | None] | None:
         """Return what moves requests of the best schedule elsewhere, or None where it is no use."""

@@ -43,6 +43,7 @@ def test_peers_are_compared_where_all_give_what_was_asked_for(
         engine_peers.compare("7m-short-16", peers, 1, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_says_why(tmp_path: Path) -> None:
     import sys
 

@@ -43,6 +43,7 @@ SMALL: dict[str, str] = {
     "plan_grid.py": "--seconds 0.1 --requests 30 --slots 4",
     "predictors.py": "--epochs 1",
     "progress.py": "--runs 1 --requests 12 --slots 4",
+    "rollout_limits.py": "--data dapo --most 1 --draws 1",
     "rollouts.py": "--data dapo --most 1",
     "rollouts_plan.py": "--seconds 0.1 --every 4",
     "roofline_error.py": "",

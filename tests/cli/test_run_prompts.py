@@ -17,13 +17,25 @@ from batchbound.data.plan import Plan
 MODEL = ["--model", "tiny:llama", "--threads", "1"]
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
+def written(folder: Path) -> Path:
+    path = folder / "prompts.jsonl"
     lines = [
         {"custom_id": f"r{i}", "body": {"prompt": "Count. " * i, "max_tokens": 3 * i}} for i in (1, 2, 3)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts that were planned and run before, for settings that are refused beside that."""
+    path = written(tmp_path_factory.mktemp("planned"))
+    assert run(path, "--slots", "2", "--lengths", "cap") == 0
     return path
 
 
@@ -98,11 +110,9 @@ def test_the_same_command_follows_the_plan_that_is_there(
     ],
 )
 def test_a_plan_made_with_other_settings_is_not_followed(
-    prompts: Path, words: list[str], option: str, capsys: pytest.CaptureFixture[str]
+    planned: Path, words: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(prompts, "--slots", "2", "--lengths", "cap") == 0
-    capsys.readouterr()
-    assert run(prompts, *words) == 2
+    assert run(planned, *words) == 2
     assert f"was planned with another {option}" in capsys.readouterr().err
 
 

@@ -84,6 +84,12 @@ def report_file() -> Mapping[str, object]:
     return report(problem(), trace, None, None).to_json()
 
 
+def rewrite(path: Path, text: str) -> None:
+    # Some file systems write a file that was cut to nothing to the disk at once; a new one may wait.
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
 @pytest.mark.parametrize(
     ("made", "load"),
     [
@@ -98,7 +104,7 @@ def test_a_changed_file_is_named_or_read(
 ) -> None:
     path, refused = tmp_path / "file.json", 0
     for value in changed(json.loads(json.dumps(made()))):
-        path.write_text(json.dumps(value))
+        rewrite(path, json.dumps(value))
         try:
             load(path)
         except InputError as error:
@@ -113,8 +119,8 @@ def test_a_changed_trace_is_named_or_can_be_reported(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for number in (0, 1, 2, len(rows) - 1):
         for value in changed(rows[number]):
-            path.write_text(
-                "".join(json.dumps(row) + "\n" for row in [*rows[:number], value, *rows[number + 1 :]])
+            rewrite(
+                path, "".join(json.dumps(row) + "\n" for row in [*rows[:number], value, *rows[number + 1 :]])
             )
             try:
                 trace = Trace.load(path)
@@ -149,8 +155,8 @@ def test_a_changed_run_of_a_server_is_named_or_can_be_audited(tmp_path: Path) ->
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for number in range(len(rows)):
         for value in changed(rows[number]):
-            path.write_text(
-                "".join(json.dumps(row) + "\n" for row in [*rows[:number], value, *rows[number + 1 :]])
+            rewrite(
+                path, "".join(json.dumps(row) + "\n" for row in [*rows[:number], value, *rows[number + 1 :]])
             )
             try:
                 run = ServerRun.load(path)

@@ -15,7 +15,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from tier_cases import RAGGED, Request, draw_requests, generate_alone
+from builders import mostly_slow
+from tier_cases import FAST, RAGGED, Request, draw_requests, generate_alone
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -99,7 +100,7 @@ def serve(
     return answers
 
 
-@pytest.mark.parametrize("family", RAGGED)
+@pytest.mark.parametrize("family", mostly_slow(RAGGED, FAST))
 def test_replayed_rounds_give_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=1)

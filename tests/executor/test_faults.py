@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
@@ -89,7 +90,7 @@ def test_with_less_memory_than_the_slots_need_requests_take_turns(tier: str, lla
     assert "3 requests fit at once" in str(engine.describe()["memory"])
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", mostly_slow([False, True], fast=[True]))
 @pytest.mark.parametrize("tier", TIERS)
 def test_running_out_of_memory_loses_nothing(
     tier: str, late: bool, llama: Any, monkeypatch: pytest.MonkeyPatch

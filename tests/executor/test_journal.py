@@ -115,6 +115,7 @@ def test_a_bit_flipped_drops_its_own_answer_or_is_refused_and_changes_none(
     for bit in range(0, 8 * len(whole), 5):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
+        path.unlink()  # or some file systems write each change to the disk at once
         path.write_bytes(damaged)
         if bit // 8 <= header:
             with pytest.raises(InputError, match=r"is damaged where|is not a journal|earlier version"):

@@ -64,9 +64,7 @@ def measured(model: Any, path: Path, **options: Any) -> tuple[LayerProfile, dict
 
 @pytest.fixture(scope="module")
 def profiled(model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[LayerProfile, dict[str, Any]]:
-    profile, found = measured(model, tmp_path_factory.mktemp("profile") / "points", worker=WORKER)
-    assert len(found) == GRID.measurements(paired=True)
-    return profile, found
+    return measured(model, tmp_path_factory.mktemp("profile") / "points")
 
 
 def held(batch: int, length: int) -> float:
@@ -141,10 +139,11 @@ def test_a_measured_profile_survives_its_file(
     assert (loaded.shape.layers, loaded.shape.bytes_per_value, loaded.measured) == (2, 8, True)
 
 
-def test_what_two_workers_cost_each_other_is_measured(
-    profiled: tuple[LayerProfile, dict[str, Any]],
-) -> None:
-    own = {operation.name: operation for operation in profiled[0].operations if operation.phase == "run"}
+@pytest.mark.slow
+def test_what_two_workers_cost_each_other_is_measured(model: Any, tmp_path: Path) -> None:
+    profile, found = measured(model, tmp_path / "points", worker=WORKER)
+    assert len(found) == GRID.measurements(paired=True)
+    own = {operation.name: operation for operation in profile.operations if operation.phase == "run"}
     assert own["join"].points.tolist() == [[1, 8], [1, 40], [4, 8], [4, 40]]
     assert (own["join"].seconds > own["loop"].seconds[0]).all()
     assert (own["send"].points == own["join"].points).all()

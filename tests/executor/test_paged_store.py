@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from tier_cases import RAGGED, cut_short, draw_requests, generate_alone, run_at_random
+from builders import mostly_slow
+from tier_cases import FAST, RAGGED, cut_short, draw_requests, generate_alone, run_at_random
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
@@ -36,7 +37,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("family", RAGGED)
+@pytest.mark.parametrize("family", mostly_slow(RAGGED, FAST))
 def test_rows_in_blocks_give_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=1)

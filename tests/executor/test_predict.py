@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -264,13 +266,26 @@ def test_the_command_names_mistakes(
     assert "--encoder says nothing with --method quantile" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a predictor that learnt from twelve completions."""
+    folder = tmp_path_factory.mktemp("twelve") / "p"
+    TrainedPredictor.train("quantile", texts(12)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it, to damage."""
+    return Path(shutil.copytree(saved, tmp_path / "p", symlinks=True))
+
+
 @pytest.mark.parametrize("file", ["errors.csv", "examples.jsonl", "model.skops", "predictor.json"])
 @pytest.mark.parametrize("content", [b"", b"x\n", b"{}", b"\xff\x00"])
-def test_a_damaged_folder_is_named(file: str, content: bytes, tmp_path: Path) -> None:
-    TrainedPredictor.train("quantile", texts(12)).save(tmp_path / "p")
-    (tmp_path / "p" / "current" / file).write_bytes(content)
+def test_a_damaged_folder_is_named(file: str, content: bytes, folder: Path) -> None:
+    (folder / "current" / file).write_bytes(content)
     with pytest.raises(InputError, match=r"/p\b"):
-        TrainedPredictor.load(tmp_path / "p")
+        TrainedPredictor.load(folder)
 
 
 class Payload:
@@ -300,11 +315,10 @@ def planted(folder: Path, target: Path, *, within: bool) -> None:
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_nothing_in_a_strangers_folder_is_run(within: bool, tmp_path: Path) -> None:
-    TrainedPredictor.train("quantile", texts(12)).save(tmp_path / "p")
-    planted(tmp_path / "p", tmp_path / "ran", within=within)
+def test_nothing_in_a_strangers_folder_is_run(within: bool, folder: Path, tmp_path: Path) -> None:
+    planted(folder, tmp_path / "ran", within=within)
     with pytest.raises(InputError, match="is damaged"):
-        TrainedPredictor.load(tmp_path / "p")
+        TrainedPredictor.load(folder)
     assert not (tmp_path / "ran").exists()
 
 
@@ -313,11 +327,19 @@ def test_a_planted_payload_would_run_if_it_were_unpickled(tmp_path: Path) -> Non
     assert (tmp_path / "ran").exists()
 
 
+@pytest.fixture(scope="module")
+def sixty() -> TrainedPredictor:
+    """A predictor that learnt from sixty completions, so that its trees part them."""
+    return TrainedPredictor.train("quantile", texts(60))
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("left", 10**6), ("right", 0), ("feature_idx", 99), ("is_categorical", 1)]
 )
-def test_a_tree_that_points_outside_is_refused(field: str, value: int, tmp_path: Path) -> None:
-    trained = TrainedPredictor.train("quantile", texts(60))
+def test_a_tree_that_points_outside_is_refused(
+    field: str, value: int, sixty: TrainedPredictor, tmp_path: Path
+) -> None:
+    trained = copy.deepcopy(sixty)
     assert isinstance(trained.predictor, QuantilePredictor)
     for (tree,) in trained.predictor.quantiles[0]._predictors:
         tree.nodes[field][tree.nodes["is_leaf"] == 0] = value

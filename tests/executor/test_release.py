@@ -104,7 +104,7 @@ def test_where_keys_and_values_run_out_the_choice_is_no_worse_than_any_simple_or
     assert sorted(best.order.tolist()) == list(range(60))
 
 
-@pytest.mark.parametrize("limit", ["MOST_SIMULATED", "MOST_ITERATIONS"])
+@pytest.mark.parametrize("limit", ["MOST_COUNTED", "MOST_PASSED"])
 def test_a_job_too_large_to_simulate_is_predicted_by_its_slots_or_not_at_all(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

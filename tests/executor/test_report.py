@@ -36,7 +36,7 @@ from batchbound.data.workload import Workload, numbered_ids
 from batchbound.executor.reports.bubbles import occupied_slots, slot_seconds
 from batchbound.executor.reports.perfetto import chrome_events, save_perfetto
 from batchbound.executor.reports.report import model_seconds, report
-from batchbound.executor.reports.tables import report_rows, report_table
+from batchbound.executor.reports.tables import report_rows, rows_table
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.policy import UNTIL_CHANGE, Policy, State, Step
 from batchbound.heuristics.simulator import Simulator
@@ -351,7 +351,7 @@ def test_the_table_says_what_each_figure_is(example: Report) -> None:
 
 
 def test_the_table_can_be_a_rich_one(example: Report) -> None:
-    assert report_table(example).row_count == len(report_rows(example))
+    assert rows_table(report_rows(example)).row_count == len(report_rows(example))
 
 
 def test_every_request_and_stage_is_an_event_of_the_perfetto_trace(tmp_path: Path) -> None:

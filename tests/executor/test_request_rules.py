@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+from builders import mostly_slow
 from transformers.generation import logits_process as processors
 
 from batchbound.data.readers.sampling import Sampling
@@ -97,7 +98,7 @@ def drawn_at_random(rng: random.Random) -> Sampling:
     )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", mostly_slow(range(8), fast=range(2)))
 def test_requests_of_one_batch_are_served_as_transformers_would_each(engine: LLM, seed: int) -> None:
     rng = random.Random(seed)
     asked = [drawn_at_random(rng) for _ in range(25)]

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+from builders import mostly_slow
 from tier_cases import (
+    FAST,
     NOT_RAGGED,
     RAGGED,
     cut_short,
@@ -44,7 +46,7 @@ pytestmark = [
 TIERS: tuple[type[RunningBatch], ...] = (WindowBatch, RaggedBatch)
 
 
-@pytest.mark.parametrize("family", RAGGED)
+@pytest.mark.parametrize("family", mostly_slow(RAGGED, FAST))
 def test_the_ragged_tier_gives_the_answers_of_generate_alone(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(7, seed=1)
@@ -55,7 +57,7 @@ def test_the_ragged_tier_gives_the_answers_of_generate_alone(family: str) -> Non
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral"], fast=["gemma3"]))
 def test_requests_move_to_the_host_and_back_unharmed(tier: type[RunningBatch], family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     requests = draw_requests(9, seed=6)

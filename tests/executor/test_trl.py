@@ -14,6 +14,8 @@ transformers = pytest.importorskip("transformers", reason="the engine extra is n
 
 import runpy
 
+from builders import mostly_slow
+
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
 from batchbound.executor.rollout import Rollout, rollout_function
@@ -106,7 +108,7 @@ def trained(
     return trainer, seen
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", mostly_slow([1.0, 0.7], fast=[0.7]))
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "peft"])
 def test_log_probabilities_are_those_of_trls_own_forward_pass(
     model: Any, tokenizer: Any, tmp_path: Path, temperature: float, adapter: bool

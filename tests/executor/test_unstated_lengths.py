@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,14 +12,18 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.lengths.steps_plan import BARRIER, Way
 from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload
-from batchbound.executor.engines.huggingface import HuggingFaceEngine
+from batchbound.executor.engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine
 from batchbound.executor.llm import LLM, Completion
+from batchbound.executor.models.request_rules import rules_of
+from batchbound.executor.models.tokenizers import end_tokens
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import Known, Observed
+from batchbound.heuristics.rollouts.steps import StepsRun, serve_steps, simulate_steps
 from batchbound.heuristics.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -132,3 +137,65 @@ def test_an_engine_remembers_lengths_of_earlier_calls() -> None:
 def test_a_policy_that_goes_by_lengths_is_refused() -> None:
     with pytest.raises(ValueError, match="no policy 'lpt' needs no lengths"):
         LLM.from_pretrained("tiny:llama", policy="lpt")
+
+
+WAYS = {
+    "barrier": ("fcfs", BARRIER),
+    "ahead": ("fcfs-ski", Way(ahead=1.0, keep_kv=True)),
+    "three of four, ahead": ("learned", Way(ahead=1.0, keep=3, keep_kv=True)),
+}
+STEP = np.repeat(np.arange(4), GROUPS * SAMPLES // 4)
+
+
+def in_steps(policy: str, way: Way, lengths: np.ndarray, engine: HuggingFaceEngine | None) -> StepsRun:
+    """Return what four steps of two groups come to: on an engine, or in the simulator with these lengths."""
+    blind = without_lengths(grouped(lengths))
+    made = hidden_policy(policy, blind, Known(longest=MOST - 1))
+    if engine is None:
+        return simulate_steps(blind, STEP, way, made, lengths)
+    return serve_steps(blind, STEP, way, made, engine)
+
+
+def grouped(lengths: np.ndarray) -> Problem:
+    workload = Workload.from_lengths([len(prompt) for prompt in prompts()], lengths)
+    group = np.repeat(np.arange(GROUPS), SAMPLES)
+    workload = Workload(workload.ids, workload.input_tokens, workload.output_tokens, group=group)
+    return Problem(workload, COST, SLOTS // 2, prefill_emits_first_token=True)
+
+
+def test_steps_on_a_model_take_what_they_take_in_the_simulator_and_the_ways_rank_alike(model: LLM) -> None:
+    end = 7
+    done, other = served("fcfs", end)
+    ends = end_tokens(other.model, other.tokenizer)
+    lengths = np.array([len(completion.completion_ids) for completion in done])
+    assert len(set(lengths.tolist())) > 10
+    ran, expected = {}, {}
+    for name, (policy, way) in WAYS.items():
+        problem = grouped(np.full(len(lengths), MOST))
+        names = [str(each) for each in problem.workload.ids]
+        most = np.full(len(names), MOST)
+        asked = dict(zip(names, samplings(end), strict=True))
+        rule = rules_of(asked, prompts(), most.tolist(), model.tokenizer, ends)
+        options = DecodeOptions(NO_EOS if rule.ends else ends, rule)
+        engine = HuggingFaceEngine(problem, model.model, prompts(), most, decoding=options)
+        ran[name] = in_steps(policy, way, lengths, engine)
+        expected[name] = in_steps(policy, way, lengths, None)
+        assert ran[name].seconds == pytest.approx(expected[name].seconds)
+        assert ran[name].begun.tolist() == expected[name].begun.tolist()
+        assert ran[name].ended.tolist() == expected[name].ended.tolist()
+        kept = ran[name].kept
+        assert ran[name].tokens[kept].tolist() == lengths[kept].tolist()
+    order = sorted(WAYS, key=lambda name: ran[name].makespan)
+    assert order == sorted(WAYS, key=lambda name: expected[name].makespan)
+    times = [ran[name].makespan for name in order]
+    assert all(later > 1.02 * earlier for earlier, later in itertools.pairwise(times))
+    assert ran["ahead"].stale_share > 0
+    assert ran["three of four, ahead"].kept_bias(lengths) < 0
+
+
+@pytest.mark.parametrize("way", [Way(ahead=0.5), Way(ahead=0.5, restart=True)])
+def test_an_engine_computes_nothing_again(way: Way, model: LLM) -> None:
+    problem = grouped(np.full(GROUPS * SAMPLES, MOST))
+    engine = HuggingFaceEngine(problem, model.model, prompts(), problem.workload.output_tokens)
+    with pytest.raises(ValueError, match="say keep_kv"):
+        in_steps("fcfs", way, problem.workload.output_tokens, engine)

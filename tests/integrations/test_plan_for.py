@@ -55,15 +55,15 @@ def test_a_server_gets_the_batch_with_priorities_of_its_own_sign(
     for row in rows:
         del row["body"]["priority"]
         assert row == given[row["custom_id"]]
-    (predicted,), (least,) = said["predicted_iterations"], said["bound_iterations"]
-    assert least <= predicted <= 1.05 * least
+    assert said["predicted_iterations"] == [said["iterations"]]
+    assert said["bound_iterations"] <= said["iterations"] <= 1.05 * said["bound_iterations"]
 
 
 def test_the_command_has_the_flags_without_which_priorities_have_no_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_batch(tmp_path)
-    limits = ["--prefill-token-cap", "512", "--max-position", "900", "--overwrite"]
+    limits = ["--token-budget", "512", "--max-position", "900", "--overwrite"]
     words = planned(tmp_path, capsys, "vllm", *limits)["command"].split()
     assert words[:3] == ["vllm", "serve", "MODEL"]
     pairs = dict(zip(words[3::2], words[4::2], strict=True))
@@ -79,15 +79,31 @@ def test_the_command_has_the_flags_without_which_priorities_have_no_effect(
     assert int(words[words.index("--priority-scheduling-preemption-threshold") + 1]) > len(LENGTHS)
 
 
+def test_the_command_keeps_to_what_the_bound_relies_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_batch(tmp_path)
+    stated = ["--kv-capacity", "256", "--block-tokens", "8", "--no-prefix-caching", "--overwrite"]
+    words = planned(tmp_path, capsys, "vllm", *stated)["command"].split()
+    assert words[words.index("--block-size") + 1] == "8"
+    assert "--no-enable-prefix-caching" in words
+    words = planned(tmp_path, capsys, "sglang", *stated)["command"].split()
+    assert words[words.index("--page-size") + 1] == "8"
+    assert "--disable-radix-cache" in words
+    unstated = planned(tmp_path, capsys, "vllm", "--kv-capacity", "256", "--overwrite")["command"]
+    assert "--block-size" not in unstated
+    assert "prefix" not in unstated
+
+
 def test_each_replica_has_a_batch_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_batch(tmp_path)
     said = planned(tmp_path, capsys, "vllm", "--replicas", "2")
     assert [Path(path).name for path in said["files"]] == ["plan.vllm.0.jsonl", "plan.vllm.1.jsonl"]
     names = [row["custom_id"] for path in said["files"] for row in lines_of(path)]
     assert sorted(names) == [f"r{k}" for k in range(6)]
-    replica_of = json.loads((tmp_path / "plan.json").read_text())["schedule"]["replica_of"]
-    for k, path in enumerate(said["files"]):
-        assert {replica_of[int(row["custom_id"][1:])] for row in lines_of(path)} == {k}
+    shares = json.loads((tmp_path / "plan.json").read_text())["shares"]
+    for share, path in zip(shares, said["files"], strict=True):
+        assert [int(row["custom_id"][1:]) for row in lines_of(path)] == share["requests"]
 
 
 def test_verl_counts_priorities_from_one_in_the_order_of_the_batch(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import UNIT, problem_of, sharing
+from builders import UNIT, problem_of, sharing, steps_of, verified_within
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
@@ -525,6 +525,23 @@ def test_rounding_is_let_pass_and_nothing_more() -> None:
 )
 def test_a_bound_is_called_by_what_proves_it(certificate: Certificate, source: str) -> None:
     assert source_of(certificate) == source
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        # A quarter of the capacity in all and of each kind, or for each request of a kind that has few.
+        ("prices of rounds", 35 // 4 + 3 * 35 // 4 + 35 // 4),
+        ("prices of prompts", 10 // 4 + 10 // 4 + 10 // 4),
+        ("requests of no rounds", 5 // 4 + 5 // 4),
+    ],
+)
+def test_prices_are_checked_in_just_these_steps(
+    name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, certificate, stages, rounds = HOLDS[name]
+    bound = bound_of(problem, certificate, stages, rounds)
+    assert steps_of(verified_within(problem, bound, monkeypatch)) == steps
 
 
 def test_work_is_taken_before_it_is_done() -> None:

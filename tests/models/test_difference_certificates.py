@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import UNIT, problem_of
+from builders import UNIT, problem_of, steps_of, verified_within
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
@@ -183,6 +183,17 @@ def test_claims_of_differences_are_judged(changes: dict[str, Any], message: str)
         is None
     )
     assert verify_bound(problem, replace(difference(ends=[ENDS]), source="difference set and ends")) is None
+
+
+@pytest.mark.parametrize(("refuted", "ends", "steps"), [(0, 0, 47), (1, 0, 163), (0, 1, 130), (2, 3, 528)])
+def test_claims_of_differences_are_checked_in_just_these_steps(
+    refuted: int, ends: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = replace(APART, cost=replace(UNIT, prefill_base=100.0))
+    unfit = {**REFUTED, "values": 2, "capacity": 1, "limit": 1}
+    bound = difference(refuted=[unfit] * refuted, ends=[ENDS] * ends)
+    bound = replace(bound, source=source_of(bound.certificate))
+    assert steps_of(verified_within(problem, bound, monkeypatch)) == steps
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -130,6 +130,44 @@ def test_of_replicas_alike_the_one_of_less_weight_counts() -> None:
     assert verify_fleet_bound(PAIR, shares(1.001, weights=[1.0, 0])) is not None
 
 
+def sharing_fleet(floor: float, cap: int | None) -> Fleet:
+    """Return three requests, two with three shared tokens first, on a quick replica and a dear one."""
+    cost = CostModel(1.0, 0.25, 1.0, 0.0, prefill_floor=floor)
+    replicas = (
+        Replica(cost, 2, prefill_token_cap=cap),
+        Replica(replace(cost, prefill_per_token=0.5), 2, prefill_token_cap=cap),
+    )
+    work = workload_of([3 + 1, 3 + 2, 4], [3] * 3, group=[0, 0, -1], shared_tokens=[3, 3, 0])
+    return Fleet(work, replicas)
+
+
+@pytest.mark.parametrize(
+    ("stage_by", "cap", "prefill"),
+    [
+        # Half a stage each, the seven tokens that are a request's own, and once the three that are shared.
+        ("slots", 10, 3 / 2 + 0.25 * (7 + 3)),
+        ("tokens", 10, (0.25 + 1 / 10) * (7 + 3)),
+        ("tokens", None, 3 / 2 + 0.25 * (7 + 3)),
+        # The floor is there whatever the tokens.
+        ("floor", 10, 3 * 3 / 2),
+    ],
+)
+def test_a_prompt_that_a_group_shares_is_counted_once_and_not_beside_a_floor(
+    stage_by: str, cap: int | None, prefill: float
+) -> None:
+    fleet = sharing_fleet(3.0, cap)
+    seconds = 0.5 * (prefill + 3 * 3 / 2)
+    assert verify_fleet_bound(fleet, shares(seconds, stage_by=stage_by)) is None
+    assert verify_fleet_bound(fleet, shares(seconds + 0.001, stage_by=stage_by)) is not None
+
+
+def test_a_request_alone_may_find_what_its_group_shares_computed() -> None:
+    fleet = sharing_fleet(0.0, None)
+    # A stage with one token of its own, and three rounds.
+    assert verify_fleet_bound(fleet, alone(1.25 + 3)) is None
+    assert verify_fleet_bound(fleet, alone(1.251 + 3)) is not None
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_the_checker_derives_what_a_fleets_bound_proves_and_no_more(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -251,7 +251,7 @@ def test_ten_requests_on_three_slots_keep_a_checked_schedule_and_a_bound_at_a_wo
     rng = np.random.default_rng(4)
     lengths = np.where(rng.random(10) < 0.5, 512, rng.integers(20, 512, 10)).tolist()
     problem = problem_of([68] * 10, lengths, slots=3)
-    one, other = (solve_full(problem, limits=Limits(work=300, seconds=60.0)) for _ in range(2))
+    one, other = (solve_full(problem, limits=Limits(work=60, seconds=60.0)) for _ in range(2))
     assert one.stopped_by in (StoppedBy.WORK, StoppedBy.PROOF)
     assert one.schedule is not None
     assert one.schedule.check(problem) is None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
+from builders import UNIT, mostly_slow, problem_of
 
+from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel, IntArray
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
@@ -16,7 +17,7 @@ from batchbound.data.workload import Workload
 from batchbound.models.bounds.difference_set import Differences, difference_set_bound, useful_end_values
 from batchbound.models.bounds.least_counts import least_counts
 from batchbound.models.bounds.slot_ends import PARTS, EndCase, EndPrices, SlotEnds
-from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.certificates.checker import source_of, verify_bound
 from batchbound.models.certificates.claims import Work
 from batchbound.models.certificates.enumeration import fits
 from batchbound.models.certificates.slot_ends import checked_ends
@@ -124,10 +125,11 @@ def random_slots(rng: np.random.Generator) -> tuple[IntArray, list[list[tuple[in
     return points, slots
 
 
-def test_no_schedule_wastes_less_than_prices_prove_and_some_waste_no_more() -> None:
+@pytest.mark.parametrize("tries", mostly_slow([60, 250], fast=[60]))
+def test_no_schedule_wastes_less_than_prices_prove_and_some_waste_no_more(tries: int) -> None:
     rng = np.random.default_rng(2)
     met = 0
-    for _ in range(250):
+    for _ in range(tries):
         points, served = random_slots(rng)
         lengths, counts = np.unique([n for slot in served for n, _ in slot], return_counts=True)
         ends, rounds = SlotEnds(lengths, counts, len(served)), int(points[-1])
@@ -219,38 +221,56 @@ def test_rounds_that_some_schedule_has_are_not_refuted(seed: int) -> None:
     assert not fits(problem.rounds.tolist(), problem.slots, stages, proven - 1, Work())
 
 
-@pytest.fixture(scope="module")
-def at_the_papers_size() -> tuple[Problem, Any]:
+@pytest.mark.slow
+def test_ends_raise_the_bound_at_the_papers_size() -> None:
     problem = Problem(generate("table3-atom45", 1, 1319), CostModel.paper(), 200)
-    return problem, proven_bound(problem, seconds=60.0)
-
-
-def test_ends_raise_the_bound_at_the_papers_size(at_the_papers_size: tuple[Problem, Any]) -> None:
-    problem, bound = at_the_papers_size
+    bound = proven_bound(problem, seconds=60.0)
     assert bound.source == "difference set and ends"
     assert bound.seconds > difference_set_bound(problem).seconds + 0.02
     assert verify_bound(problem, bound) is None
 
 
-def test_a_checker_refuses_ends_that_prove_less(at_the_papers_size: tuple[Problem, Any]) -> None:
-    problem, bound = at_the_papers_size
-    claims = bound.certificate["ends"]
-    claim, rest = claims[0], claims[1:]
+def claiming(ends: list[dict[str, object]]) -> Bound:
+    """Return the bound of eight requests on four slots, each of whose lengths but 2 is taken."""
+    certificate = {
+        "kind": "difference set",
+        "slots": 4,
+        "stages": {"kind": "requests over slots", "at_least": 2},
+        "rounds": {"kind": "lifted", "heaviest": 7, "machines": 3, "at_least": 8},
+        "charges": [2, 20],
+        "late": [0, 2],
+        "refuted": [],
+        "ends": ends,
+    }
+    # Two stages, and nine rounds where eight are what the four slots need if nothing is wasted.
+    return Bound(11.0, source_of(certificate), {"prefill stages": 2.0, "decode rounds": 9.0}, certificate)
+
+
+def test_a_checker_refuses_ends_that_prove_less() -> None:
+    problem = problem_of([1] * 8, [5, 1, 1, 3, 5, 4, 5, 4], 4, UNIT)
+    claim = {
+        "rounds": 8,
+        "filling": False,
+        "share": 9,
+        "value": 21,
+        "end_value": 8,
+        "end": 12,
+        "dearer": [[1, 8]],
+    }
+    assert verify_bound(problem, claiming([claim])) is None
 
     def changed(**changes: object) -> str:
-        ends = [{**claim, **changes}, *rest]
-        violation = verify_bound(problem, replace(bound, certificate={**bound.certificate, "ends": ends}))
+        violation = verify_bound(problem, claiming([{**claim, **changes}]))
         assert violation is not None, changes
         return violation.rule
 
-    assert changed(rounds=claim["rounds"] + 1) == "the certificate proves the bound"
-    assert changed(end=2 * claim["end"]) == "the certificate proves the bound"
-    assert changed(end_value=claim["end_value"] // 2, dearer=[]) == "the certificate proves the bound"
+    assert changed(rounds=9) == "the certificate proves the bound"
+    assert changed(end=24) == "the certificate proves the bound"
+    assert changed(end_value=4, dearer=[]) == "the certificate proves the bound"
     assert changed(value=-1) == "ends"
     assert changed(share=PARTS + 1) == "ends"
     assert changed(dearer=[[1, 10**6]]) == "ends", "then the one that comes with it has a negative price"
-    assert changed(dearer=[[claim["rounds"] % 512, 1]]) == "ends"
-    without = replace(bound, certificate={**bound.certificate, "ends": []})
-    violation = verify_bound(problem, without)
+    assert changed(dearer=[[8 % 5, 1]]) == "ends", "it comes with itself"
+    violation = verify_bound(problem, replace(claiming([]), source="difference set"))
     assert violation is not None
     assert violation.rule == "the certificate proves the bound"

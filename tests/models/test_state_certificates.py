@@ -28,7 +28,17 @@ def test_the_optimum_holds_and_a_little_more_does_not(
 
 
 @pytest.mark.parametrize(
-    ("seed", "steps"), [(2004, 4410), (2011, 17280), (2037, 15810), (2042, 3090), (2054, 4980), (2089, 8010)]
+    ("seed", "steps"),
+    [
+        (2004, 4410),
+        (2011, 17280),
+        (2031, 1410),
+        (2037, 15810),
+        (2041, 6720),
+        (2042, 3090),
+        (2054, 4980),
+        (2089, 8010),
+    ],
 )
 def test_the_check_takes_no_more_steps_than_it_needs_and_is_refused_with_one_less(
     seed: int, steps: int, optimal_makespan: Callable[[Problem], float]
@@ -36,6 +46,15 @@ def test_the_check_takes_no_more_steps_than_it_needs_and_is_refused_with_one_les
     problem = limited_problem(seed)
     optimum = optimal_makespan(problem)
     assert steps_of(lambda work: check_no_cheaper(problem, optimum * (1 - 1e-9), work)) == steps
+
+
+@pytest.mark.parametrize(("capacity", "steps"), [(19, 360), (18, 2940)])
+def test_only_the_ends_of_requests_are_tried_where_the_capacity_just_holds_what_the_slots_can_hold(
+    capacity: int, steps: int
+) -> None:
+    # The three of most tokens hold 7, 7 and 5 in their last round.
+    problem = problem_of([3, 3, 1, 1], [5, 5, 5, 5], slots=3, cost=UNIT, kv_capacity=capacity)
+    assert steps_of(lambda work: check_no_cheaper(problem, 12 * (1 - 1e-9), work)) == steps
 
 
 def test_a_prompt_needs_room_beside_what_others_hold_even_if_it_is_done_at_once() -> None:

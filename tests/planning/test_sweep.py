@@ -24,7 +24,7 @@ EIGHT_ALIKE = Problem(
 
 
 def test_more_slots_and_replicas_take_less_time_and_not_always_less_money() -> None:
-    points = sweep(EIGHT_ALIKE, (2, 8), (1, 2), limits=Limits(seconds=2.0))
+    points = sweep(EIGHT_ALIKE, (2, 8), (1, 2), limits=Limits(seconds=0.4))
     found = {(point.replicas, point.slots): point.makespan for point in points}
     # A stage and five steps for each fill of the slots there are.
     assert found == {(1, 2): 24.0, (1, 8): 6.0, (2, 2): 12.0, (2, 8): 6.0}
@@ -47,7 +47,18 @@ def test_the_command_prints_a_table_and_writes_no_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["plan", "table3:0:24", "--slots", "4", "--sweep", "1,3", "--price", "2.5", "--time-limit", "2"]
+    command = [
+        "plan",
+        "table3:0:24",
+        "--slots",
+        "4",
+        "--sweep",
+        "1,3",
+        "--price",
+        "2.5",
+        "--time-limit",
+        "0.3",
+    ]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == [
@@ -73,7 +84,7 @@ def test_the_command_prints_a_table_and_writes_no_plan(
 def test_a_plan_says_its_device_hours_and_given_a_price_its_money(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["plan", "table3:0:24", "--slots", "4", "--replicas", "2", "--time-limit", "1", "--json"]
+    command = ["plan", "table3:0:24", "--slots", "4", "--replicas", "2", "--time-limit", "0.2", "--json"]
     assert main([*command, "--price", "3", "-o", str(tmp_path / "a.json")]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["device_hours"] == pytest.approx(2 * summary["makespan_s"] / 3600)

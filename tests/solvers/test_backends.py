@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 from batchbound.data.costs.cost import CostModel, FloatArray
 from batchbound.data.problem import Problem
@@ -47,6 +48,10 @@ def backend(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
     assert name in installed_backends()
     return name
+
+
+SEVERAL = pytest.mark.parametrize("backend", mostly_slow(sorted(BACKENDS), fast=("highs", "ortools-cp-sat")))
+"""Of tests that solve for longer, or more than once."""
 
 
 def whole_numbers() -> LinearModel:
@@ -131,6 +136,7 @@ def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: b
     assert (found.status, found.values, found.objective, found.bound) == (Status.UNBOUNDED, None, None, None)
 
 
+@SEVERAL
 def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
     found = solve_linear(market_split(), backend, Limits(seconds=0.4))
     assert (found.status, found.stopped_by) == (Status.NO_SOLUTION, StoppedBy.TIME)
@@ -138,6 +144,7 @@ def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
     assert found.bound is None or found.bound <= 0
 
 
+@SEVERAL
 def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     model, _ = loads()
     found = solve_linear(model, backend, Limits(seconds=1.0))
@@ -149,6 +156,7 @@ def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     assert found.bound < found.objective
 
 
+@SEVERAL
 def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
     model, start = loads(20, 4)
     limits = Limits(work=5, seed=3)
@@ -160,6 +168,7 @@ def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
     assert (one.objective, one.bound) == (other.objective, other.bound)
 
 
+@SEVERAL
 def test_ctrl_c_returns_the_incumbent(backend: str, press_ctrl_c: Callable[[str, float], None]) -> None:
     model, start = loads()
     press_ctrl_c("listen", 1.0)
@@ -184,6 +193,7 @@ def test_ctrl_c_before_a_backend_has_begun_returns_the_start(
     assert found.objective == model.objective_value(start)
 
 
+@SEVERAL
 def test_every_formulation_agrees_on_three_requests(backend: str) -> None:
     problem = three_requests()
     least = 2 * 0.025 + 3 * 0.029
@@ -208,12 +218,14 @@ def test_every_formulation_agrees_on_three_requests(backend: str) -> None:
     assert read_schedule(full, found.values).check(problem) is None
 
 
+@SEVERAL
 def test_the_literal_model_is_solved_by_all_though_not_meant(backend: str) -> None:
     full = literal_model(three_requests(), bins=2)
     if not BACKENDS[backend].whole_numbers_only:
         assert solve_linear(full.model, backend, ENOUGH).status is Status.OPTIMAL
 
 
+@SEVERAL
 def test_both_bin_packings_agree(backend: str) -> None:
     weights = np.array([7, 5, 4, 4, 3, 1])
     packing = partition_model(weights, 2)

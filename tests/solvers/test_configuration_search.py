@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -253,7 +254,7 @@ def test_the_whole_frontier_holds_what_every_search_finds() -> None:
         assert throughput / (1 + GAP) <= best.throughput <= throughput * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("task", ["S", "C1"])
+@pytest.mark.parametrize("task", mostly_slow(["S", "C1"], fast=["S"]))
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_the_search_is_exact_on_measured_profiles(task: str, strategy: Strategy, public_data: Path) -> None:
     folders = [public_data / "layer_profiles" / f"RTXPRO6000-Llama-3.1-8B-tp{degree}" for degree in (1, 2)]

@@ -109,7 +109,7 @@ def test_a_bound_that_is_no_optimum_of_its_problem_is_refuted() -> None:
 
 def test_a_work_limit_ends_it_with_a_schedule_and_a_bound_that_holds() -> None:
     problem = Problem(generate("table3", 0, 24), PAPER, 5)
-    one, other = (solve(problem, "exact", limits=Limits(work=2_000)) for _ in range(2))
+    one, other = (solve(problem, "exact", limits=Limits(work=700)) for _ in range(2))
     assert (one.status, one.stopped_by) == (Status.FEASIBLE, StoppedBy.WORK)
     assert one.schedule is not None
     assert one.schedule.check(problem) is None
@@ -120,7 +120,7 @@ def test_a_work_limit_ends_it_with_a_schedule_and_a_bound_that_holds() -> None:
 
 def test_a_time_limit_ends_it() -> None:
     problem = Problem(generate("table3", 0, 100), PAPER, 20)
-    found = solve(problem, "exact", limits=Limits(seconds=1.0))
+    found = solve(problem, "exact", limits=Limits(seconds=0.3))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
 
 
@@ -171,7 +171,7 @@ def test_slots_of_many_requests_are_given_up_at_once() -> None:
     start = one_by_one(problem)
     found = best_by_enumeration(problem, Limits(work=1_000_000), start)
     assert found.stopped_by in (StoppedBy.GAVE_UP, StoppedBy.WORK)
-    assert solve(problem, limits=Limits(seconds=1.0)).schedule is not None
+    assert solve(problem, limits=Limits(seconds=0.2)).schedule is not None
 
 
 def test_equal_requests_are_ordered_once() -> None:

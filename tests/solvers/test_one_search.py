@@ -83,7 +83,7 @@ def quick_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [*PROBLEMS, *MORE])
 def test_plan_solve_and_compare_find_the_same_schedule_at_the_same_work(name: str) -> None:
-    problem, limits = (PROBLEMS | MORE)[name], Limits(work=25, seed=3)
+    problem, limits = (PROBLEMS | MORE)[name], Limits(work=12, seed=3)
     plan, found = make_plan(problem, limits=limits), solve(problem, limits=limits)
     assert found.schedule is not None
     for column in ("bin_of", "slot_of", "rounds"):

@@ -112,8 +112,8 @@ def test_it_is_better_than_the_ski_rental_rule_within_memory() -> None:
 
 
 def test_a_plan_where_memory_is_scarce_is_better_than_every_rule() -> None:
-    problem = Problem(generate("table3", 0, 200), COST, 40, kv_capacity=16_000)
-    plan = make_plan(problem, limits=Limits(work=30))
+    problem = Problem(generate("table3", 0, 100), COST, 20, kv_capacity=8_000)
+    plan = make_plan(problem, limits=Limits(work=10))
     rules = [simulated_schedule(problem, name, np.inf) for name in POLICIES]
     assert plan.makespan < min(rule.makespan(problem) for rule in rules if rule is not None)
     assert plan.schedule.check(problem) is None

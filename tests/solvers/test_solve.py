@@ -48,7 +48,7 @@ def test_arrivals_are_ignored(solver: str) -> None:
 
 def test_a_plan_and_a_comparison_ignore_them_too() -> None:
     problem = job(20, 4)
-    limits = Limits(work=50)
+    limits = Limits(work=5)
     plan = make_plan(arriving(problem), limits=limits)
     assert plan.makespan == make_plan(problem, limits=limits).makespan
     assert not plan.problem.workload.arrival.any()

@@ -79,6 +79,7 @@ def test_a_request_waits_without_an_end_until_it_is_small_enough_beside_another(
     assert found.schedule.starts[found.schedule.bin_of].tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_six_requests_within_a_tight_memory_are_solved_and_proven_by_the_default_solver(
     optimal_makespan: Optimum,
 ) -> None:

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 from ...auditing import audit
+from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
 from ..inputs import positive, slot_count
 from ..output import note
+from ..reporting import print_tables
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +52,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="layer profile of a measured vLLM run's device: adds the bound and the losses in seconds",
     )
     parser.add_argument("--html", metavar="FILE", help="draw the audit on one page for a browser")
+    parser.add_argument(
+        "--save-cost",
+        metavar="FILE",
+        help="write the seconds of an iteration, as fitted to the run, for `plan --for ENGINE --cost FILE`",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the run, and print the bound and what each cause cost beyond it."""
-    if args.html is not None:
-        read = [args.run_path] if args.profile is None else [args.run_path, args.profile]
-        refuse_outputs([args.html], True, read)
+    written = [file for file in (args.html, args.save_cost) if file is not None]
+    read = [args.run_path] if args.profile is None else [args.run_path, args.profile]
+    refuse_outputs(written, True, read)
     found = audit(
         args.run_path,
         slots=args.slots,
@@ -72,13 +79,16 @@ def run(args: argparse.Namespace) -> int:
         note(f"wrote {args.html}: open it in a browser")
     for assumption in found.assumptions:
         note(assumption)
+    if args.save_cost is not None:
+        if found.rates is None:
+            hint = "Leave out --save-cost" + (" or --profile." if args.profile else ".")
+            raise InputError("no seconds of an iteration were fitted", file=args.run_path, hint=hint)
+        found.rates.save(args.save_cost)
+        note(f"wrote {args.save_cost}: plan with `batchbound plan FILE --for ENGINE --cost {args.save_cost}`")
     if args.json:
         print(json.dumps(found.tables))
         return 0
-    for title, table in found.tables.items():
-        print(title)
-        for name, value in table.items():
-            print(f"  {name:46s} {_shown(value)}")
+    print_tables(found.tables)
     return 0
 
 
@@ -88,11 +98,3 @@ def _span(text: str) -> tuple[int, int]:
     if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST, two whole numbers in order")
     return int(first), int(last)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "unknown" if value is None else str(value)
-    if isinstance(value, int):
-        return f"{value:12,d}"
-    return f"{value:12,.4g}" if abs(value) < 1 else f"{value:12,.2f}"

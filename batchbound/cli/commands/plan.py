@@ -27,22 +27,20 @@ from ..inputs import (
     seconds,
 )
 from ..interrupts import terminating
+from ..iteration_plan import add_mixing, plan_for_engine, refuse_mixing, written_beside
 from ..output import fail, note, plan_summary, show, whose_seconds
 from ..plan_options import (
     DEFAULT_OUTPUT,
     add_fleet,
-    add_handover,
     add_sweep,
     add_uncertainty,
-    handed_over,
     paid,
     planned,
     refuse_unused,
-    show_handover,
     show_sweep,
     swept,
-    written_beside,
 )
+from ..rollouts.steps_plan import add_steps, concerned, show_steps, steps_planned
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -71,18 +69,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--threads", type=positive, default=1, help="of the solver, if it has a use for them")
     add_sweep(parser)
-    add_handover(parser)
+    add_mixing(parser)
     parser.add_argument("-o", "--output", default=DEFAULT_OUTPUT, metavar="FILE", help="default %(default)s")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    add_steps(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the plan, write it, and say what it is worth."""
     begun = time.perf_counter()
+    if concerned(args):
+        refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
+        steps = steps_planned(args)
+        steps.save(args.output)
+        show_steps(steps, args.output, as_json=args.json)
+        return 0
     refuse_unused(args)
     if args.sweep is None:
         refuse_outputs([args.output, *written_beside(args)], args.overwrite, named_files(args, "output"))
+    if args.engine is not None:
+        return plan_for_engine(args, _limits(args), begun)
+    refuse_mixing(args)
     inputs = read_inputs(args, keep_arrivals=False)
     if inputs.job.workload.arrival.any():
         note("arrival times are left aside: a plan has every request at the start")
@@ -99,18 +107,13 @@ def run(args: argparse.Namespace) -> int:
     except (BackendError, UnsupportedProblemError) as error:
         hint = f"The default, {DEFAULT_SOLVER}, takes every job."
         raise InputError(str(error), where=f"--solver {args.solver}", hint=hint) from None
-    handed = handed_over(args, inputs, plan)
     plan.save(args.output)
     replicas = len(plan.fleet.replicas)
-    summary = (
-        plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price) | handed
-    )
+    summary = plan_summary(plan, time.perf_counter() - begun) | paid(replicas, plan.makespan, args.price)
     for place in _beyond(plan):
         note(f"the cost model extrapolates: {place}; `batchbound profile` measures it")
     title = f"{args.output}: {_what(plan)}, {whose_seconds(plan.provenance.cost_source)}"
     show(summary, as_json=args.json, title=title)
-    if handed and not args.json:
-        show_handover(handed)
     if plan.maker.stopped_by != StoppedBy.INTERRUPT:
         return 0
     note(f"interrupted: {args.output} holds the best plan found until then")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
+from ...auditing import audit
 from ...data.files.disk import InputError
+from ...data.files.kinds import is_of_kind
 from ...data.files.outputs import refuse_outputs
+from ...data.iteration_plan import KIND, IterationPlan
 from ...data.plan import Plan
 from ...data.trace import Trace
 from ...executor.reports.report import simulated
 from ...judging import report as report_of
 from ...running.outputs import run_trace, shared_plan_path, trace_paths
+from ..iteration_plan import iteration_summary, show_iterations
 from ..output import note
-from ..reporting import print_report
+from ..reporting import print_report, print_tables
 
 MOST_PANELS = 32
 """Replicas that fit into one picture."""
@@ -44,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     for picture in args.gantt:
         if Path(picture).suffix not in (".png", ".svg"):
             raise InputError("a picture is .png or .svg", file=picture, hint="Name it so.")
+    if is_of_kind(args.plan, KIND):
+        return _report_iterations(args)
     plan = _plan_of(args)
     count = len(plan.fleet.replicas)
     if args.gantt and count > MOST_PANELS:
@@ -110,3 +117,41 @@ def _traces_of(trace: str | None, count: int) -> list[Path]:
         return found if found[0].exists() else []
     # One replica's trace stands for all of them.
     return trace_paths(run_trace(trace) if count > 1 and Path(trace).exists() else trace, count)
+
+
+def _report_iterations(args: argparse.Namespace) -> int:
+    """Print what a plan for servers promises and, beside it, what became of a run."""
+    for option, given in {"--gantt": args.gantt, "--perfetto": args.perfetto}.items():
+        if given:
+            hint = "Draw the run with --html."
+            raise InputError(f"{option} has no effect on a plan for servers", file=args.plan, hint=hint)
+    plan = IterationPlan.load(args.plan)
+    trace = args.trace or ("trace.jsonl" if is_of_kind("trace.jsonl", "batchbound_server_run") else None)
+    if trace is None:
+        if args.html is not None:
+            hint = "Name the trace of the run."
+            raise InputError("--html draws a run on servers", file=args.plan, hint=hint)
+        summary = iteration_summary(plan)
+        if args.json:
+            print(json.dumps(summary))
+        else:
+            print(f"{args.plan}: planned, not run")
+            show_iterations(summary)
+        return 0
+    budgets = [share.limits.batched_tokens for share in plan.shares]
+    stated = plan.proven.batched_tokens == sum(budgets)
+    found = audit(trace, batched_tokens=min(budgets) if stated else None)
+    if args.html is not None:
+        refuse_outputs([args.html], True, [args.plan, trace])
+        found.save_html(args.html, Path(trace).name)
+        note(f"wrote {args.html}: open it in a browser")
+    for assumption in found.assumptions:
+        note(assumption)
+    if args.json:
+        print(json.dumps({"planned": iteration_summary(plan), "run": found.tables}))
+        return 0
+    print(f"{args.plan}: planned")
+    show_iterations(iteration_summary(plan))
+    print(f"{trace}: run")
+    print_tables(found.tables)
+    return 0

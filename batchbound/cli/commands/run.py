@@ -22,11 +22,10 @@ from ..interrupts import terminating
 from ..model import add_model, model_options, silence
 from ..output import note, warn
 from ..progress import plan_progress, progress
-from ..reporting import print_report, run_line, warn_of_other_machine
+from ..reporting import print_report, run_line, show_server, warn_of_other_machine
 from ..run_configuration import add_workers, say_reached
 from ..run_prompts import add_planning, has_prompts, planned_beside, refuse_planning
 from ..server_options import add_server, refuse_without_server, server_options
-from ..server_report import show_server
 
 if TYPE_CHECKING:
     from ...data.trace import Stage

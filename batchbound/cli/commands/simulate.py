@@ -28,9 +28,9 @@ from ...planning.fleet import fleet_of
 from ...running.outputs import trace_paths
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
-from ..hidden_lengths import add_hidden_lengths, print_hidden, refuse_without_effect, run_hidden
 from ..inputs import add_problem, named_files, read_inputs
 from ..reporting import print_report
+from ..rollouts.hidden_lengths import add_hidden_lengths, print_hidden, refuse_without_effect, run_hidden
 
 OF_THE_PLAN = (
     "replicas",

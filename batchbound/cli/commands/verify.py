@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from ...data.plan import Plan
+from ...data.iteration_plan import IterationPlan, load_plan
+from ...judging import verify
 from ...models.certificates.fleet import verify_fleet_bound
 from ..output import fail
 
@@ -18,7 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the plan, which has the referee check its schedule, and re-derive its bound."""
-    plan = Plan.load(args.plan)
+    plan = load_plan(args.plan)
+    if isinstance(plan, IterationPlan):
+        return _verify_iterations(plan, args)
     bound = plan.bound
     if bound is None:
         return fail(f"{args.plan}: the schedule breaks no rule; there is no bound to verify")
@@ -32,4 +35,36 @@ def run(args: argparse.Namespace) -> int:
         print(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
         print(f"no schedule takes less than {bound.seconds:.6f} s: {bound.source}")
         print("no gap to a bound of no time" if plan.gap is None else f"gap {plan.gap:.4%}")
+    return 0
+
+
+def _verify_iterations(plan: IterationPlan, args: argparse.Namespace) -> int:
+    violation = verify(plan)
+    if violation is not None:
+        return fail(f"{args.plan}: the plan does not hold: {violation}")
+    least = plan.least_seconds
+    if args.json:
+        verified: dict[str, object] = {"iterations": plan.iterations, "gap": plan.gap}
+        verified |= {"bound_iterations": plan.bound.iterations, "bound_source": plan.bound.source}
+        if least is not None:
+            verified |= {
+                "makespan_s": plan.seconds,
+                "bound_s": least.seconds,
+                "seconds_gap": plan.seconds_gap,
+            }
+        print(json.dumps({"verified": True, **verified}))
+        return 0
+    taken = "is too large to simulate" if plan.iterations is None else f"takes {plan.iterations:,} iterations"
+    print(f"the order holds each completion once and, simulated again, {taken}")
+    print(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}")
+    if plan.gap is not None:
+        print(f"gap {plan.gap:.4%}")
+    if least is not None:
+        print(f"no order takes less than {least.seconds:.6f} s at the plan's prices of an iteration")
+    if plan.seconds_gap is not None:
+        print(f"gap {plan.seconds_gap:.4%}")
+    if plan.profile is not None:
+        print(
+            "that those prices lie under the profile was tried on whole iterations, and is not proven again"
+        )
     return 0

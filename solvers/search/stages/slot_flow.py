@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -321,8 +322,10 @@ def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArr
     return stage
 
 
-def sparse(entries: list[tuple[IntArray, IntArray, float]], shape: tuple[int, int]) -> csc_array[np.float64]:
-    """Return a matrix of that shape with the given entries: rows, columns, and one number for all of them."""
+def sparse(
+    entries: Sequence[tuple[IntArray, IntArray, float | IntArray]], shape: tuple[int, int]
+) -> csc_array[np.float64]:
+    """Return a matrix of that shape with the given entries: rows, columns, and a number each or for all."""
     from scipy.sparse import csc_array
 
     row = np.concatenate([rows for rows, _, _ in entries])

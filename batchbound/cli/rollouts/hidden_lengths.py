@@ -10,28 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.files.disk import InputError
-from ..data.prefix_cache import usual_prefix_cache
-from ..data.problem import Problem
-from ..data.readers.tables import is_table, read_column, read_lengths
-from ..data.trace import Trace
-from ..heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
-from ..heuristics.rollouts.steps import BARRIER, Way
-from ..planning.hidden import (
-    COVERAGE,
-    History,
+from ...data.files.disk import InputError
+from ...data.lengths.steps_plan import BARRIER, COVERAGE, Way
+from ...data.prefix_cache import usual_prefix_cache
+from ...data.problem import Problem
+from ...data.readers.tables import is_table, read_column, read_lengths
+from ...data.trace import Trace
+from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
+from ...planning.hidden import (
     expected_makespan,
     shared_variance,
     sharing_prompts,
     simulate_hidden,
     simulate_hidden_steps,
 )
-from ..solvers.bounds.proven_bound import proven_bound
-from .inputs import at_least_zero, positive, read_inputs
-from .reporting import print_rows
+from ...planning.history import History
+from ...solvers.bounds.proven_bound import proven_bound
+from ..inputs import at_least_zero, positive, read_inputs
+from ..reporting import print_rows
 
 if TYPE_CHECKING:
-    from ..executor.reports.tables import Row
+    from ...executor.reports.tables import Row
 
 _ONLY_HIDDEN = ("history", "swap", "steps", "share_prompts")
 _ONLY_STEPS = ("ahead", "keep", "restart", "keep_kv")
@@ -67,12 +66,17 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--steps", metavar="COLUMN", help="of the table, that says which step of training a request is of"
     )
+    add_way(group)
+
+
+def add_way(group: argparse._ArgumentGroup, *, at_most: str = "") -> None:
+    """Add the options that say when a step ends, and what becomes of what is not complete then."""
     group.add_argument(
         "--ahead",
         type=at_least_zero,
         metavar="SHARE",
         help="groups in play beyond those that a step waits for; what is not complete goes on in the next"
-        " (APRIL; default 0: a barrier)",
+        " (APRIL; default 0: a barrier)" + (f", {at_most}" if at_most else ""),
     )
     group.add_argument(
         "--keep", type=positive, metavar="K", help="completions of each group that are kept, the first to end"
@@ -90,9 +94,9 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
 def refuse_without_effect(args: argparse.Namespace) -> None:
     """Refuse options that have no effect beside the others."""
     if not args.hidden_lengths:
-        _refuse_given(args, (*_ONLY_HIDDEN, *_ONLY_STEPS), "without --hidden-lengths")
+        refuse_given(args, (*_ONLY_HIDDEN, *_ONLY_STEPS), "without --hidden-lengths")
         return
-    _refuse_given(args, ("plan", "replicas", "dispatch"), "beside --hidden-lengths")
+    refuse_given(args, ("plan", "replicas", "dispatch"), "beside --hidden-lengths")
     if args.assignment != "own":
         raise InputError("--assignment has no effect beside --hidden-lengths", hint="Leave it out.")
     name = args.policy or CHOSEN
@@ -102,14 +106,15 @@ def refuse_without_effect(args: argparse.Namespace) -> None:
             f"--policy {name} goes by lengths", hint=f"Without them there are {', '.join(WITHOUT_LENGTHS)}."
         )
     if args.steps is None:
-        _refuse_given(args, _ONLY_STEPS, "without --steps")
+        refuse_given(args, _ONLY_STEPS, "without --steps")
     else:
-        _refuse_given(args, ("swap", "trace"), "beside --steps")
+        refuse_given(args, ("swap", "trace"), "beside --steps")
     if args.swap is not None and not entry.takes_swap:
         raise InputError(f"--swap has no effect on the policy {name}", hint=f"Say --policy {CHOSEN}.")
 
 
-def _refuse_given(args: argparse.Namespace, names: Sequence[str], where: str) -> None:
+def refuse_given(args: argparse.Namespace, names: Sequence[str], where: str) -> None:
+    """Raise InputError if one of these options was given."""
     given = next((name for name in names if getattr(args, name) not in (None, False)), None)
     if given is not None:
         raise InputError(f"--{given.replace('_', '-')} has no effect {where}", hint="Leave one of them out.")
@@ -215,7 +220,7 @@ def _longest(args: argparse.Namespace, problem: Problem) -> int | None:
 
 def _rows(found: Mapping[str, Any]) -> list[Row]:
     """Return the lines of a table for people."""
-    from ..executor.reports.tables import Row, duration, percent
+    from ...executor.reports.tables import Row, duration, percent
 
     shares = {
         "gap": "above the bound",

@@ -1,0 +1,357 @@
+"""``plan --for``: a plan for an engine that mixes prompts with generated tokens, and what that can take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..data.costs.communication import with_all_reduce
+from ..data.costs.cost import CostModel
+from ..data.costs.iteration_rates import IterationRates
+from ..data.costs.layer_profile import LayerProfile
+from ..data.costs.link import usual_link
+from ..data.files.disk import InputError
+from ..data.files.kinds import is_of_kind, refuse_other_kinds
+from ..data.fleet import Replica
+from ..data.iteration_plan import IterationPlan
+from ..data.iterations import EngineLimits
+from ..data.plan import PromptSource, Provenance, relative_path
+from ..data.problem import Problem
+from ..data.prompts.table import is_prompt_table
+from ..data.readers.profile_readers import read_profile
+from ..integrations.handover_file import ENGINES, handover_paths, write_handover
+from ..planning.fleet import fleet_of
+from ..planning.iterations import Engines, make_iteration_plan
+from ..planning.mixed_job import ReadJob, read_mixed_job
+from ..planning.plan import PlanningError
+from ..solvers.result import Limits, StoppedBy
+from ..solvers.solve import DEFAULT_SOLVER
+from . import INTERRUPTED
+from .inputs import columns_of, positive
+from .interrupts import terminating
+from .output import fail, note
+
+USUAL_BUDGET, USUAL_BLOCK = 2048, 16
+"""Tokens of an iteration and of a block that are simulated where nobody says: vLLM's on most devices."""
+
+_ONLY_HERE = ("token_budget", "block_tokens", "no_prefix_caching")
+
+
+def add_mixing(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a plan for engines that mix prompts with generated tokens."""
+    group = parser.add_argument_group(
+        "engines that mix prompts with generated tokens",
+        "Without --for, a plan is for batchbound's own engine: prefill stages alternate with decode steps."
+        " vLLM and SGLang compute chunks of prompts and generated tokens in the same iterations; --for plans"
+        " those: the order of the requests, how many to keep in flight, the iterations predicted and those"
+        " proven to be the least. --slots is then max_num_seqs, --kv-capacity the tokens of the KV cache.",
+    )
+    group.add_argument(
+        "--for",
+        dest="engine",
+        choices=ENGINES,
+        help="the engine, or the trainer that runs one; what it can take of the plan is written beside it:"
+        " batches with priorities, one per replica (vllm, sglang), or an order with priorities and settings"
+        " (verl, openrlhf, trl). --cost is then a file of `audit --save-cost` or a layer profile, and adds"
+        " seconds",
+    )
+    group.add_argument(
+        "--token-budget",
+        type=positive,
+        metavar="TOKENS",
+        help=f"most tokens of an iteration, vLLM's max_num_batched_tokens (default: {USUAL_BUDGET} in the"
+        " simulation, no limit in the bound)",
+    )
+    group.add_argument(
+        "--block-tokens",
+        type=positive,
+        metavar="TOKENS",
+        help=f"of a block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)",
+    )
+    group.add_argument(
+        "--no-prefix-caching",
+        action="store_true",
+        help="the engine computes each prompt in full, as vLLM with --no-enable-prefix-caching (default: what"
+        " several prompts begin alike with counts once)",
+    )
+
+
+def refuse_mixing(args: argparse.Namespace) -> None:
+    """Raise InputError if an option of mixing engines is given without one."""
+    for name in _ONLY_HERE:
+        if getattr(args, name):
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} has no effect without --for", hint="Say --for vllm, or leave it out.")
+
+
+def _refuse_staged(args: argparse.Namespace) -> None:
+    """Raise InputError if an option is given that has no effect on engines that mix."""
+    staged = {
+        "--prefill-token-cap": (args.prefill_token_cap is not None, "Say --token-budget."),
+        "--prefix-cache": (args.prefix_cache is not None, "Prompts are kept in the engine's KV cache."),
+        "--first-token": (args.first_token is not None, "The last chunk of a prompt gives it."),
+        "--length-error": (args.length_error is not None, "Give the best --lengths there are."),
+        f"--solver {args.solver}": (args.solver != DEFAULT_SOLVER, "Orders are simulated."),
+        "--threads": (args.threads != 1, "Leave it out."),
+        "--slots auto": (not args.slots, "Say the engine's own limit (max_num_seqs)."),
+        "--price": (args.price is not None and args.cost == "paper", "Say what an iteration costs: --cost."),
+    }
+    for option, (given, hint) in staged.items():
+        if given:
+            raise InputError(f"{option} has no effect with --for {args.engine}", hint=hint)
+
+
+def written_beside(args: argparse.Namespace) -> tuple[Path, ...]:
+    """Return the files of the option that are there already, and the one that is written in any case."""
+    if args.engine is None:
+        return ()
+    first = handover_paths(args.output, args.engine, 1)
+    pattern = f"{Path(args.output).stem}.{args.engine}.*.jsonl"
+    return (*first, *sorted(Path(args.output).parent.glob(pattern)))
+
+
+def plan_for_engine(args: argparse.Namespace, limits: Limits, begun: float) -> int:
+    """Make the plan, write it and what the engine can take of it, and say what it is worth."""
+    from ..integrations.handover import hand_over
+
+    _refuse_staged(args)
+    read = _read(args)
+    engines = _engines(args, read)
+    try:
+        with terminating():
+            plan = make_iteration_plan(
+                read.job,
+                engines,
+                groups=args.groups or "any",
+                rule=args.dispatch,
+                limits=limits,
+                provenance=_provenance(args, read),
+            )
+    except PlanningError as error:
+        return fail(str(error))
+    except ValueError as error:
+        raise InputError(str(error), file=read.source, hint="Correct the option, or the requests.") from None
+    plan.save(args.output)
+    handover = hand_over(plan, max_position=args.max_position)
+    batch = read.source if read.digest is not None and not is_prompt_table(read.source) else None
+    files = write_handover(handover, plan, args.output, batch)
+    for remark in (*plan.assumptions, *handover.remarks):
+        note(remark)
+    summary = iteration_summary(plan) | {
+        "files": [str(path) for path in files],
+        "command": shlex.join(handover.command) or None,
+        "settings": dict(handover.settings),
+        "seconds": time.perf_counter() - begun,
+        **_paid(plan, args.price),
+    }
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        print(f"{args.output}: {_what(plan)}")
+        show_iterations(summary)
+        _show_handover(summary)
+    if plan.maker.stopped_by != StoppedBy.INTERRUPT:
+        return 0
+    note(f"interrupted: {args.output} holds the best plan found until then")
+    return INTERRUPTED
+
+
+def _read(args: argparse.Namespace) -> ReadJob:
+    name = args.tokenizer or args.model
+    tokenizer = None
+    if name is not None:
+        from ..executor.models.tokenizers import load_tokenizer
+
+        tokenizer = load_tokenizer(name)
+    read = read_mixed_job(
+        args.workload,
+        tokenizer,
+        lengths=args.lengths,
+        longest=args.longest_completion,
+        columns=columns_of(args),
+        drop_unanswered=args.drop_unanswered,
+        prefix_caching=not args.no_prefix_caching,
+    )
+    work = read.job.workload
+    longest = int((work.input_tokens + work.output_tokens).max())
+    if args.max_position is not None and longest > args.max_position:
+        what = f"a request has {longest:,} tokens, beyond --max-position {args.max_position:,}"
+        raise InputError(
+            what, file=read.source, hint="Cap completions with --longest-completion, or raise it."
+        )
+    return read
+
+
+def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
+    rates, profile = _cost(args.cost)
+    budget = args.token_budget or max(USUAL_BUDGET, args.slots)
+    block = args.block_tokens or USUAL_BLOCK
+    try:
+        one = EngineLimits(args.slots, budget, args.kv_capacity, block)
+        limits = (one,) if args.replicas is None else _replicas(args, read, one)
+        _refuse_narrow(limits)
+        return Engines(
+            limits,
+            args.engine,
+            budget_stated=args.token_budget is not None,
+            blocks_stated=args.block_tokens is not None,
+            rates=rates,
+            profile=profile,
+        )
+    except ValueError as error:
+        hint = "Say --token-budget." if "state them" in str(error) else "Correct the limits."
+        raise InputError(str(error), hint=hint) from None
+
+
+def _refuse_narrow(limits: Sequence[EngineLimits]) -> None:
+    for each in limits:
+        if each.batched_tokens < each.sequences:
+            what = f"{each.batched_tokens} tokens an iteration are fewer than {each.sequences} slots"
+            raise InputError(what, hint="Raise --token-budget, or lower --slots: no engine starts so.")
+
+
+def _replicas(args: argparse.Namespace, read: ReadJob, one: EngineLimits) -> tuple[EngineLimits, ...]:
+    """Return the limits of each replica; InputError where one differs in what iterations do not tell."""
+    alone = Problem(read.job.workload.select([0]), CostModel.paper(), one.sequences)
+    usual = Replica(alone.cost, one.sequences)
+    limits = []
+    for replica in fleet_of(alone, args.replicas).replicas:
+        if replica.cost != usual.cost or replica.busy:
+            what = "replicas of another speed, or busy ones, cannot be told apart in iterations"
+            raise InputError(what, file=args.replicas, hint="Leave out speed and busy.")
+        limits.append(
+            EngineLimits(
+                replica.slots,
+                replica.prefill_token_cap or one.batched_tokens,
+                replica.kv_capacity or one.kv_tokens,
+                one.block_tokens,
+            )
+        )
+    return tuple(limits)
+
+
+def _cost(spec: str) -> tuple[IterationRates | None, LayerProfile | None]:
+    """Return what an iteration costs: rates, a layer profile, or neither."""
+    if spec == "paper":
+        return None, None
+    path, taken = Path(spec), {"batchbound_iteration_cost", "batchbound_layer_profile"}
+    hint = "Give a file of `batchbound audit --save-cost`, or a layer profile."
+    if not path.exists():
+        raise InputError("no such cost of an iteration", file=spec, hint=hint)
+    refuse_other_kinds(path, "not what an iteration costs", taken)
+    if is_of_kind(path, "batchbound_iteration_cost"):
+        return IterationRates.load(path), None
+    profile = read_profile(path)
+    link = usual_link(profile.device)
+    if profile.tensor_parallel > 1 and link is None:
+        what = f"what connects {profile.tensor_parallel} devices of {profile.device} is not known"
+        raise InputError(what, file=spec, hint="Give a profile of one device.")
+    return None, profile if link is None else with_all_reduce(profile, link)
+
+
+def _provenance(args: argparse.Namespace, read: ReadJob) -> Provenance:
+    lengths, cost = read.lengths.to_json(), {"name": None if args.cost == "paper" else args.cost}
+    if read.digest is None:
+        return Provenance(lengths, cost)
+    folder, tokenizer = Path(args.output).resolve().parent, args.tokenizer or args.model or ""
+    if tokenizer and Path(tokenizer).is_dir():
+        tokenizer = relative_path(tokenizer, folder)
+    path = relative_path(read.source, folder).removeprefix("./")
+    return Provenance(lengths, cost, PromptSource(path, read.digest, tokenizer, columns_of(args)))
+
+
+def _paid(plan: IterationPlan, price: float | None) -> dict[str, object]:
+    if plan.seconds is None:
+        return {}
+    from .plan_options import paid
+
+    return paid(len(plan.shares), plan.seconds, price)
+
+
+def _what(plan: IterationPlan) -> str:
+    slots = sum(share.limits.sequences for share in plan.shares)
+    machines = f"{len(plan.shares):,} replicas, " if len(plan.shares) > 1 else ""
+    return f"{len(plan.workload):,} completions on {machines}{slots:,} slots of {plan.engine}"
+
+
+def iteration_summary(plan: IterationPlan) -> dict[str, object]:
+    """
+    Return what there is to say about a plan for mixing engines, by the names that programs know.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    """
+    each, least = [share.predicted for share in plan.shares], plan.least_seconds
+    return {
+        "for": plan.engine,
+        "requests": len(plan.workload),
+        "slots": sum(share.limits.sequences for share in plan.shares),
+        "iterations": plan.iterations,
+        "bound_iterations": plan.bound.iterations,
+        "bound_source": plan.bound.source,
+        "gap": plan.gap,
+        "makespan_s": plan.seconds,
+        "bound_s": None if least is None else least.seconds,
+        "seconds_gap": plan.seconds_gap,
+        "orders": [share.order for share in plan.shares],
+        "in_flight": [share.in_flight for share in plan.shares],
+        "predicted_iterations": [None if one is None else one.iterations for one in each],
+        "preemptions": [None if one is None else one.preemptions for one in each],
+        "status": plan.maker.status,
+        "stopped_by": plan.maker.stopped_by,
+        "lengths": plan.provenance.lengths.get("kind"),
+        "assumptions": list(plan.assumptions),
+    }
+
+
+def show_iterations(summary: Mapping[str, object]) -> None:
+    """Print what :func:`iteration_summary` says, as a table."""
+    taken = summary["iterations"]
+    rows = {
+        "predicted iterations": "unknown: too large a job to simulate" if taken is None else f"{taken:,}",
+        "proven least": f"{summary['bound_iterations']:,}, by {summary['bound_source']}",
+        "gap to the bound": _percent(summary["gap"]),
+        "predicted seconds": _seconds(summary["makespan_s"]),
+        "proven least seconds": _seconds(summary["bound_s"]),
+        "gap in seconds": _percent(summary["seconds_gap"]),
+        "device-hours": _decimals(summary.get("device_hours"), 4),
+        "at that price": _decimals(summary.get("money"), 2),
+        "status": f"{summary['status']}, stopped by {summary['stopped_by']}",
+        "completion lengths": summary["lengths"],
+    }
+    for name, value in rows.items():
+        if value is not None:
+            print(f"  {name:22s} {value}")
+    columns = [summary[name] for name in ("orders", "in_flight", "predicted_iterations", "preemptions")]
+    assert all(isinstance(column, list) for column in columns)
+    for k, (order, flying, iterations, put_back) in enumerate(zip(*columns, strict=True)):
+        expected = "" if iterations is None else f", {iterations:,} iterations, {put_back:,} preemptions"
+        print(f"  replica {k}: {order}; {flying:,} completions in flight{expected}")
+
+
+def _show_handover(summary: Mapping[str, object]) -> None:
+    files, settings = summary["files"], summary["settings"]
+    assert isinstance(files, list)
+    assert isinstance(settings, Mapping)
+    print(f"  for {summary['for']}")
+    for line in (*files, summary["command"], *(f"{name}={value}" for name, value in settings.items())):
+        if line:
+            print(f"    {line}")
+
+
+def _percent(value: object) -> str | None:
+    return f"{value:.2%}" if isinstance(value, float) else None
+
+
+def _seconds(value: object) -> str | None:
+    return f"{value:,.3f} s" if isinstance(value, float) else None
+
+
+def _decimals(value: object, digits: int) -> str | None:
+    return f"{value:,.{digits}f}" if isinstance(value, float) else None

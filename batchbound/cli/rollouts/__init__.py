@@ -1,0 +1,1 @@
+"""Jobs of rollouts whose lengths nobody knows, on the command line."""

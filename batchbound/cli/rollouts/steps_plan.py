@@ -1,0 +1,229 @@
+"""``plan --steps``: several steps of rollouts whose lengths nobody knows, planned and updated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...data.costs.cost import IntArray
+from ...data.files.disk import InputError
+from ...data.files.jsonl import file_digest
+from ...data.lengths.steps_plan import COVERAGE, Interval, StepsPlan, Way
+from ...data.problem import Problem
+from ...data.readers.completions import read_answer_lengths
+from ...data.readers.tables import NoColumnError, is_table, read_column, read_lengths, read_table
+from ...data.workload import Workload
+from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
+from ...planning.history import History
+from ...planning.steps import POLICIES, make_steps_plan, steps_of, text_of, update_steps_plan
+from ..inputs import provenance_of, read_inputs
+from ..reporting import print_rows
+from .hidden_lengths import add_way, refuse_given
+
+if TYPE_CHECKING:
+    from ...executor.reports.tables import Row
+
+_OF_STEPS = ("history", "policy", "ahead", "keep", "restart", "keep_kv")
+_OF_SCHEDULES = (
+    "solver",
+    "time_limit",
+    "work",
+    "threads",
+    "replicas",
+    "dispatch",
+    "groups",
+    "sweep",
+    "price",
+    "engine",
+    "length_error",
+    "lengths",
+)
+_OF_AN_UPDATE = ("command", "run", "workload", "ended", "output", "overwrite", "json", "quiet", "verbose")
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a plan over several steps."""
+    group = parser.add_argument_group("several steps of rollouts whose lengths nobody knows")
+    group.add_argument(
+        "--steps",
+        metavar="COLUMN|N",
+        help="the table's column that says which step a request is of, or into how many steps the groups are"
+        " shared out; lengths in FILE are not read. The plan says what to expect, per step and in all",
+    )
+    group.add_argument(
+        "--history",
+        metavar="FILE",
+        nargs="+",
+        help="tables of earlier completions, of a step each or with the same column of steps",
+    )
+    group.add_argument(
+        "--policy",
+        choices=sorted(WITHOUT_LENGTHS),
+        help=f"default: the best of {', '.join(POLICIES)}",
+    )
+    add_way(group, at_most="at most; the plan takes all of it, half or nothing")
+    group.add_argument(
+        "--ended",
+        metavar="FILE",
+        help="all completions that have ended (a table with id and output_tokens, or the output of a run);"
+        " FILE is the plan that is under way, and what to expect of it is stated anew",
+    )
+    parser.set_defaults(usual=vars(parser.parse_args([""])))
+
+
+def concerned(args: argparse.Namespace) -> bool:
+    """Return whether several steps are planned; refuse options that have no effect beside the others."""
+    usual = args.usual
+    if args.ended is not None:
+        others = [name for name in usual if name not in (*_OF_AN_UPDATE, "usual")]
+        _refuse_unusual(args, others, "beside --ended: the plan has settled it")
+        return True
+    if args.steps is None:
+        refuse_given(args, _OF_STEPS, "without --steps")
+        return False
+    _refuse_unusual(args, _OF_SCHEDULES, "beside --steps: there is no schedule to search")
+    if not args.slots:
+        raise InputError("--slots auto has no effect beside --steps", hint="Give a number.")
+    if args.history is None:
+        raise InputError(
+            "--steps needs --history: nothing else says how long completions are", hint="Give it."
+        )
+    return True
+
+
+def _refuse_unusual(args: argparse.Namespace, names: Sequence[str], where: str) -> None:
+    given = next((name for name in names if getattr(args, name) != args.usual[name]), None)
+    if given is not None:
+        option = {"engine": "for"}.get(given, given).replace("_", "-")
+        raise InputError(f"--{option} has no effect {where}", hint="Leave one of them out.")
+
+
+def steps_planned(args: argparse.Namespace) -> StepsPlan:
+    """Return the plan of several steps that the options ask for, new or updated."""
+    if args.ended is not None:
+        return _updated(args)
+    args.lengths = "constant:1"
+    inputs = read_inputs(args, keep_arrivals=False)
+    step = _steps(args, inputs.problem)
+    paths = dict.fromkeys(args.history)
+    column = None if args.steps.isdecimal() else args.steps
+    history = _read_history({path: file_digest(path) for path in paths}, column)
+    try:
+        plan = make_steps_plan(
+            inputs.problem,
+            step,
+            history,
+            Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv),
+            policy=args.policy,
+            longest=args.longest_completion,
+            seed=args.seed,
+            provenance=provenance_of(inputs, args.output),
+        )
+    except ValueError as error:
+        raise InputError(str(error), file=args.workload, hint="Correct the table or the option.") from None
+    return replace(plan, column=column)
+
+
+def _updated(args: argparse.Namespace) -> StepsPlan:
+    plan = StepsPlan.load(args.workload)
+    for path, digest in plan.history.items():
+        if file_digest(path) != digest:
+            raise InputError("is not as it was when the plan was made", file=path, hint="Plan again.")
+    history = _read_history(plan.history, plan.column)
+    if is_table(args.ended):
+        table = read_table(args.ended, need_input=False)
+        ended = dict(zip(table["id"].tolist(), table["output_tokens"].tolist(), strict=True))
+    else:
+        ended = read_answer_lengths(args.ended)
+    try:
+        return update_steps_plan(plan, history, ended)
+    except ValueError as error:
+        raise InputError(str(error), file=args.ended, hint="Correct the row.") from None
+
+
+def _steps(args: argparse.Namespace, problem: Problem) -> IntArray:
+    if args.steps.isdecimal():
+        try:
+            return steps_of(problem, int(args.steps))
+        except (ValueError, ZeroDivisionError) as error:
+            raise InputError(str(error), file=args.workload, where="--steps", hint="Give fewer.") from None
+    if not is_table(args.workload):
+        message = "--steps COLUMN is for a table of lengths, that has a column of steps"
+        raise InputError(message, file=args.workload, hint="Give a number of steps.")
+    labels = read_column(args.workload, args.steps)
+    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    return np.array([number[label] for label in labels], dtype=np.int64)
+
+
+def _read_history(files: Mapping[str, str], column: str | None) -> History:
+    """Return the history of files, each of one step or of those that a column names."""
+    found: list[Workload] = []
+    for path in files:
+        workload = read_lengths(path)
+        try:
+            labels = read_column(path, column) if column is not None else [""] * len(workload)
+        except NoColumnError:
+            labels = [""] * len(workload)
+        of_step = np.array(labels)
+        found += [workload.select(np.flatnonzero(of_step == label)) for label in dict.fromkeys(labels)]
+    return History(tuple(found), files)
+
+
+def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
+    """Print what is to be expected of a plan of several steps on stdout: as one JSON object, or a table."""
+    if as_json:
+        print(json.dumps(_summary(plan)))
+        return
+    print(f"{path}: {len(plan.fleet):,} requests in {int(plan.step.max()) + 1} steps")
+    print_rows(_rows(plan))
+
+
+def _summary(plan: StepsPlan) -> dict[str, Any]:
+    value = plan.to_json()
+    return {
+        **{name: value[name] for name in ("policy", "way", "permitted", "expected")},
+        "coverage": COVERAGE,
+        "steps": int(plan.step.max()) + 1,
+        "requests": len(plan.fleet),
+        "slots": plan.problem.slots,
+        "ended": int((plan.ended > 0).sum()),
+    }
+
+
+def _rows(plan: StepsPlan) -> list[Row]:
+    from ...executor.reports.tables import Row, duration, percent
+
+    expected = plan.expected
+
+    def seconds(name: str, value: Interval) -> Row:
+        between = f"{percent(COVERAGE, 0)} within {duration(value.low)} to {duration(value.high)}"
+        return Row("seconds", name, duration(value.mean), between)
+
+    rows = [seconds("expected", expected.total)]
+    rows += [seconds(f"step {k + 1}", each) for k, each in enumerate(expected.seconds)]
+    rows += [
+        seconds("bound with lengths known", expected.bound),
+        seconds("first come, first served, barrier", expected.first_come),
+    ]
+    saved = 1 - expected.total.mean / expected.first_come.mean
+    shares = {
+        "less time than FCFS with a barrier": saved,
+        "above the bound": expected.total.mean / expected.bound.mean - 1,
+        "completions begun in an earlier step": expected.stale_share,
+        "kept completions longer by": expected.kept_bias,
+        "those before the last step longer by": expected.early_bias,
+    }
+    rows += [Row("shares", name, percent(value), "") for name, value in shares.items()]
+    rows += [Row("compared", name, duration(value), "") for name, value in expected.compared.items()]
+    return [
+        *rows,
+        Row("counts", "policy", plan.policy, text_of(plan.way)),
+        Row("counts", "age of a completion in steps", f"{expected.staleness:.3f}", ""),
+        Row("counts", "sets of lengths drawn", str(expected.samples), ""),
+        Row("counts", "ended", str(int((plan.ended > 0).sum())), f"of {len(plan.fleet)}"),
+    ]

@@ -1,0 +1,182 @@
+"""Completions of earlier steps, of earlier epochs or of other models, and what they say of lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..data.costs.cost import FloatArray, IntArray
+from ..data.problem import Problem
+from ..data.workload import Workload
+from ..heuristics.rollouts.agreement import prompt_scores
+from ..heuristics.rollouts.lengths import SHARES, TRUSTS, Known, LengthModel, Observed, normal_scores
+from ..heuristics.rollouts.queues import group_numbers
+from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
+
+MATCHED = 0.5
+"""Share of a job's groups that earlier files must complete for these to be predictions of its lengths."""
+
+SHARED_LONGEST = 3
+"""As many completions that share the largest length were cut there, where no cap is stated."""
+
+BEYOND = 2.0
+"""Times the largest length seen, beyond which no length is expected where no cap is known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """
+    Completions of earlier steps, of earlier epochs, or of other models.
+
+    Parameters
+    ----------
+    workloads
+        One each, with its lengths and groups; none is of the job.
+    files
+        The SHA-256 of each file that they were read from, by its name.
+    """
+
+    workloads: tuple[Workload, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def names(self, problem: Problem) -> bool:
+        """Return whether most groups of a job have earlier completions of their requests' names."""
+        return bool((~np.isnan(self._predicted(problem))).mean() >= MATCHED) if self.workloads else False
+
+    def known(self, problem: Problem, longest: int | None = None) -> Known:
+        """
+        Return what is known of a job beforehand.
+
+        Where most of its groups bear the names of earlier ones, these predict how long each is; else the
+        earlier ones say how lengths are distributed and how alike those of a group are.
+
+        Parameters
+        ----------
+        problem
+            The job; its lengths are not read.
+        longest
+            Decode steps after which every completion is cut; None for no limit.
+        """
+        if not self.workloads:
+            return Known(longest)
+        if self.names(problem):
+            return Known(longest, score=self._predicted(problem))
+        lengths, group = self._pooled()
+        ended = np.ones(len(lengths), dtype=np.bool_)
+        tokens = lengths - int(problem.prefill_emits_first_token)
+        return Known(longest, past=Observed(group, tokens, ended))
+
+    def predictive(self, problem: Problem, longest: int | None = None) -> Predictive:
+        """
+        Return what lengths the job may turn out to have, by at least one earlier workload.
+
+        Parameters
+        ----------
+        problem, longest
+            As of :meth:`known`.
+        """
+        lengths, group = self._pooled()
+        cap = self._cap(problem, longest, lengths)
+        numbers, groups = group_numbers(problem)
+        steps = [groups_of(workload) for workload in self.workloads]
+        scores = [ranked_scores(workload.output_tokens, lengths) for workload in self.workloads]
+        deviation = deviation_of_steps(scores, steps)
+        ended = np.ones(len(lengths), dtype=np.bool_)
+        share = LengthModel.learnt(Observed(group, lengths, ended), int(group.max()) + 1).share_weight
+        if not self.names(problem):
+            pooled = Source(lengths, group, Tail.fitted(lengths, cap))
+            return Predictive((pooled,), numbers, len(steps), np.zeros(groups), deviation, share, cap)
+        predicted = self._predicted(problem)
+        score = np.nan_to_num(normal_scores(predicted))
+        if len(group) == int(group.max()) + 1:
+            # No two completions share a prompt: the whole effect of one is its own.
+            share = np.where(SHARES == 0, 1.0, 0.0)
+        worth = self._worth(problem, float(share @ SHARES))
+        sources = [
+            Source(workload.output_tokens, step, Tail.fitted(workload.output_tokens, cap), each)
+            for workload, step, worths in zip(self.workloads, steps, worth, strict=True)
+            for each in worths
+        ]
+        return Predictive(tuple(sources), numbers, len(steps), score, deviation, share, cap, apart=True)
+
+    def _pooled(self) -> tuple[IntArray, IntArray]:
+        """Return all lengths (tokens) and their groups, counted from zero."""
+        group, first = [], 0
+        for workload in self.workloads:
+            group.append(groups_of(workload) + first)
+            first = int(group[-1].max()) + 1
+        return np.concatenate([each.output_tokens for each in self.workloads]), np.concatenate(group)
+
+    def _cap(self, problem: Problem, longest: int | None, lengths: IntArray) -> float:
+        """Return the tokens beyond which no length is expected."""
+        if longest is not None:
+            return float(longest + int(problem.prefill_emits_first_token))
+        largest = float(lengths.max())
+        return largest if int((lengths == largest).sum()) >= SHARED_LONGEST else BEYOND * largest
+
+    def _logarithms(self, problem: Problem) -> FloatArray:
+        """Return each file's logarithm of the length of each of the job's requests, (files, requests)."""
+        place = {name: at for at, name in enumerate(problem.workload.ids.tolist())}
+        found = np.full((len(self.workloads), len(problem)), np.nan)
+        for row, workload in zip(found, self.workloads, strict=True):
+            at = np.array([place.get(name, -1) for name in workload.ids.tolist()])
+            row[at[at >= 0]] = np.log(workload.output_tokens[at >= 0])
+        return found
+
+    def _predicted(self, problem: Problem) -> FloatArray:
+        """Return what earlier completions agree on of each group, not a number where there are none."""
+        return _agreed(problem, self._logarithms(problem))
+
+    def _worth(self, problem: Problem, share: float) -> list[list[float]]:
+        """
+        Return the correlations that each file's scores may have with what the others predict.
+
+        Of one file alone it is not known: what a group's completions have in common says so where a prompt
+        has several, and else any of :data:`~batchbound.heuristics.rollouts.lengths.TRUSTS` may be.
+        """
+        logarithms = self._logarithms(problem)
+        numbers, groups = group_numbers(problem)
+        if len(logarithms) == 1:
+            size = len(numbers) / groups
+            alike = share * math.sqrt(size / (1 + (size - 1) * share))
+            return [[alike] if share else TRUSTS.tolist()]
+        found = []
+        for at, row in enumerate(logarithms):
+            others = _agreed(problem, np.delete(logarithms, at, axis=0))[numbers]
+            both = ~np.isnan(others) & ~np.isnan(row)
+            found.append([_correlation(others[both], row[both])])
+        return found
+
+
+def groups_of(workload: Workload) -> IntArray:
+    """Return the group of each request, counted from zero; those without one are groups of their own."""
+    group = workload.group.copy()
+    alone = group < 0
+    group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
+    return np.unique(group, return_inverse=True)[1].astype(np.int64)
+
+
+def _correlation(one: FloatArray, other: FloatArray) -> float:
+    """Return how far two rows of numbers go together by their ranks, from 0 to 1."""
+    if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return max(0.0, float(np.corrcoef(normal_scores(one), normal_scores(other))[0, 1]))
+
+
+def _agreed(problem: Problem, logarithms: FloatArray) -> FloatArray:
+    """Return what files of lengths agree on of each group, not a number where none has any."""
+    numbers, groups = group_numbers(problem)
+    mean = np.full((len(logarithms), groups), np.nan)
+    for row, file in zip(mean, logarithms, strict=True):
+        told = ~np.isnan(file)
+        count = np.bincount(numbers[told], minlength=groups)
+        total = np.bincount(numbers[told], file[told], minlength=groups)
+        row[count > 0] = total[count > 0] / count[count > 0]
+    some = ~np.isnan(mean).all(axis=1)
+    if not some.any():
+        return np.full(groups, np.nan)
+    prompt = np.bincount(numbers, problem.prompt_tokens, minlength=groups)
+    return prompt_scores(mean[some], prompt / np.bincount(numbers))

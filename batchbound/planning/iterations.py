@@ -1,0 +1,291 @@
+"""From requests to a plan for engines that mix prompts with generated tokens: share out, order, bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+
+import numpy as np
+
+from .. import __version__
+from ..data.costs.cost import CostModel, IntArray
+from ..data.costs.iteration_rates import IterationRates
+from ..data.costs.layer_profile import LayerProfile
+from ..data.fleet import Fleet, Groups, Replica
+from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
+from ..data.iterations import EngineLimits, Predicted
+from ..data.plan import Maker, Provenance
+from ..executor.engines.server_dispatch import in_flight_of
+from ..executor.profiling.fitted_audit import proven_rates
+from ..executor.profiling.iteration_fit import PricedDevice
+from ..executor.profiling.replay import ComposedDevice
+from ..executor.profiling.seconds_audit import needed_work
+from ..executor.serving.release import fits
+from ..heuristics.dispatch import RULES, dispatch
+from ..models.bounds.iterations import iteration_bound
+from ..models.exegpt.iteration_minorant import Minorant, best_minorant
+from ..models.exegpt.layer_cost import LayerCost
+from ..solvers.result import Limits, Status, StoppedBy
+from ..solvers.solve import DEFAULT_SECONDS
+from .mixed_job import MixedJob
+from .plan import PlanningError
+from .release import Releasable
+from .release_search import search_release
+
+UNSTATED = 2**40
+"""Tokens of an iteration that a bound allows for where nobody says how many there may be."""
+
+
+ROOMY = "no KV capacity is stated: the engine is taken to hold whatever is under way"
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """
+    The engines of a job: their limits, and what is known of them.
+
+    Parameters
+    ----------
+    limits
+        Of each engine, to simulate it.
+    name
+        What they are, as ``--for`` names it.
+    budget_stated, blocks_stated
+        Whether the tokens of an iteration, and those of a block, are the engines' own: else the bound does
+        without.
+    rates, profile
+        What an iteration costs, either of them; None for a plan in iterations.
+
+    Raises
+    ------
+    ValueError
+        If there is no engine, both costs are given, or the seconds of a profile are asked for without a
+        stated budget, on which they depend.
+    """
+
+    limits: tuple[EngineLimits, ...]
+    name: str = "vllm"
+    budget_stated: bool = True
+    blocks_stated: bool = True
+    rates: IterationRates | None = None
+    profile: LayerProfile | None = None
+
+    def __post_init__(self) -> None:
+        if not self.limits:
+            raise ValueError("there is no engine")
+        if self.rates is not None and self.profile is not None:
+            raise ValueError("an iteration's seconds are given twice: as rates and as a profile")
+        if self.profile is not None and not self.budget_stated:
+            raise ValueError("a profile's least seconds depend on the tokens of an iteration: state them")
+        if (self.rates or self.profile) and len(set(self.limits)) > 1:
+            raise ValueError("seconds are of one kind of engine: these differ in their limits")
+
+    def proven(self, engines: Sequence[EngineLimits]) -> EngineLimits:
+        """Return the limits that a bound on some of the engines, all together, may rely on."""
+        held = [limits.kv_tokens for limits in engines]
+        sizes = {limits.block_tokens for limits in engines}
+        return EngineLimits(
+            sum(limits.sequences for limits in engines),
+            sum(limits.batched_tokens for limits in engines) if self.budget_stated else UNSTATED,
+            None if None in held else sum(tokens or 0 for tokens in held),
+            sizes.pop() if self.blocks_stated and len(sizes) == 1 else 1,
+        )
+
+    def prices(self) -> PricedDevice | ComposedDevice | None:
+        """Return what tells the seconds of iterations, or None."""
+        return iteration_prices(self.rates, self.profile)
+
+
+def iteration_prices(
+    rates: IterationRates | None, profile: LayerProfile | None
+) -> PricedDevice | ComposedDevice | None:
+    """Return what tells the seconds of iterations at one of two costs; None without any."""
+    if rates is not None:
+        return PricedDevice(_minorant(rates))
+    return None if profile is None else ComposedDevice(LayerCost(profile))
+
+
+def make_iteration_plan(
+    job: MixedJob,
+    engines: Engines,
+    *,
+    groups: Groups = "any",
+    rule: str | None = None,
+    limits: Limits | None = None,
+    provenance: Provenance | None = None,
+) -> IterationPlan:
+    """
+    Return a plan for engines that mix prompts with generated tokens.
+
+    It has the order in which requests are to begin, how many completions to keep under way, the iterations
+    (and seconds) that the engines are predicted to take, and the fewest that any order takes.
+
+    Parameters
+    ----------
+    job
+        What is to be computed.
+    engines
+        By which, under which limits.
+    groups
+        Where completions of one prompt may go: to any engine, to one, or to as many as there are. Those of
+        one request go to one.
+    rule
+        Of :data:`~batchbound.heuristics.dispatch.RULES`, that shares requests out; by default the one that
+        leaves the engine with most to do the least.
+    limits
+        When to stop; after ``DEFAULT_SECONDS`` by default.
+    provenance
+        Where the numbers come from, which the plan records.
+
+    Raises
+    ------
+    ValueError
+        If a request needs more keys and values than its engine has, or no affine function lies under the
+        profile's costs.
+    PlanningError
+        If the plan contradicts itself.
+    """
+    limits, begun = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits, time.perf_counter()
+    proven = engines.proven(engines.limits)
+    for each in set(engines.limits):
+        if not fits(job.rows(), each):
+            most = int((job.workload.input_tokens + job.workload.output_tokens).max())
+            raise ValueError(f"a request needs {most:,} tokens of KV cache, an engine has {each.kv_tokens:,}")
+    bound = iteration_bound(job.least(proven), proven)
+    seconds = _least_seconds(job, engines)
+    replica_of = _shared_out(job, engines, groups, rule)
+    shares, stopped = [], StoppedBy.PROOF
+    for k, each in enumerate(engines.limits):
+        budget = _part(limits, begun, k, len(engines.limits))
+        members = np.flatnonzero(replica_of == k)
+        share, stopped_by = _share(job, members, each, engines, (budget, bound.iterations))
+        shares.append(share)
+        stopped = stopped if stopped_by == StoppedBy.PROOF else stopped_by
+    plan = IterationPlan(
+        engine=engines.name,
+        workload=job.workload.without_arrivals(),
+        shares=tuple(shares),
+        bound=bound,
+        proven=proven,
+        maker=Maker(
+            "release search",
+            __version__,
+            Status.FEASIBLE,
+            stopped,
+            time.perf_counter() - begun,
+            limits.seed,
+        ),
+        counted=job.counted,
+        cached=job.cached,
+        shared=job.shared,
+        rates=engines.rates,
+        profile=engines.profile,
+        least_seconds=seconds,
+        provenance=provenance or Provenance(),
+        assumptions=(*job.assumptions, *((ROOMY,) if proven.kv_tokens is None else ())),
+    )
+    if plan.proven_optimal:
+        maker = replace(plan.maker, status=Status.OPTIMAL, stopped_by=StoppedBy.PROOF)
+        plan = replace(plan, maker=maker)
+    violation = plan.check()
+    if violation is not None:
+        raise PlanningError(f"the plan contradicts itself: {violation}")
+    return plan
+
+
+def _part(limits: Limits, begun: float, engine: int, engines: int) -> Limits:
+    """Return an engine's part of the work of all, and of the time that is left."""
+    seconds = None
+    if limits.seconds is not None:
+        left = limits.seconds - (time.perf_counter() - begun)
+        # The simple rules are simulated in any case.
+        seconds = max(1e-9, left / (engines - engine))
+    return replace(limits, seconds=seconds, work=None if limits.work is None else -(-limits.work // engines))
+
+
+def _share(
+    job: MixedJob,
+    members: IntArray,
+    limits: EngineLimits,
+    engines: Engines,
+    until: tuple[Limits, int],
+) -> tuple[PlannedShare, StoppedBy]:
+    if not members.size:
+        nothing = Predicted(0, seconds=None if engines.prices() is None else 0.0)
+        return PlannedShare(limits, members, "nothing to do", in_flight_of(limits.sequences), nothing), (
+            StoppedBy.PROOF
+        )
+    work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
+    found = search_release(work, limits, engines.prices(), *until)
+    flying = in_flight_of(limits.sequences) if found.held_back is None else found.held_back
+    order = members[work.expanded(found.release.order)]
+    share = PlannedShare(limits, order, found.release.name, flying, found.release.predicted)
+    return share, found.stopped_by
+
+
+def _shared_out(job: MixedJob, engines: Engines, groups: Groups, rule: str | None) -> IntArray:
+    """Return the engine of each completion, shape (completions,)."""
+    count, work = len(engines.limits), job.workload
+    if count == 1:
+        return np.zeros(len(work), dtype=np.int64)
+    together = job.request is not None and len(np.unique(job.request)) < len(work)
+    if together and groups == "spread":
+        raise ValueError("the completions of one request go to one engine: they cannot be spread")
+    if together and groups == "any":
+        # The completions of a request come of one body: they stay together.
+        work, groups = (
+            replace(work, group=job.requests(), shared_tokens=np.zeros_like(work.group)),
+            "together",
+        )
+    replicas = tuple(
+        # A slot for an iteration, and a prompt's tokens of those of one.
+        Replica(CostModel(0.0, 1 / limits.batched_tokens, 1.0, 0.0), limits.sequences)
+        for limits in engines.limits
+    )
+    fleet = Fleet(work, replicas)
+    # Only Graham's rule knows of replicas that differ, and of groups to be spread.
+    even = groups != "spread" and len(set(engines.limits)) == 1 and len(work) <= _FEW
+    rules = [rule] if rule else RULES if even else ["lpt"]
+    found = [dispatch(fleet, name, groups) for name in rules]
+    return min(found, key=lambda replica_of: _most(job, engines, replica_of))
+
+
+def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> int:
+    """Return the least iterations of the engine that has most to do."""
+    each = []
+    for k, limits in enumerate(engines.limits):
+        members = np.flatnonzero(replica_of == k)
+        each.append(iteration_bound(job.rows(members), limits, summed=True).iterations if members.size else 0)
+    return max(each)
+
+
+def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:
+    if engines.rates is None and engines.profile is None:
+        return None
+    count, limits = len(engines.limits), engines.proven(engines.limits[:1])
+    rows = job.least(limits)
+    iterations = iteration_bound(rows, limits, summed=count > 1)
+    work = replace(needed_work(rows, limits), iterations=iterations.iterations)
+    put_back = rows.may_run_short(limits)
+    if engines.rates is not None:
+        least = proven_rates(_minorant(engines.rates), put_back=put_back)
+    else:
+        assert engines.profile is not None
+        longest = int((rows.prompt + rows.output).max())
+        least = best_minorant(LayerCost(engines.profile), limits, longest, work, put_back=put_back)
+    rates = dict(zip(_RATES, astuple(least)[:-1], strict=True))
+    return SecondsBound(least.seconds(work) / count * (1 - _ROUNDING), rates, iterations, limits)
+
+
+_FEW = 50_000
+"""Completions up to which every rule shares them out; more even out by Graham's alone."""
+
+_ROUNDING = 1e-12
+"""Share by which seconds proven are lowered: long sums of the same seconds differ by as much."""
+
+_RATES = ("iterations", "decodes", "prompt_tokens", "drawn", "kv_tokens", "pairs")
+
+
+def _minorant(rates: IterationRates) -> Minorant:
+    return Minorant(*(getattr(rates, name) for name in _RATES))

@@ -1,0 +1,228 @@
+"""The completions of a job for engines that mix prompts with generated tokens, from a file to columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError
+from ..data.files.kinds import refuse_other_kinds
+from ..data.iteration_plan import least_known
+from ..data.iterations import EngineLimits, Sequences, sequences_of
+from ..data.prefix_cache import alike_beginnings, group_beginnings
+from ..data.prompts.columns import PromptColumns
+from ..data.prompts.table import prompts_digest
+from ..data.readers.length_source import LengthSource
+from ..data.readers.requests import read_workload
+from ..data.readers.server_batch import ServerRequest, completion_ids, read_server_batch
+from ..data.readers.tables import is_table
+from ..data.workload import Workload, WorkloadError
+
+if TYPE_CHECKING:
+    from ..executor.models.tokenizers import Tokenizer
+
+COLD = "the engine's prefix cache holds none of the prompts at the start"
+APART = "prompts that are not alike are taken to begin differently: of lengths alone nobody can tell"
+UNCOUNTED = "no tokenizer counts the prompts: their tokens are estimated, and the bound takes one of each"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedJob:
+    """
+    Completions that mixing engines are to draw.
+
+    Parameters
+    ----------
+    workload
+        A row per completion; arrivals are ignored, as a batch job has everything at the start.
+    request
+        A number for each completion's request, equal for those of one request, which stand side by side and
+        are sent together, shape (completions,); None where each is its own.
+    exact
+        Whether the lengths are known, and not predictions: else the order is not fitted to them.
+    counted
+        Whether the prompts' tokens are the engine's own count; else the bound takes one token of each.
+    cached, shared
+        Prompt tokens that an engine which keeps prompts may find computed, as of :class:`.Sequences`, shape
+        (completions,); None for engines that keep none.
+    assumptions
+        What the bound takes for granted of the prompts.
+    """
+
+    workload: Workload
+    request: IntArray | None = None
+    exact: bool = True
+    counted: bool = True
+    cached: IntArray | None = None
+    shared: IntArray | None = None
+    assumptions: tuple[str, ...] = ()
+
+    def rows(self, members: IntArray | None = None) -> Sequences:
+        """Return what the engine is simulated to compute, for some completions or all."""
+        at = np.arange(len(self.workload)) if members is None else members
+        cached, shared = (None if column is None else column[at] for column in (self.cached, self.shared))
+        work = self.workload
+        return sequences_of(work.input_tokens[at], work.output_tokens[at], cached, shared)
+
+    def least(self, limits: EngineLimits) -> Sequences:
+        """Return what engines of some limits, all together, compute at least."""
+        return self.rows() if self.counted else least_known(self.workload.output_tokens, limits)
+
+    def requests(self) -> IntArray:
+        """Return a number for each completion's request, shape (completions,)."""
+        return np.arange(len(self.workload)) if self.request is None else self.request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadJob:
+    """
+    A job, and where it was read.
+
+    Parameters
+    ----------
+    job
+        The completions.
+    source
+        The file, or the generator with its seed, as it was named.
+    lengths
+        Where the completions' lengths come from.
+    digest
+        The file's SHA-256, for requests that can be sent; None for lengths alone.
+    """
+
+    job: MixedJob
+    source: str
+    lengths: LengthSource
+    digest: str | None = None
+
+
+def read_mixed_job(
+    spec: str | os.PathLike[str],
+    tokenizer: Tokenizer | None = None,
+    *,
+    lengths: str | None = None,
+    longest: int | None = None,
+    columns: PromptColumns | None = None,
+    drop_unanswered: bool = False,
+    prefix_caching: bool = True,
+) -> ReadJob:
+    """
+    Return the completions that a batch file, a table or a generator asks of a server.
+
+    Bodies are left to the server: nothing of them is refused. Of a request that asks for several completions
+    (``n``) each is a row.
+
+    Parameters
+    ----------
+    spec
+        A batch file, a table of prompts or of lengths, or ``NAME:SEED[:COUNT]`` of a generator.
+    tokenizer
+        The engine's, that counts prompts of text; without one they are estimated at four bytes a token.
+    lengths, longest, columns, drop_unanswered
+        As of :func:`~batchbound.data.readers.requests.read_workload`.
+    prefix_caching
+        Whether the engine keeps prompts, so that what several begin alike with is computed once.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or states no length where one is asked for.
+    """
+    name = os.fspath(spec)
+    refuse_other_kinds(name, "no requests")
+    if columns is None and (is_table(name) or not os.path.exists(name)):
+        read = read_workload(name, lengths=lengths, longest=longest, drop_unanswered=drop_unanswered)
+        work = read.workload.without_arrivals()
+        job = MixedJob(work, exact=read.lengths.kind == "known")
+        if prefix_caching:
+            cached, shared = group_beginnings(work)
+            job = replace(job, cached=cached, shared=shared, assumptions=(COLD, APART))
+        return ReadJob(job, name, read.lengths)
+    requests = read_server_batch(name, columns)
+    known = [request.output_tokens for request in requests]
+    source = replace(LengthSource.parse(lengths or ("cap" if None in known else "known")), longest=longest)
+    output = source.resolve(
+        [request.custom_id for request in requests],
+        caps=[request.max_tokens for request in requests],
+        known=known,
+        prompts=[_says(request) for request in requests],
+    )
+    job = _sent(requests, output, tokenizer, name, prefix_caching=prefix_caching)
+    return ReadJob(replace(job, exact=source.kind == "known"), name, source, prompts_digest(name))
+
+
+def _says(request: ServerRequest) -> Any:
+    return request.body.get("prompt", request.body.get("messages"))
+
+
+def _sent(
+    requests: Sequence[ServerRequest],
+    output: IntArray,
+    tokenizer: Tokenizer | None,
+    name: str,
+    *,
+    prefix_caching: bool,
+) -> MixedJob:
+    from ..executor.runs.server_job import prompt_groups
+
+    prompts = [_tokens(request, tokenizer, name) for request in requests]
+    counts = [
+        request.prompt_tokens if tokens is None else len(tokens)
+        for request, tokens in zip(requests, prompts, strict=True)
+    ]
+    choices = np.array([request.choices for request in requests])
+    lengths = np.repeat(output, choices)
+    group, inputs = prompt_groups(requests), np.array(counts)
+    try:
+        work = Workload(
+            np.array(completion_ids(requests)),
+            np.repeat(inputs, choices),
+            lengths,
+            group=np.repeat(group, choices),
+        )
+    except WorkloadError as error:
+        where = f"field '{error.column}'"
+        raise InputError(error.reason, file=name, where=where, hint="Correct the request.") from None
+    job = MixedJob(work, np.repeat(np.arange(len(requests)), choices))
+    known = [tokens for tokens in prompts if tokens is not None]
+    if len(known) < len(prompts):
+        return replace(job, counted=False, assumptions=(UNCOUNTED,))
+    if not prefix_caching:
+        return job
+    each = [tokens for tokens, count in zip(known, choices.tolist(), strict=True) for _ in range(count)]
+    cached, shared = alike_beginnings(each, lengths)
+    return replace(job, cached=cached, shared=shared, assumptions=(COLD,))
+
+
+def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:
+    """Return a prompt's token ids, or None where nobody can tell them."""
+    prompt = _says(request)
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return prompt
+    if tokenizer is None:
+        return None
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    template = request.body.get("chat_template_kwargs")
+    if not _is_plain_chat(prompt):
+        # Pictures, calls of tools: what the server's template makes of them is the server's to know.
+        return None
+    try:
+        return tokenizer.encode_chat(prompt, **(template if isinstance(template, Mapping) else {}))
+    except ValueError as error:
+        where = f"line {request.line}, field 'body.messages'"
+        raise InputError(str(error), file=name, where=where, hint="Name another tokenizer.") from None
+
+
+def _is_plain_chat(messages: object) -> bool:
+    return isinstance(messages, list) and all(
+        isinstance(message, Mapping)
+        and message.keys() == {"role", "content"}
+        and all(isinstance(part, str) for part in message.values())
+        for message in messages
+    )

@@ -1,0 +1,241 @@
+"""An order of release improved by simulating its iterations, as long as there is time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.costs.cost import IntArray
+from ..data.iterations import EngineLimits, Predicted
+from ..executor.serving.leaps import IterationPrices
+from ..executor.serving.release import Release, predict, shuffled_orders
+from ..models.bounds.iterations import iteration_bound
+from ..solvers.result import Limits, StoppedBy
+from .release import PACKING_SECONDS, Releasable, named_orders, packed_order
+
+_HELD_BACK = (2.0, 1.75, 1.5, 1.25, 1.0)
+"""Multiples of the mean number under way that a client tries where fewer at a time may put fewer back."""
+
+_LATE = 20
+"""Orders after which one as bad as before is no longer gone on from."""
+
+_SEGMENT = 16
+"""Most neighbours in an order that change places at a time."""
+
+Rank = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchedRelease:
+    """
+    An order and a concurrency that came out of a search.
+
+    Parameters
+    ----------
+    release
+        The order, with what it is predicted to take.
+    held_back
+        Completions that the client keeps under way, fewer than the engine takes; None to leave that to the
+        engine.
+    stopped_by
+        What ended the search.
+    """
+
+    release: Release
+    held_back: int | None
+    stopped_by: StoppedBy
+
+
+def search_release(
+    work: Releasable,
+    limits: EngineLimits,
+    prices: IterationPrices | None = None,
+    budget: Limits | None = None,
+    enough: int = 0,
+) -> SearchedRelease:
+    """
+    Return an order that no simple rule beats, improved upon in simulation.
+
+    File order, longest first and most tokens first come before anything else. Then requests are packed into
+    slots where those are the limit, or orders shuffled where keys and values are; and where lengths are
+    known, requests change places one after another: whatever is no worse is kept.
+
+    Without prices, an order is better that takes fewer iterations than every simple rule, then the one of
+    least work (iterations and tokens computed again). With them, that takes fewer seconds than every simple
+    rule, then no more iterations than the best of them, then the fewest seconds.
+
+    Parameters
+    ----------
+    work
+        The requests.
+    limits
+        Of the engine.
+    prices
+        Tell the seconds of iterations.
+    budget
+        When to stop; work is counted in orders simulated after the simple rules.
+    enough
+        Iterations below which nothing is gained, as another engine takes as many.
+    """
+    search = _Search(work, limits, prices, budget or Limits(), enough)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if search.best is None:
+            raise
+        search.stopped_by = StoppedBy.INTERRUPT
+    assert search.best is not None
+    return SearchedRelease(search.best, search.held_back, search.stopped_by)
+
+
+class _Search:
+    def __init__(
+        self,
+        work: Releasable,
+        limits: EngineLimits,
+        prices: IterationPrices | None,
+        budget: Limits,
+        enough: int,
+    ) -> None:
+        self._work, self._limits, self._prices = work, limits, prices
+        self._sequences = work.sequences()
+        self._short = self._sequences.may_run_short(limits)
+        self._least = max(enough, iteration_bound(self._sequences, limits).iterations)
+        self._left = budget.work
+        self._ends = None if budget.seconds is None else time.perf_counter() + budget.seconds
+        self._rng = np.random.default_rng(budget.seed)
+        self._seed = budget.seed
+        self._rank: Callable[[Predicted], Rank] = lambda found: (found.iterations,)
+        self.best: Release | None = None
+        self.held_back: int | None = None
+        self.stopped_by = StoppedBy.GAVE_UP
+
+    def run(self) -> None:
+        named = []
+        for name, order in named_orders(self._work, None).items():
+            found = self._predicted(order, None)
+            if self.best is None:
+                self.best = Release(name, order, found)
+            if found is None:
+                return
+            named.append(Release(name, order, found))
+        self._rank = _rank_beside([one.predicted for one in named if one.predicted is not None])
+        self.best = min(named, key=self._rank_of)
+        for name, order in self._candidates():
+            if self._over():
+                return
+            self._try(name, order, self.held_back)
+        if self._short and self._prices is not None:
+            self._hold_back()
+        if self._work.exact and len(self._work) > 1:
+            self._improve()
+
+    def _candidates(self) -> Iterator[tuple[str, IntArray]]:
+        choices = self._work.choices
+        if self._short:
+            completions = int(self._sequences.output.sum())
+            yield from shuffled_orders(self._work.tokens, completions, self._rng).items()
+        elif self._work.exact and (choices == 1).all() and not self._over():
+            # Work is counted, and seconds are not, for the sake of the same order each time.
+            left = 0.0 if self._ends is None else self._ends - time.perf_counter()
+            seconds = min(PACKING_SECONDS, max(0.0, left))
+            yield "packed into slots", packed_order(self._sequences, self._limits, self._seed, seconds)
+
+    def _hold_back(self) -> None:
+        """Try fewer completions at a time than the engine takes."""
+        assert self.best is not None
+        assert self.best.predicted is not None
+        mean = int(self._sequences.output.sum()) / self.best.predicted.iterations
+        for times in _HELD_BACK:
+            fewer = max(1, round(times * mean))
+            if self._over():
+                return
+            if fewer < self._limits.sequences:
+                self._try(self.best.name, self.best.order, fewer)
+
+    def _improve(self) -> None:
+        """
+        Let requests change places, and go on from what is no worse than now, or than a while ago.
+
+        Late acceptance (Burke and Bykov, EJOR 258, 2017): it leaves orders whose neighbours are all worse.
+        """
+        assert self.best is not None
+        name, at, rank = self.best.name, self.best.order, self._rank_of(self.best)
+        before = deque([rank] * _LATE)
+        while not self._over():
+            order = _neighbour(at, self._rng)
+            found = self._try(f"{name}, improved", order, self.held_back)
+            if found is not None and found <= max(rank, before[0]):
+                at, rank = order, found
+            before.popleft()
+            before.append(rank)
+
+    def _try(self, name: str, order: IntArray, held_back: int | None) -> Rank | None:
+        """Keep an order if it is better than all before, and return its rank."""
+        assert self.best is not None
+        if self._left is not None:
+            self._left -= 1
+        found = self._predicted(order, held_back)
+        if found is None:
+            return None
+        rank = self._rank(found)
+        if rank < self._rank_of(self.best):
+            self.best, self.held_back = Release(name, order, found), held_back
+        return rank
+
+    def _rank_of(self, release: Release) -> Rank:
+        assert release.predicted is not None
+        return self._rank(release.predicted)
+
+    def _predicted(self, order: IntArray, held_back: int | None) -> Predicted | None:
+        rows = self._work.expanded(order)
+        return predict(self._sequences, self._limits, rows, held_back, lag=1, prices=self._prices)
+
+    def _over(self) -> bool:
+        assert self.best is not None
+        assert self.best.predicted is not None
+        if self._prices is None and self.best.predicted.iterations <= self._least:
+            self.stopped_by = StoppedBy.PROOF
+        elif self._left is not None and self._left <= 0:
+            self.stopped_by = StoppedBy.WORK
+        elif self._ends is not None and time.perf_counter() >= self._ends:
+            self.stopped_by = StoppedBy.TIME
+        elif self._left is not None or self._ends is not None:
+            return False
+        return True
+
+
+def _rank_beside(named: list[Predicted]) -> Callable[[Predicted], Rank]:
+    """Return what orders are compared by, the simple rules' own predictions given: less is better."""
+    fewest = min(one.iterations for one in named)
+    times = [one.seconds for one in named if one.seconds is not None]
+    if not times:
+        return lambda found: (max(0, found.iterations - fewest), found.work)
+    shortest = min(times)
+
+    def rank(found: Predicted) -> Rank:
+        assert found.seconds is not None
+        late, more = max(0.0, found.seconds - shortest), max(0, found.iterations - fewest)
+        return late, more, found.seconds
+
+    return rank
+
+
+def _neighbour(order: IntArray, rng: np.random.Generator) -> IntArray:
+    """Return an order in which two requests, one, or a few neighbours have another place."""
+    found, count = order.copy(), len(order)
+    kind = int(rng.integers(3))
+    if kind == 2:
+        span = int(rng.integers(2, min(_SEGMENT, count) + 1))
+        at = int(rng.integers(count - span + 1))
+        found[at : at + span] = rng.permutation(found[at : at + span])
+        return found
+    one, other = rng.integers(count, size=2).tolist()
+    if kind == 1:
+        return np.insert(np.delete(found, one), other, found[one])
+    found[[one, other]] = found[[other, one]]
+    return found

@@ -1,0 +1,298 @@
+"""Plans over several steps of rollouts: the way of least expected time that the user permits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..data.costs.cost import IntArray
+from ..data.fleet import Fleet
+from ..data.lengths.steps_plan import BARRIER, Interval, StepsExpectation, StepsPlan, Way
+from ..data.plan import Provenance
+from ..data.problem import Problem
+from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
+from ..heuristics.rollouts.queues import group_numbers
+from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
+from ..models.bounds.makespan import best_bound
+from .hidden import MANY, SAMPLES, SAMPLES_OF_MANY
+from .history import History
+from .predictive import Seen
+
+LOOKS = 7
+"""Sampled sets of lengths over which ways are compared."""
+
+WORTH_MORE_AHEAD = 3e-3
+"""Relative mean time by which a way must beat one that begins fewer completions ahead."""
+
+FIRST_COME = "fcfs"
+POLICIES = (CHOSEN, "fcfs-ski", FIRST_COME)
+"""Compared where the user names none."""
+
+
+def make_steps_plan(
+    problem: Problem,
+    step: IntArray,
+    history: History,
+    permitted: Way = BARRIER,
+    *,
+    policy: str | None = None,
+    longest: int | None = None,
+    seed: int = 0,
+    provenance: Provenance | None = None,
+) -> StepsPlan:
+    """
+    Return a plan of several steps of rollouts whose lengths nobody knows.
+
+    What becomes of unfinished completions changes the data that is trained on, so that it is the user's: of
+    the share permitted ahead the plan takes all, half or nothing, by mean time over the same sampled lengths,
+    and never more. ``keep`` is kept to.
+
+    Parameters
+    ----------
+    problem
+        The requests of all steps, step by step; their lengths are not read.
+    step
+        The step of each, shape (requests,).
+    history
+        At least one earlier workload.
+    permitted
+        What may become of completions that are not complete at a step's end.
+    policy
+        A key of :data:`~batchbound.heuristics.rollouts.hidden.WITHOUT_LENGTHS`; by default the best
+        of :data:`POLICIES`.
+    longest
+        Tokens after which every completion is cut; None for no limit.
+    seed
+        Draws the lengths.
+    provenance
+        Where costs and prompts come from, which the plan records.
+
+    Raises
+    ------
+    ValueError
+        If the steps are not those of whole groups in their order, or an option has no effect.
+    """
+    blind = without_lengths(problem)
+    ended = np.zeros(len(problem), dtype=np.int64)
+    lengths = _Lengths(blind, step, history, longest, ended, None, seed)
+    shares = dict.fromkeys((0.0, permitted.ahead / 2, permitted.ahead))
+    ways = [
+        replace(permitted, ahead=share)
+        if share
+        else replace(permitted, ahead=0.0, restart=False, keep_kv=False)
+        for share in shares
+    ]
+    candidates = [(way, name) for way in ways for name in ([policy] if policy else POLICIES)]
+    looks = LOOKS if len(candidates) > 1 else 0
+    compared = {
+        each: float(np.mean([run.makespan for run in lengths.runs(*each, looks)]))
+        for each in (candidates if looks else ())
+    }
+    way, name = _least(compared) if looks else candidates[0]
+    expected = lengths.expected(way, name)
+    # All were compared over the same few sets, whose totals differ more than the ways do.
+    named = {
+        f"{other}, {text_of(one)}": seconds / compared[way, name] * expected.total.mean
+        for (one, other), seconds in compared.items()
+    }
+    return StepsPlan(
+        fleet=Fleet.of(blind, 1),
+        step=np.asarray(step, dtype=np.int64),
+        permitted=permitted,
+        way=way,
+        policy=name,
+        longest=longest,
+        ended=ended,
+        expected=replace(expected, compared=named),
+        seed=seed,
+        history=dict(history.files),
+        provenance=provenance or Provenance(),
+    )
+
+
+def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int]) -> StepsPlan:
+    """
+    Return a plan under way with what is to be expected now that completions have ended.
+
+    What has ended has the length it has; what runs then, by the plan's policy replayed to the last end, is
+    longer than it has reached; both say how long their groups' and steps' others are, and whole steps that
+    have ended are history. Way and policy are settled.
+
+    Parameters
+    ----------
+    plan
+        As it was made or updated before.
+    history
+        The earlier workloads.
+    ended
+        Tokens of each completion that has ended, by name: of all that have, as the others count as under
+        way or waiting.
+
+    Raises
+    ------
+    ValueError
+        If a name is none of the plan's, or a length is not one that a completion can have.
+    """
+    place = {name: at for at, name in enumerate(plan.fleet.workload.ids.tolist())}
+    tokens = plan.ended.copy()
+    for name, length in ended.items():
+        if name not in place:
+            raise ValueError(f"{name!r} is no request of the plan")
+        if not 1 <= length <= (plan.longest or length):
+            raise ValueError(f"{name!r} has {length} tokens; a completion has 1 to {plan.longest or 'any'}")
+        tokens[place[name]] = length
+    lengths = _Lengths(
+        plan.problem, plan.step, history, plan.longest, tokens, (plan.way, plan.policy), plan.seed
+    )
+    return replace(plan, ended=tokens, expected=lengths.expected(plan.way, plan.policy))
+
+
+class _Lengths:
+    """
+    Sets of lengths that may come out, and what ways come to over them.
+
+    Parameters
+    ----------
+    problem, step
+        The requests of all steps, without lengths, and the step of each.
+    history
+        The earlier workloads.
+    longest
+        Tokens after which every completion is cut; None for no limit.
+    ended
+        Tokens of each completion that has ended, 0 for the others.
+    served
+        The way and the policy by which they were served, None where nothing was.
+    seed
+        Draws.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        step: IntArray,
+        history: History,
+        longest: int | None,
+        ended: IntArray,
+        served: tuple[Way, str] | None,
+        seed: int,
+    ) -> None:
+        self._problem, self._step = problem, np.asarray(step, dtype=np.int64)
+        over = ended > 0
+        rounds = None if longest is None else max(1, longest - int(problem.prefill_emits_first_token))
+        self._known = history.known(problem, rounds)
+        seen = Seen(ended, over)
+        if served is not None and over.any():
+            beyond = longest or 2 * max(int(each.output_tokens.max()) for each in history.workloads)
+            lengths = np.where(over, ended, max(beyond, int(ended.max())))
+            made = hidden_policy(served[1], problem, self._known)
+            reached = reached_tokens(problem, self._step, served[0], made, lengths, over)
+            seen = Seen(np.where(over, ended, reached), over)
+        grown = self._grown(history, ended)
+        count = SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY
+        predictive, rng = grown.predictive(problem, rounds), np.random.default_rng(seed)
+        self._drawn = [predictive.draw(self._step, seen, rng) for _ in range(count)]
+
+    def runs(self, way: Way, policy: str, count: int | None = None) -> list[StepsRun]:
+        """Return what a way comes to over the first sets of lengths."""
+        found = []
+        for truth in self._drawn[:count]:
+            made = hidden_policy(policy, self._problem, self._known)
+            found.append(simulate_steps(self._problem, self._step, way, made, truth))
+        return found
+
+    def expected(self, way: Way, policy: str) -> StepsExpectation:
+        """Return what to expect of a way."""
+        runs = self.runs(way, policy)
+        pairs = list(zip(runs, self._drawn, strict=True))
+        # Rounds of groups that start again are no steps, and as many as it takes.
+        seconds = () if way.restart else np.array([run.seconds for run in runs]).T
+        return StepsExpectation(
+            total=Interval.of([run.makespan for run in runs]),
+            seconds=tuple(Interval.of(each) for each in seconds),
+            first_come=Interval.of([run.makespan for run in self.runs(BARRIER, FIRST_COME)]),
+            bound=Interval.of([self._bound(way, truth) for truth in self._drawn]),
+            stale_share=float(np.mean([run.stale_share for run in runs])),
+            staleness=float(np.mean([run.staleness for run in runs])),
+            kept_bias=float(np.mean([run.kept_bias(truth) for run, truth in pairs])),
+            early_bias=float(np.mean([run.early_bias(truth) for run, truth in pairs])),
+            samples=len(runs),
+        )
+
+    def _grown(self, history: History, ended: IntArray) -> History:
+        """Return the history with the job's own steps of which all has ended."""
+        if history.names(self._problem):
+            return history
+        whole = [each for each in np.unique(self._step).tolist() if (ended[self._step == each] > 0).all()]
+        workload = self._problem.workload.with_output_tokens(np.maximum(1, ended))
+        return History(
+            (*history.workloads, *(workload.select(np.flatnonzero(self._step == each)) for each in whole))
+        )
+
+    def _bound(self, way: Way, truth: IntArray) -> float:
+        """Return seconds that no schedule of these lengths beats, by the way's barriers and what it keeps."""
+        problem = replace(self._problem, workload=self._problem.workload.with_output_tokens(truth))
+        needed = np.ones(len(truth), dtype=np.bool_)
+        if way.keep is not None:
+            problem, needed = _shortest(problem, way.keep)
+        steps = [needed] if way.ahead else [needed & (self._step == each) for each in np.unique(self._step)]
+        return sum(best_bound(_only(problem, mine)).seconds for mine in steps)
+
+
+def _only(problem: Problem, requests: npt.NDArray[np.bool_]) -> Problem:
+    return replace(problem, workload=problem.workload.select(np.flatnonzero(requests)))
+
+
+def _shortest(problem: Problem, keep: int) -> tuple[Problem, npt.NDArray[np.bool_]]:
+    """Return which requests are the shortest of their groups, each with its group's shortest prompt."""
+    numbers, groups = group_numbers(problem)
+    workload = problem.workload
+    order = np.lexsort((workload.output_tokens, numbers))
+    place = np.arange(len(order)) - np.searchsorted(numbers[order], numbers[order], side="left")
+    shortest = np.zeros(len(order), dtype=np.bool_)
+    shortest[order] = place < keep
+    prompt = np.full(groups, workload.input_tokens.max())
+    np.minimum.at(prompt, numbers, workload.input_tokens)
+    return replace(problem, workload=replace(workload, input_tokens=prompt[numbers])), shortest
+
+
+def _least(compared: Mapping[tuple[Way, str], float]) -> tuple[Way, str]:
+    """Return the way and policy of least mean time; one that is further ahead must be worth it."""
+    best: tuple[Way, str] | None = None
+    for each, seconds in compared.items():
+        more = best is not None and each[0].ahead > best[0].ahead
+        if best is None or seconds < compared[best] * (1 - WORTH_MORE_AHEAD * more):
+            best = each
+    assert best is not None
+    return best
+
+
+def text_of(way: Way) -> str:
+    """Return a way in words."""
+    kept = "" if way.keep is None else f", {way.keep} of a group kept"
+    if not way.ahead:
+        return f"barrier{kept}"
+    rest = "starts again" if way.restart else f"goes on, KV {'kept' if way.keep_kv else 'computed anew'}"
+    return f"{way.ahead:.3g} ahead, {rest}{kept}"
+
+
+def steps_of(problem: Problem, count: int) -> IntArray:
+    """
+    Return the step of each request where groups, as they come, are shared out evenly, shape (requests,).
+
+    Raises
+    ------
+    ValueError
+        If there is no step, there are more than groups, or a group's requests do not stand together.
+    """
+    numbers, groups = group_numbers(problem)
+    if not 1 <= count <= groups:
+        raise ValueError(f"{count} steps of {groups} groups: there is at least one, and each step needs one")
+    changes = np.append(True, np.diff(numbers) != 0)
+    if int(changes.sum()) != groups:
+        raise ValueError("the requests of a group do not stand together")
+    found: IntArray = (np.cumsum(changes) - 1) * count // groups
+    return found

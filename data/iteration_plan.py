@@ -1,0 +1,310 @@
+"""A plan for engines that mix prompts with generated tokens: order, concurrency, bound on iterations."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .bound import PROVEN_WITHIN, gap_above
+from .costs.cost import IntArray
+from .costs.iteration_rates import IterationRates
+from .costs.layer_profile import LayerProfile
+from .files.disk import InputError, read_json_object, write_json
+from .files.kinds import is_of_kind, refuse_other_kinds
+from .files.record import Positive, plain, record
+from .iterations import EngineLimits, IterationBound, Predicted, Sequences, sequences_of
+from .plan import Maker, Plan, Provenance, drop_defaults
+from .schedule import Violation
+from .workload import Workload
+
+KIND = "batchbound_iteration_plan"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedShare:
+    """
+    What one engine is to do.
+
+    Parameters
+    ----------
+    limits
+        Of the engine, as it was simulated.
+    requests
+        Positions of its requests, first to begin first, shape (requests of the share,).
+    order
+        How the order came to be, in words.
+    in_flight
+        Completions to keep under way at a time: as many as the engine takes, and a few that wait in its
+        queue; fewer than the engine takes where keys and values are better used so.
+    predicted
+        What the engine makes of it, or None for a job too large to simulate.
+    """
+
+    limits: EngineLimits
+    requests: IntArray
+    order: str
+    in_flight: Positive
+    predicted: Predicted | None = None
+
+    @property
+    def held_back(self) -> int | None:
+        """Completions that the client keeps under way, fewer than the engine takes; None if it does not."""
+        return self.in_flight if self.in_flight < self.limits.sequences else None
+
+
+@dataclass(frozen=True, slots=True)
+class SecondsBound:
+    """
+    Seconds that no order of the requests can go below, at the prices of the plan's cost.
+
+    Parameters
+    ----------
+    seconds
+        The bound.
+    rates
+        Seconds that an iteration takes at least, and per unit of its work, by the names of
+        :class:`~.costs.iteration_rates.IterationRates`.
+    iterations
+        The least iterations of all engines added up, with what proves them.
+    limits
+        Of each engine, that it holds for.
+    """
+
+    seconds: float
+    rates: Mapping[str, float]
+    iterations: IterationBound
+    limits: EngineLimits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterationPlan:
+    """
+    A job for one or several engines that mix prompts with generated tokens, such as vLLM's and SGLang's.
+
+    Parameters
+    ----------
+    engine
+        It is for.
+    workload
+        The completions, each with its prompt.
+    shares
+        One per engine.
+    bound
+        Iterations that no order, on no share of the requests, goes below.
+    proven
+        Limits that the bound holds for: those of all engines together, without what nobody stated of them.
+    maker
+        How the order was found.
+    counted
+        Whether the prompts' tokens are the engine's own count; else the bound takes one token of each.
+    cached, shared
+        Prompt tokens that need not be computed, or not for this request, as of :class:`.Sequences`, shape
+        (requests,); None where no prompt begins as another does, or the engine keeps none.
+    rates, profile
+        What an iteration costs, either of them; None for a plan in iterations alone.
+    least_seconds
+        What is proven in seconds; None without a cost.
+    provenance
+        Where lengths, costs and prompts come from.
+    assumptions
+        What nobody stated and the bound takes for granted, in sentences.
+    """
+
+    JSON_HEADER: ClassVar = (KIND, 1)
+    JSON_HINT: ClassVar = "Plan again."
+
+    engine: str
+    workload: Workload
+    shares: tuple[PlannedShare, ...]
+    bound: IterationBound
+    proven: EngineLimits
+    maker: Maker
+    counted: bool = True
+    cached: IntArray | None = None
+    shared: IntArray | None = None
+    rates: IterationRates | None = None
+    profile: LayerProfile | None = None
+    least_seconds: SecondsBound | None = None
+    provenance: Provenance = field(default_factory=Provenance)
+    assumptions: tuple[str, ...] = ()
+
+    def sequences(self) -> Sequences:
+        """Return what the engines compute at least, a row per completion."""
+        work = self.workload
+        if self.counted:
+            return sequences_of(work.input_tokens, work.output_tokens, self.cached, self.shared)
+        return least_known(work.output_tokens, self.proven)
+
+    @property
+    def order(self) -> IntArray:
+        """Positions of all completions, the shares' taken in turn, first to begin first."""
+        rank = np.empty(len(self.workload), dtype=np.int64)
+        for share in self.shares:
+            rank[share.requests] = np.arange(len(share.requests))
+        found: IntArray = np.argsort(rank, kind="stable")
+        return found
+
+    @property
+    def replica_of(self) -> IntArray:
+        """Position of each completion's share, shape (requests,)."""
+        column = np.zeros(len(self.workload), dtype=np.int64)
+        for k, share in enumerate(self.shares):
+            column[share.requests] = k
+        return column
+
+    @property
+    def iterations(self) -> int | None:
+        """Predicted, of the engine that takes most; None for a job too large to simulate."""
+        known = [share.predicted for share in self.shares if share.predicted is not None]
+        return max(one.iterations for one in known) if len(known) == len(self.shares) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted, of the engine that ends last; None without a cost, or for a job too large."""
+        each = [None if share.predicted is None else share.predicted.seconds for share in self.shares]
+        known = [seconds for seconds in each if seconds is not None]
+        return max(known) if len(known) == len(each) else None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the predicted iterations are above the bound, as a fraction of it."""
+        return gap_above(self.iterations, self.bound.iterations)
+
+    @property
+    def seconds_gap(self) -> float | None:
+        """How far the predicted seconds are above those proven, as a fraction of them; None without."""
+        return gap_above(self.seconds, None if self.least_seconds is None else self.least_seconds.seconds)
+
+    @property
+    def proven_optimal(self) -> bool:
+        """Whether no order takes less: seconds where there is a cost, else iterations."""
+        if self.least_seconds is not None:
+            return self.seconds is not None and self.seconds <= self.least_seconds.seconds * (
+                1 + PROVEN_WITHIN
+            )
+        return self.iterations is not None and self.iterations <= self.bound.iterations
+
+    def check(self) -> Violation | None:
+        """
+        Return what is wrong with the plan in itself, or None.
+
+        Each completion is in one share, once; each fits its engine; the bound is taken for limits no tighter
+        than those of the engines; nothing is predicted to take less than is proven.
+        """
+        whole = np.concatenate([np.zeros(0, dtype=np.int64), *(share.requests for share in self.shares)])
+        if not np.array_equal(np.sort(whole), np.arange(len(self.workload))):
+            return Violation("order", "the shares do not hold each completion once")
+        for share in self.shares:
+            # Alone on its engine a request holds its tokens but the last one drawn.
+            held = (
+                self.workload.input_tokens[share.requests] + self.workload.output_tokens[share.requests] - 1
+            )
+            size, blocks = share.limits.block_tokens, share.limits.blocks
+            if blocks is not None and held.size and -(-int(held.max()) // size) > blocks:
+                return Violation("keys and values", "a request needs more of them than its engine has")
+        try:
+            self.sequences()
+        except ValueError as error:
+            return Violation("prompts", str(error))
+        tighter = _tighter(self.proven, [share.limits for share in self.shares])
+        if tighter is not None:
+            return Violation("limits", f"the bound is for fewer {tighter} than the engines have")
+        if self.iterations is not None and self.iterations < self.bound.iterations:
+            what = f"{self.iterations} are predicted, and {self.bound.iterations} said to be the least"
+            return Violation("iterations", what)
+        return self._check_seconds()
+
+    def _check_seconds(self) -> Violation | None:
+        if self.rates is not None and self.profile is not None:
+            return Violation("cost", "there are rates and a profile: one of them is the engine's")
+        if self.least_seconds is None:
+            return None
+        if self.rates is None and self.profile is None:
+            return Violation("cost", "seconds are proven at no cost")
+        seconds, least = self.seconds, self.least_seconds.seconds
+        if not math.isfinite(least) or least < 0:
+            return Violation("seconds", f"{least} are said to be the least")
+        if seconds is not None and seconds < least * (1 - PROVEN_WITHIN):
+            return Violation("seconds", f"{seconds} are predicted, and {least} said to be the least")
+        for share in self.shares:
+            tighter = _tighter(self.least_seconds.limits, [share.limits])
+            if tighter is not None:
+                return Violation(
+                    "limits", f"the seconds are of an engine with fewer {tighter} than there are"
+                )
+        return None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to ``path``, whole or not at all."""
+        write_json(path, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values, without the columns of its requests that hold defaults."""
+        value: dict[str, Any] = plain(self)
+        drop_defaults(value["workload"])
+        return {name: entry for name, entry in value.items() if entry is not None}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> IterationPlan:
+        """
+        Return the plan that :meth:`save` wrote, looked through once more.
+
+        Raises
+        ------
+        InputError
+            If the file is no plan of this kind, or contradicts itself.
+        """
+        refuse_other_kinds(path, "no plan for servers", {KIND})
+        plan = record(cls, read_json_object(path), file=path)
+        violation = plan.check()
+        if violation is not None:
+            raise InputError(f"the plan contradicts itself: {violation}", file=path, hint=cls.JSON_HINT)
+        return plan
+
+
+def least_known(output: IntArray, limits: EngineLimits) -> Sequences:
+    """
+    Return what engines compute at least of prompts whose tokens nobody counted: one of each.
+
+    Parameters
+    ----------
+    output
+        Tokens of each completion, shape (requests,).
+    limits
+        Of the engines: where keys and values may run out, whoever holds how much is not known either.
+    """
+    return Sequences(np.ones_like(output), output, exact=limits.kv_tokens is None)
+
+
+def _tighter(proven: EngineLimits, each: Sequence[EngineLimits]) -> str | None:
+    """Return of what a bound's limits have less than engines have together, or None."""
+    if proven.sequences < sum(limits.sequences for limits in each):
+        return "sequences"
+    if proven.batched_tokens < sum(limits.batched_tokens for limits in each):
+        return "tokens of an iteration"
+    if proven.kv_tokens is None:
+        return None
+    held = [limits.kv_tokens for limits in each]
+    if None in held or proven.kv_tokens < sum(tokens or 0 for tokens in held):
+        return "tokens of KV cache"
+    # Blocks of one token hold whatever larger ones do.
+    if proven.block_tokens > 1 and any(limits.block_tokens != proven.block_tokens for limits in each):
+        return "blocks of KV cache"
+    return None
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan | IterationPlan:
+    """
+    Return the plan that a file holds, of either kind.
+
+    Raises
+    ------
+    InputError
+        If it holds none, or one that contradicts itself.
+    """
+    return IterationPlan.load(path) if is_of_kind(path, KIND) else Plan.load(path)

@@ -1,0 +1,281 @@
+"""vLLM's iterations counted from event to event: what the simulation does, without carrying each one out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from ...data.iterations import EngineLimits, Predicted
+
+
+class IterationPrices(Protocol):
+    """Tells the seconds of iterations."""
+
+    def decode_seconds(self, decodes: IntArray, held: IntArray) -> FloatArray:
+        """
+        Return the seconds of iterations without prompts, shape (iterations,).
+
+        Parameters
+        ----------
+        decodes
+            Sequences that generate a token in each, shape (iterations,).
+        held
+            Tokens of keys and values that they hold together, the new ones included, shape (iterations,).
+        """
+        ...
+
+    def mixed_seconds(self, decodes: int, held: int, chunks: Sequence[tuple[int, int]], drawn: int) -> float:
+        """
+        Return the seconds of an iteration with prompts.
+
+        Parameters
+        ----------
+        decodes, held
+            Sequences that generate a token, and the tokens they hold together.
+        chunks
+            New tokens and tokens held before, of each prompt that is computed.
+        drawn
+            Sequences whose next token is drawn.
+        """
+        ...
+
+
+class LeapingEngine:
+    """
+    The engine of :class:`~batchbound.heuristics.serving.chunked_prefill.ChunkedPrefill`, all requests there.
+
+    It decides the same: requests under way first, then new ones while there are sequences, budget and blocks;
+    where blocks run out, the request admitted last gives its own up. Between two events (a prompt, an end, a
+    shortage) nothing is decided, and iterations are only counted. Tests compare the two.
+
+    Parameters
+    ----------
+    prompt, output
+        Tokens of each request, in the order they are admitted.
+    limits
+        Of the engine.
+    in_flight, lag
+        As :func:`~.release.predict` says.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        limits: EngineLimits,
+        in_flight: int | None = None,
+        lag: int = 0,
+    ) -> None:
+        self._prompt, self._output = prompt, output
+        self._slots = min(limits.sequences, limits.batched_tokens)
+        self._budget, self._size = limits.batched_tokens, limits.block_tokens
+        whole = sum(prompt) + sum(output) + len(prompt) * self._size
+        self._free = whole // self._size if limits.blocks is None else limits.blocks
+        self._client = _Client(len(prompt), in_flight, lag)
+        self._waiting: deque[int] = deque()
+        self._running: list[int] = []
+        self._generated = [0] * len(prompt)
+        # Of a request that decodes: tokens held before iteration t, less t; and the iteration that ends it.
+        self._base = [0] * len(prompt)
+        self._last = [-1] * len(prompt)
+        self._ends: dict[int, list[int]] = {}
+        # How many decode by the remainder of that base: blocks of those are full at the same time.
+        self._phases = [0] * self._size
+        self._decoding, self._bases = 0, 0
+        self._partial: int | None = None
+        self._partial_held = 0
+        self._done = self._t = 0
+        self.preemptions = self.tokens = 0
+        self._leaps: list[tuple[int, int, int]] = []
+        self._mixed: list[tuple[int, int, list[tuple[int, int]], int]] = []
+
+    def run(self, prices: IterationPrices | None = None) -> Predicted:
+        """Return what all requests take."""
+        finished = 0
+        while self._done < len(self._prompt):
+            self._waiting += self._client.arrivals(finished)
+            finished = self._iterate()
+        return Predicted(self._t, self.preemptions, self.tokens, self._seconds(prices))
+
+    def _iterate(self) -> int:
+        """Carry out an iteration, and those after it in which nothing changes; return who finished."""
+        dropped = self._make_room()
+        budget = self._budget - len(self._running)
+        chunks: list[tuple[int, int, int]] = []
+        if self._partial is not None:
+            budget = self._go_on(budget + 1, chunks, dropped)
+        if not dropped:
+            self._admit(budget, chunks)
+        self._waiting.extendleft(dropped)
+        if chunks:
+            return self._mix(chunks)
+        return self._leap()
+
+    def _make_room(self) -> list[int]:
+        """Give each decoding request a block where its last is full; return who gave up theirs for it."""
+        needed = self._phases[-self._t % self._size]
+        if needed <= self._free:
+            self._free -= needed
+            return []
+        dropped: list[int] = []
+        full = [i for i in self._running if i != self._partial and not (self._base[i] + self._t) % self._size]
+        for request in full:
+            while request not in dropped and self._free < 1:
+                self._drop(dropped)
+            if request not in dropped:
+                self._free -= 1
+        return dropped
+
+    def _drop(self, dropped: list[int]) -> None:
+        victim = self._running.pop()
+        if victim == self._partial:
+            held, self._partial = self._partial_held, None
+        else:
+            held = self._base[victim] + self._t
+            # It has not been given a block in this iteration: it comes after those that have.
+            self._leave(victim)
+            self._generated[victim] = self._output[victim] - (self._last[victim] - self._t + 1)
+            self._ends[self._last[victim]].remove(victim)
+        self._free += -(-held // self._size)
+        dropped.append(victim)
+        self.preemptions += 1
+
+    def _leave(self, request: int) -> None:
+        self._phases[self._base[request] % self._size] -= 1
+        self._decoding -= 1
+        self._bases -= self._base[request]
+
+    def _go_on(self, budget: int, chunks: list[tuple[int, int, int]], dropped: list[int]) -> int:
+        """Compute more of the prompt that is not complete; return the budget that is left."""
+        request, held = self._partial, self._partial_held
+        assert request is not None
+        lacks = self._prompt[request] + self._generated[request] - held
+        new = min(lacks, budget)
+        blocks = -(-(held + new) // self._size) - -(-held // self._size)
+        if blocks > self._free:
+            self._drop(dropped)
+            return budget
+        self._free -= blocks
+        self._partial_held += new
+        chunks.append((request, new, held))
+        if new == lacks:
+            self._partial = None
+        return budget - new
+
+    def _admit(self, budget: int, chunks: list[tuple[int, int, int]]) -> None:
+        while self._waiting and budget > 0 and len(self._running) < self._slots:
+            request = self._waiting[0]
+            known = self._prompt[request] + self._generated[request]
+            if -(-known // self._size) > self._free:
+                return
+            new = min(known, budget)
+            self._running.append(self._waiting.popleft())
+            self._free -= -(-new // self._size)
+            chunks.append((request, new, 0))
+            if new < known:
+                self._partial, self._partial_held = request, new
+            budget -= new
+
+    def _mix(self, chunks: list[tuple[int, int, int]]) -> int:
+        """Carry out an iteration with prompts; return who finished."""
+        now, drawing = self._t, [request for request, _, _ in chunks if request != self._partial]
+        held = self._bases + self._decoding * (now + 1)
+        self.tokens += self._decoding + sum(new for _, new, _ in chunks)
+        each = [(new, before) for _, new, before in chunks]
+        self._mixed.append((self._decoding, held, each, self._decoding + len(drawing)))
+        self._t += 1
+        over = self._end(now)
+        for request in drawing:
+            known = self._prompt[request] + self._generated[request]
+            self._generated[request] += 1
+            left = self._output[request] - self._generated[request]
+            if not left:
+                self._running.remove(request)
+                self._free += -(-known // self._size)
+                over += 1
+                continue
+            self._base[request], self._last[request] = known - self._t, now + left
+            self._ends.setdefault(now + left, []).append(request)
+            self._phases[self._base[request] % self._size] += 1
+            self._decoding += 1
+            self._bases += self._base[request]
+        self._done += over
+        return over
+
+    def _leap(self) -> int:
+        """Carry out iterations without prompts until something is to be decided; return who finished."""
+        begun, size, phases = self._t, self._size, self._phases
+        last, until = min(self._ends), self._client.next_arrival(self._t)
+        while self._t != last:
+            self._t += 1
+            # What the next iteration needs is taken by it, or, where it is the first of a leap, was already.
+            needed = phases[-self._t % size]
+            if needed > self._free or self._t == until:
+                break
+            self._free -= needed
+        else:
+            self._t += 1
+        count = self._t - begun
+        self.tokens += count * self._decoding
+        self._leaps.append((self._decoding, self._bases + self._decoding * (begun + 1), count))
+        over = self._end(last) if self._t > last else 0
+        self._client.passed(count - 1)
+        self._done += over
+        return over
+
+    def _end(self, iteration: int) -> int:
+        """Free what requests hold that an iteration ended, and return their number."""
+        over = self._ends.pop(iteration, [])
+        for request in over:
+            self._running.remove(request)
+            self._leave(request)
+            self._free += -(-(self._base[request] + iteration + 1) // self._size)
+        return len(over)
+
+    def _seconds(self, prices: IterationPrices | None) -> float | None:
+        if prices is None:
+            return None
+        seconds = sum(prices.mixed_seconds(*one) for one in self._mixed)
+        if self._leaps:
+            decodes, held, count = np.array(self._leaps, dtype=np.int64).T
+            which = np.repeat(np.arange(len(count)), count)
+            nth = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+            seconds += float(prices.decode_seconds(decodes[which], held[which] + nth * decodes[which]).sum())
+        return seconds
+
+
+class _Client:
+    """Sends a request when another one has ended: so many are under way, each a little late."""
+
+    def __init__(self, requests: int, in_flight: int | None, lag: int) -> None:
+        self._next, self._requests, self._lag = 0, requests, lag
+        self._room = requests if in_flight is None else in_flight
+        self._flying = self._iteration = 0
+        self._ended: deque[tuple[int, int]] = deque()
+
+    def arrivals(self, finished: int) -> range:
+        """Return who comes before the next iteration, so many having finished in the last one."""
+        self._iteration += 1
+        if finished:
+            self._ended.append((self._iteration, finished))
+            self._flying -= finished
+        while self._ended and (self._ended[0][0] + self._lag <= self._iteration or not self._flying):
+            self._room += self._ended.popleft()[1]
+        first, self._next = self._next, min(self._requests, self._next + self._room)
+        self._room -= self._next - first
+        self._flying += self._next - first
+        return range(first, self._next)
+
+    def next_arrival(self, iteration: int) -> int:
+        """Return the iteration, counted as the engine does, before which somebody comes; -1 for nobody."""
+        if not self._ended or self._next == self._requests:
+            return -1
+        return iteration + self._ended[0][0] + self._lag - self._iteration
+
+    def passed(self, iterations: int) -> None:
+        """Note iterations before each of which nobody came."""
+        self._iteration += iterations

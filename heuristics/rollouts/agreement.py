@@ -1,0 +1,79 @@
+"""What earlier completions of the same prompts agree on: a score for each prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray
+from .lengths import normal_scores
+
+LARGEST_LOADING = 0.95
+"""Correlation with what all agree on that a file has at most, so that none decides alone."""
+
+ROUNDS = 50
+"""Rounds in which the loadings are improved; they settle in a few."""
+
+
+def agreed_scores(lengths: FloatArray) -> FloatArray:
+    r"""
+    Return a score of each prompt that earlier completions agree on, the longer the larger, shape (prompts,).
+
+    The normal score of a prompt in file ``j`` is taken as :math:`\lambda_j f + \sqrt{1-\lambda_j^2}\, e`: one
+    factor that all share and what is the file's own (Spearman 1904). The loadings :math:`\lambda_j` are those
+    that fit the correlations between files best (minimum residuals, Harman and Jones 1966), so that a file
+    that agrees with the others counts more, whatever its scale. The score is the factor's expectation.
+
+    Parameters
+    ----------
+    lengths
+        Of each prompt in each file, in any unit; not a number where a file has none, shape (files, prompts).
+
+    Returns
+    -------
+    ndarray
+        Not a number where no file has the prompt.
+    """
+    scores = np.array([normal_scores(file) for file in lengths])
+    has = ~np.isnan(scores)
+    scores = np.where(has, scores, 0.0)
+    loading = _loadings(scores, has)
+    weight = loading / (1.0 - loading**2)
+    found = weight @ scores / (1.0 + (weight * loading) @ has)
+    return np.where(has.any(axis=0), found, np.nan)
+
+
+def prompt_scores(lengths: FloatArray, prompt: FloatArray) -> FloatArray:
+    """
+    Return :func:`agreed_scores` of files of earlier completions, with what the prompts' own lengths add.
+
+    These count as one more file, of which the others say how far it goes along with them; two of them at
+    least, as one alone could not.
+
+    Parameters
+    ----------
+    lengths
+        As for :func:`agreed_scores`.
+    prompt
+        Tokens of each prompt, shape (prompts,).
+    """
+    if len(lengths) < 2:
+        return agreed_scores(lengths)
+    scores = agreed_scores(np.vstack((lengths, prompt)))
+    return np.where(np.isnan(lengths).all(axis=0), np.nan, scores)
+
+
+def _loadings(scores: FloatArray, has: np.ndarray) -> FloatArray:
+    """Return each file's correlation with the factor, shape (files,)."""
+    files = len(scores)
+    if files == 1:
+        return np.full(1, LARGEST_LOADING)
+    square = scores**2 @ has.T
+    correlation = scores @ scores.T / np.sqrt(np.maximum(square * square.T, np.finfo(float).tiny))
+    np.fill_diagonal(correlation, 0.0)
+    loading = np.full(files, 0.5)
+    for _ in range(ROUNDS):
+        # Each is the regression of a file's correlations on the loadings of the others.
+        rest = loading @ loading - loading**2
+        fitted = correlation @ loading / np.maximum(rest, np.finfo(float).tiny)
+        loading = (loading + np.clip(fitted, 0.0, LARGEST_LOADING)) / 2
+    return loading

@@ -1,0 +1,115 @@
+"""``plan --steps`` and ``plan --ended``: what is printed and written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchbound.cli import main
+from batchbound.data.lengths.steps_plan import StepsPlan
+
+HEADER = "step,group,id,input_tokens,output_tokens\n"
+
+
+def table(path: Path, seed: int, prefix: str) -> str:
+    """Write a table of two steps of 12 groups of 4."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for group in range(24):
+        tokens = np.exp(4.5 + 0.5 * rng.standard_normal() + 0.5 * rng.standard_normal(4)).astype(int) + 1
+        rows += [
+            f"s{group // 12},{prefix}{group},{prefix}{group}-{k},20,{each}" for k, each in enumerate(tokens)
+        ]
+    path.write_text(HEADER + "\n".join(rows) + "\n")
+    return str(path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def files(tmp_path: Path) -> tuple[str, str, str]:
+    """Return the tables of a job of two steps and of two earlier ones, and the plan's name."""
+    job, past = table(tmp_path / "job.csv", 1, "g"), table(tmp_path / "past.csv", 2, "h")
+    return job, past, str(tmp_path / "steps.json")
+
+
+def test_a_plan_of_steps_says_what_to_expect_and_is_stated_anew_as_completions_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, past, out = files(tmp_path)
+    asked = (job, "--steps", "step", "--history", past, "--slots", "12", "--policy", "fcfs-ski", "-o", out)
+    found = printed(capsys, *asked, "--longest-completion", "800")
+    total, bound = found["expected"]["total"], found["expected"]["bound"]
+    assert total["low"] < total["mean"] < total["high"]
+    assert bound["mean"] < total["mean"]
+    assert bound["mean"] < found["expected"]["first_come"]["mean"]
+    assert (found["steps"], found["coverage"], found["ended"]) == (2, 0.9, 0)
+    done = tmp_path / "done.csv"
+    done.write_text("\n".join(Path(job).read_text().splitlines()[:49]))
+    later = printed(capsys, out, "--ended", str(done), "-o", str(tmp_path / "later.json"))
+    assert later["ended"] == 48
+    narrow = later["expected"]["total"]
+    assert narrow["high"] - narrow["low"] < total["high"] - total["low"]
+    assert later["way"] == found["way"]
+    assert StepsPlan.load(tmp_path / "later.json").column == "step"
+    for words in (["verify", out], ["report", out], ["run", out, "--model", "tiny:llama"]):
+        assert main(words) == 2
+        assert "is a plan of several steps" in capsys.readouterr().err
+
+
+def test_prompts_are_shared_out_over_a_number_of_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _job, past, out = files(tmp_path)
+    lines = [
+        {"custom_id": f"{k}", "method": "POST", "url": "/v1/completions", "body": {"prompt": f"p{k}", "n": 4}}
+        for k in range(6)
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = (str(prompts), "--steps", "3", "--history", past, "--slots", "4", "-o", out, "--quiet")
+    assert main(["plan", *words, "--keep", "3", "--policy", "fcfs"]) == 0
+    said = capsys.readouterr().out
+    assert "24 requests in 3 steps" in said
+    assert "3 of a group kept" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ahead", "0.5"], "--ahead has no effect without --steps"),
+        (["--steps", "step"], "--steps needs --history"),
+        (["--steps", "step", "--history", "PAST", "--work", "3"], "--work has no effect beside --steps"),
+        (["--steps", "step", "--history", "PAST", "--lengths", "cap"], "--lengths has no effect beside"),
+        (["--steps", "step", "--history", "PAST", "--slots", "auto"], "--slots auto has no effect"),
+        (["--steps", "no", "--history", "PAST"], "has no column 'no'"),
+        (["--steps", "99", "--history", "PAST"], "99 steps of 24 groups"),
+        (["--steps", "0", "--history", "PAST"], "0 steps of 24 groups"),
+        (["--steps", "step", "--history", "PAST", "--keep", "4"], "it has no effect"),
+        (["--steps", "step", "--history", "PAST", "--keep-kv"], "keep_kv has no effect"),
+        (["--ended", "PAST", "--slots", "3"], "--slots has no effect beside --ended"),
+        (["--ended", "PAST"], "it is no plan of several steps"),
+    ],
+)
+def test_what_has_no_effect_or_no_sense_is_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, past, out = files(tmp_path)
+    assert main(["plan", job, *(past if word == "PAST" else word for word in words), "-o", out]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
+def test_a_history_that_has_changed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, past, out = files(tmp_path)
+    printed(capsys, job, "--steps", "step", "--history", past, "--slots", "12", "--policy", "fcfs", "-o", out)
+    Path(past).write_text(Path(past).read_text().replace(",20,", ",21,"))
+    assert main(["plan", out, "--ended", job, "-o", str(tmp_path / "later.json")]) == 2
+    assert "is not as it was when the plan was made" in capsys.readouterr().err

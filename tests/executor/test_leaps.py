@@ -1,0 +1,60 @@
+"""Iterations counted from event to event are those of the engine that carries each of them out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchbound.data.iterations import EngineLimits, Sequences
+from batchbound.executor.profiling.iteration_fit import PricedDevice
+from batchbound.executor.serving.leaps import LeapingEngine
+from batchbound.executor.serving.release import fits, predict, simulated
+from batchbound.models.exegpt.iteration_minorant import Minorant
+
+PRICES = PricedDevice(Minorant(1.0, 0.1, 0.01, 0.02, 0.001, 0.0001))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 14), st.integers(1, 24)), min_size=1, max_size=20),
+    st.tuples(st.integers(1, 8), st.integers(1, 20), st.integers(1, 5)),
+    st.one_of(st.none(), st.integers(0, 30)),
+    st.tuples(st.one_of(st.none(), st.integers(1, 10)), st.integers(0, 3)),
+)
+@settings(max_examples=150, deadline=None)
+def test_leaps_say_what_the_simulation_says(
+    pairs: list[tuple[int, int]],
+    sizes: tuple[int, int, int],
+    room: int | None,
+    client: tuple[int | None, int],
+) -> None:
+    work = Sequences(np.array([p for p, _ in pairs]), np.array([a for _, a in pairs]))
+    slots, budget, block = sizes
+    largest = block * int((-(-(work.prompt + work.output) // block)).max())
+    limits = EngineLimits(slots, budget, None if room is None else largest + room, block)
+    counted = predict(work, limits, np.arange(len(work)), *client, prices=PRICES)
+    carried_out = simulated(work, limits, *client, device=PRICES)
+    assert counted is not None
+    assert (counted.iterations, counted.preemptions, counted.tokens) == (
+        carried_out.iterations,
+        carried_out.preemptions,
+        carried_out.tokens,
+    )
+    assert counted.seconds == pytest.approx(carried_out.seconds, rel=1e-9)
+
+
+def test_requests_are_put_back_where_blocks_run_out() -> None:
+    # Two of four tokens each on five blocks of one: the later one gives up its block and is computed anew.
+    work, limits = Sequences(np.array([1, 1]), np.array([4, 4])), EngineLimits(2, 8, 5, 1)
+    assert fits(work, limits)
+    found = LeapingEngine([1, 1], [4, 4], limits).run()
+    assert found.preemptions == 1
+    assert found == simulated(work, limits)
+    assert found.seconds is None
+
+
+def test_iterations_without_events_are_not_carried_out() -> None:
+    engine = LeapingEngine([1], [1_000_000], EngineLimits(1, 8))
+    assert engine.run().iterations == 1_000_000
+    assert len(engine._leaps) == 1
