@@ -40,6 +40,9 @@ _OF_SCHEDULES = (
     "sweep",
     "price",
     "engine",
+    "token_budget",
+    "block_tokens",
+    "no_prefix_caching",
     "length_error",
     "lengths",
 )
