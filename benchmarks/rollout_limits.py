@@ -197,10 +197,11 @@ def free_moves(job: Judged, slots: int, rng: np.random.Generator) -> dict[str, f
 
 
 def recovered(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the baseline's mean loss, and of it the share that each other has not."""
+    """Return the baseline's mean loss, and of it the share that each other has not; 0 where there is none."""
     mean = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     base = mean.pop(BASELINE)
-    return {"loss": round(base, 4)} | {name: round(1 - each / base, 3) for name, each in mean.items()}
+    shares = {name: round(1 - each / base, 3) if base else 0.0 for name, each in mean.items()}
+    return {"loss": round(base, 4)} | shares
 
 
 def limits_of(name: str, draws: int, most: int | None) -> dict[str, dict[str, float]]:

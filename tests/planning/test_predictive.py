@@ -202,4 +202,5 @@ def test_the_interval_holds_as_often_as_it_says() -> None:
         job = problem(steps[3])
         found = expected_makespan(job, history, policy="fcfs-ski", longest=CAP, seed=seed)
         held += found.low <= simulate_hidden(job, "fcfs-ski").makespan <= found.high
-    assert held >= 17
+    # At a probability of 0.9 it is fewer than 14 of 20 once in four hundred times.
+    assert held >= 14
