@@ -61,6 +61,7 @@ ROOMS = {
         "heuristics.queues",
         "solvers",
         "solvers.bounds",
+        "solvers.packing",
         "solvers.search.stages",
     },
     "solvers.search.stages": {"data", "models", "solvers.search"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 
@@ -112,7 +113,7 @@ class Resplit:
         self.loads = [sum(self.values[item] for item in items) for items in self.members]
         self.sums = [subset_sums([self.values[item] for item in items]) for items in self.members]
 
-    def run(self, seconds: float) -> bool:
+    def run(self, seconds: float, tries: float = math.inf) -> bool:
         """
         Return whether no machine is loaded beyond the target any more.
 
@@ -120,6 +121,8 @@ class Resplit:
         ----------
         seconds
             Seconds after which the search gives up.
+        tries
+            Machines relieved, or looked at in vain, after which it does.
 
         Returns
         -------
@@ -128,7 +131,8 @@ class Resplit:
         """
         deadline = time.perf_counter() + seconds
         while (worst := max(self.loads)) > self.target:
-            if time.perf_counter() > deadline:
+            tries -= 1
+            if tries < 0 or time.perf_counter() > deadline:
                 return False
             over = self.loads.index(worst)
             if not self._relieve(over):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from .local_search import Resplit
 from .patterns import PatternMaster
 from .small import settle_packing
 
+CONSTRUCTIVE = (longest_processing_time, multifit, karmarkar_karp)
+"""Constructive heuristics, the quickest first."""
 FIRST_RESPLIT = 1.0
 """Seconds that re-splits get before anything slower: they close nearly every instance of many items."""
 LARGEST_KNAPSACK = 20_000_000
@@ -121,6 +124,42 @@ def solve_partition(
     )
 
 
+def packed_full(
+    weights: IntArray, machines: int, tries: int, rng: np.random.Generator, seconds: float = math.inf
+) -> IntArray:
+    """
+    Return the machine of each item in an assignment nearly as good as there is, without a proof.
+
+    The best of the quick heuristics, then re-splits towards ever smaller steps down.
+
+    Parameters
+    ----------
+    weights, machines
+        As of :func:`solve_partition`.
+    tries
+        Machines relieved for one step down before it counts as not found.
+    rng
+        Source of every random choice.
+    seconds
+        Seconds after which it stops with what it has.
+    """
+    began = time.perf_counter()
+
+    def most(assignment: IntArray) -> int:
+        return int(machine_loads(weights, assignment, machines).max())
+
+    best = min((rule(weights, machines) for rule in CONSTRUCTIVE[:2]), key=most)
+    makespan, least = most(best), lifted_bound(weights, machines).value
+    step = makespan - least
+    while step and makespan > least and (left := seconds - (time.perf_counter() - began)) > 0:
+        search = Resplit(weights, best, machines, max(least, makespan - step), rng)
+        reached = search.run(left, tries)
+        best = min(best, search.assignment(), key=most)
+        makespan = most(best)
+        step = min(step if reached else step // 2, makespan - least)
+    return best
+
+
 def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int = 0) -> PartitionBound:
     """
     Return the best lower bound proven within a time limit.
@@ -153,7 +192,7 @@ class _Search:
         self.seconds = seconds
         self.rng = np.random.default_rng(seed)
         self.bound = lifted_bound(weights, machines)
-        self.best = longest_processing_time(weights, machines)
+        self.best = CONSTRUCTIVE[0](weights, machines)
         self.makespan = int(machine_loads(weights, self.best, machines).max())
 
     def spent(self) -> float:
@@ -175,7 +214,7 @@ class _Search:
 
     def construct(self) -> None:
         """Try the constructive heuristics and the cheap bounds."""
-        for heuristic in (multifit, karmarkar_karp):
+        for heuristic in CONSTRUCTIVE[1:]:
             if self.makespan > self.bound.value:
                 self.accept(heuristic(self.weights, self.machines))
         if self.makespan > self.bound.value:

@@ -13,6 +13,7 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..bounds.loading import time_for_programmes
 from .backward import BackwardSearch, slots_are_scarcer
+from .chains import ChainAnnealing, packing_pays, requests_are_few
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .insertion import MOST_REQUESTS, InsertionAnnealing
@@ -67,6 +68,12 @@ BACKWARD_SHARE = 0.25
 
 MOST_ORDERED = 2000
 """Requests up to which orders are tried there: of more, one takes half a second and longer."""
+
+PACKING_SHARE = 0.1
+"""The share of the seconds left that packing slots full takes at most."""
+
+CHAIN_SHARE = 0.5
+"""The share of what is left of the limits in which requests of slots packed full are exchanged."""
 
 FIRST_ROUNDING = 0.5
 """Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
@@ -262,7 +269,10 @@ class ScheduleSearch:
         """Search orders and stage times until a share of the limits is used up."""
         best = self.incumbent
         limits, best.seconds, best.most = (best.seconds, best.most), share * best.seconds, share * best.most
-        self._reorder(0.5 if len(self._problem) <= FEW else 0.0)
+        if packing_pays(self._problem):
+            self._chain()
+        elif len(self._problem) <= FEW:
+            self._reorder(0.5)
         if not self._anneal():
             self._reorder(1.0)
         best.seconds, best.most = limits
@@ -398,6 +408,15 @@ class ScheduleSearch:
         if problem.cost.decode_base == 0 or not 0 < schedule.rounds.sum() <= MOST_ROUNDS:
             return None
         return Reinsertion(problem, self._rng, schedule).step
+
+    def _chain(self) -> None:
+        """Pack the slots full, and anneal over which requests follow one another there if they are few."""
+        best = self.incumbent
+        walk = ChainAnnealing(self._problem, self._rng, PACKING_SHARE * best.left)
+        if requests_are_few(self._problem):
+            self._until(best.progress + CHAIN_SHARE * (1.0 - best.progress), walk.step)
+        else:
+            best.offer(walk.schedule())
 
     def _reorder(self, share: float) -> None:
         """Search the order in which requests are taken until a share of the limits is used up."""

@@ -26,7 +26,7 @@ from batchbound.models.bounds.partition_heuristics import (
 )
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.solvers.packing.local_search import Resplit, subset_of_sum, subset_sums
-from batchbound.solvers.packing.partition import solve_partition
+from batchbound.solvers.packing.partition import packed_full, solve_partition
 from batchbound.solvers.packing.patterns import PatternMaster
 
 Construction = Callable[[IntArray, int], IntArray]
@@ -153,6 +153,16 @@ def test_a_resplit_never_loses_an_item() -> None:
     assert not search.run(seconds=0.05)
     assert machine_loads(weights, search.assignment(), 20).tolist() == search.loads
     assert sum(search.loads) == weights.sum()
+
+
+def test_a_packing_without_a_proof_is_as_good_as_a_proven_one_and_the_same_for_the_same_seed() -> None:
+    weights = cut50(3, requests=130)
+    packed = packed_full(weights, 20, tries=100, rng=np.random.default_rng(0))
+    proven = solve_partition(weights, 20, seconds=10.0)
+    assert proven.optimal
+    assert machine_loads(weights, packed, 20).max() <= proven.makespan + 1
+    again = packed_full(weights, 20, tries=100, rng=np.random.default_rng(0))
+    assert packed.tolist() == again.tolist()
 
 
 def test_prices_refute_a_capacity_that_simple_bounds_do_not() -> None:
