@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +14,8 @@ from ..data.costs.cost import FloatArray, IntArray
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.bounds.fleet import fleet_bound, request_costs
-from ..models.bounds.fleet_partition import least_loaded, spread_groups
+from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
+from ..models.bounds.fleet_partition import LongestFirst, least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
 from .search.schedule_search import search_schedule
@@ -25,6 +25,12 @@ PATIENCE = (0.5, 0.25, 1.0)
 
 FEEDBACKS = 4
 """Times the requests are shared out, each time knowing what the replicas lost to stages and idle slots."""
+
+LONG = 0.5
+"""What the longest request takes alone, in times of an even share of all, from which it matters."""
+
+MOST_BESIDE = 100_000
+"""Requests up to which they are shared out beside the longest ones: of more, that takes a second."""
 
 SLICE = 0.4
 """Least wall-clock seconds of search spent on a replica at a time."""
@@ -132,12 +138,11 @@ class _FleetSearch:
         self._kind_of = np.array([kinds.index(replica) for replica in fleet.replicas], dtype=np.int64)
         self._busy = np.array([replica.busy for replica in fleet.replicas])
         by_memory = [_memory_binds(fleet, k) for k in range(len(kinds))]
-        self._costs = np.array(
-            [
-                request_costs(fleet, kind, "slots", "keys and values" if tight else "slots")
-                for kind, tight in zip(kinds, by_memory, strict=True)
-            ]
-        )
+        arguments: list[RoundBy] = ["keys and values" if tight else "slots" for tight in by_memory]
+        by_kind = list(zip(kinds, arguments, strict=True))
+        self._costs = np.array([request_costs(fleet, kind, "slots", by) for kind, by in by_kind])
+        self._beside = self._costs - np.array([step_shares(fleet, kind, by) for kind, by in by_kind])
+        self._alone = np.array([kind.cost.decode_base * fleet.rounds for kind in kinds])
         self._shares: list[_Share] = []
 
     @property
@@ -154,23 +159,46 @@ class _FleetSearch:
 
     def share_out(self, fixed: IntArray | None = None) -> None:
         """Share the requests out, each time with what the replicas lost before taken into account."""
-        lost = np.zeros(len(self._busy))
         if fixed is not None:
-            self._shares = [self._scheduled(k, np.flatnonzero(fixed == k)) for k in range(len(lost))]
+            self._shares = [self._scheduled(k, np.flatnonzero(fixed == k)) for k in range(len(self._busy))]
             return
-        best = np.inf
+        assignments: list[Callable[[FloatArray], IntArray]] = [self._assign]
+        if self._longest_matters:
+            beside = LongestFirst(self._costs, self._beside, self._alone, self._kind_of)
+            assignments += [beside.least_loaded, beside.first_fit]
+        for assign in assignments:
+            self._share_by(assign)
+
+    def _share_by(self, assign: Callable[[FloatArray], IntArray]) -> None:
+        """Share the requests out in one way, again while what the replicas lost shows a better one."""
+        lost, best = np.zeros(len(self._busy)), np.inf
         for _ in range(FEEDBACKS):
             begun = time.perf_counter()
-            replica_of = self._assign(self._busy + lost)
+            replica_of = assign(self._busy + lost)
             shares = [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(lost))]
             latest = max(share.finish for share in shares)
             if latest >= best * (1 - 1e-6):
                 break
-            best, self._shares = latest, shares
-            priced = np.array([self._costs[self._kind_of[k], s.requests].sum() for k, s in enumerate(shares)])
-            lost = np.array([share.finish for share in shares]) - self._busy - priced
+            best = latest
+            if not self._shares or latest < max(share.finish for share in self._shares):
+                self._shares = shares
+            lost = np.array([share.finish - self._priced(k, share) for k, share in enumerate(shares)])
+            lost -= self._busy
             if self._left < 2 * (time.perf_counter() - begun):
                 break
+
+    def _priced(self, replica: int, share: _Share) -> float:
+        """Return the seconds of a replica as its requests are priced."""
+        kind, requests = self._kind_of[replica], share.requests
+        longest = self._alone[kind, requests].max(initial=0.0) + self._beside[kind, requests].sum()
+        return float(max(self._costs[kind, requests].sum(), longest))
+
+    @property
+    def _longest_matters(self) -> bool:
+        """Whether a replica may be done late for its longest request, others costing little beside it."""
+        even = float(self._costs.mean(axis=0).sum()) / len(self._busy)
+        few = len(self._fleet) <= MOST_BESIDE
+        return few and self._groups is None and float(self._alone.max(initial=0.0)) > LONG * even
 
     def improve(self) -> StoppedBy:
         """Search the schedule of the replica that ends last, again and again, and return why it ended."""

@@ -10,6 +10,7 @@ import numpy as np
 from ...data.bound import Bound
 from ...data.costs.cost import FloatArray
 from ...data.fleet import Fleet, Replica
+from .fleet_longest import LongestCosts, longest_cases
 from .makespan import best_bound
 
 StageBy = Literal["slots", "tokens", "floor"]
@@ -17,6 +18,9 @@ StageBy = Literal["slots", "tokens", "floor"]
 
 RoundBy = Literal["slots", "keys and values"]
 """What each request pays of decode steps: its rounds over the slots, or its tokens over the KV capacity."""
+
+MOST_KINDS = 16
+"""Kinds of replicas of which each is tried as the one that serves the longest request."""
 
 CLASSES = 300
 """Kinds of requests that the programme for the replicas' weights tells apart."""
@@ -52,12 +56,25 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
         prefill = (cost.prefill_base / replica.prefill_token_cap + cost.prefill_per_token) * prompts
     else:
         prefill = cost.prefill_base / replica.slots + cost.prefill_per_token * prompts
-    read = fleet.kv_token_rounds
+    decode = step_shares(fleet, replica, round_by)
+    read = cost.decode_per_kv_token * fleet.kv_token_rounds
+    seconds: FloatArray = prefill + decode + cost.decode_per_slot * rounds + read
+    return seconds
+
+
+def step_shares(fleet: Fleet, replica: Replica, round_by: RoundBy) -> FloatArray:
+    """
+    Return what each request pays of decode steps in :func:`request_costs`, seconds, shape (requests,).
+
+    Parameters
+    ----------
+    fleet, replica, round_by
+        As there.
+    """
+    cost, shares = replica.cost, fleet.rounds / replica.slots
     if round_by == "keys and values" and replica.kv_capacity is not None:
-        decode = cost.decode_base / replica.kv_capacity * read
-    else:
-        decode = cost.decode_base / replica.slots * rounds
-    seconds: FloatArray = prefill + decode + cost.decode_per_slot * rounds + cost.decode_per_kv_token * read
+        shares = fleet.kv_token_rounds / replica.kv_capacity
+    seconds: FloatArray = cost.decode_base * shares
     return seconds
 
 
@@ -71,8 +88,10 @@ def fleet_bound(fleet: Fleet) -> Bound:
     .. math:: T \ge \sum_k w_k T_k \ge \sum_k w_k\,\mathrm{busy}_k + \sum_i \min_k w_k c_{ik}
 
     (:func:`request_costs`). Any weights are valid; the duals of a linear programme over kinds of requests
-    give good ones, and equal replicas have equal weights. A request on its own is a bound too; so is that
-    of :func:`~batchbound.models.bounds.makespan.best_bound` for one replica.
+    give good ones, and equal replicas have equal weights. A request on its own is a bound too, and so are
+    both together, whichever replica serves the longest request
+    (:func:`~batchbound.models.bounds.fleet_longest.longest_cases`); so is that of
+    :func:`~batchbound.models.bounds.makespan.best_bound` for one replica.
 
     Parameters
     ----------
@@ -90,6 +109,9 @@ def fleet_bound(fleet: Fleet) -> Bound:
     for stage_by in _stage_arguments(fleet):
         for round_by in _round_arguments(fleet):
             bounds.append(_shared(fleet, stage_by, round_by))
+            beside = _beside_longest(fleet, stage_by, round_by, max(bound.seconds for bound in bounds))
+            if beside is not None:
+                bounds.append(beside)
     return max(bounds, key=lambda bound: bound.seconds)
 
 
@@ -159,6 +181,30 @@ def _shared(fleet: Fleet, stage_by: StageBy, round_by: RoundBy) -> Bound:
         "round_by": round_by,
     }
     return Bound(sum(terms.values()), "shares of the fleet", terms, certificate)
+
+
+def _beside_longest(fleet: Fleet, stage_by: StageBy, round_by: RoundBy, enough: float) -> Bound | None:
+    """Return the bound of the longest request and the shares of others, if it proves more than enough."""
+    kinds = list(dict.fromkeys(fleet.replicas))
+    if len(kinds) > MOST_KINDS:
+        return None
+    shares = {kind: request_costs(fleet, kind, stage_by, round_by) for kind in kinds}
+    costs = LongestCosts(
+        shares,
+        {kind: shares[kind] - step_shares(fleet, kind, round_by) for kind in kinds},
+        {kind: _seconds_a_token(kind, stage_by) for kind in kinds},
+    )
+    cases = longest_cases(fleet, costs, share_weights(fleet, stage_by, round_by), enough)
+    if cases is None:
+        return None
+    least = min(cases, key=lambda case: case.seconds)
+    certificate: Mapping[str, object] = {
+        "kind": "longest request and shares",
+        "cases": [{"replica": case.replica, "weights": list(case.weights)} for case in cases],
+        "stage_by": stage_by,
+        "round_by": round_by,
+    }
+    return Bound(least.seconds, "the longest request and shares of the fleet", least.terms, certificate)
 
 
 def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:

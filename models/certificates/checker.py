@@ -102,6 +102,7 @@ _SOURCES = {
     "enumeration": "enumeration of packings and orders",
     "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
+    "longest request and shares": "the longest request and shares of the fleet",
     "one request": "the longest request",
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
@@ -27,44 +29,87 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
     """
     certificate = bound.certificate
     kind = certificate.get("kind")
-    if kind not in ("fleet shares", "one request"):
+    derived = _DERIVED.get(kind) if isinstance(kind, str) else None
+    if derived is None:
         if len(fleet.replicas) > 1 or fleet.replicas[0].busy:
             return Violation("a certificate is of a known kind", f"{kind!r} is not one of a fleet")
         return verify_bound(fleet.problem(), bound)
-    derive = _shares if kind == "fleet shares" else _one_request
-    return judged(bound, lambda: derive(fleet, bound))
+    return judged(bound, lambda: derived(fleet, bound))
 
 
-def _shares(fleet: Fleet, bound: Bound) -> float:
-    weights = [_weight(value) for value in entries(bound.certificate, "weights")]
+def _weighted(fleet: Fleet, certificate: Mapping[str, object]) -> list[tuple[Replica, float]]:
+    """Return every replica and its weight."""
+    weights = [_weight(value) for value in entries(certificate, "weights")]
     if len(weights) != len(fleet.replicas):
         raise RefutedError("weights", f"{len(weights)} weights for {len(fleet.replicas)} replicas")
     if math.fsum(weights) > 1 + ROUNDING:
         raise RefutedError("weights", f"they add up to {math.fsum(weights)!r}, more than one")
-    weighted = list(zip(fleet.replicas, weights, strict=True))
-    stage_by, round_by = bound.certificate["stage_by"], bound.certificate["round_by"]
+    return list(zip(fleet.replicas, weights, strict=True))
+
+
+def _arguments(certificate: Mapping[str, object]) -> tuple[str, str]:
+    """Return by what requests pay for stages, and by what for decode steps."""
+    stage_by, round_by = certificate["stage_by"], certificate["round_by"]
     if stage_by not in ("slots", "tokens", "floor") or round_by not in ("slots", "keys and values"):
         raise RefutedError("shares", f"no argument is called {stage_by!r} or {round_by!r}")
+    return str(stage_by), str(round_by)
+
+
+def _beside_longest(fleet: Fleet, bound: Bound) -> float:
+    """Return the least that is proven of the replicas, each the one that serves the longest request."""
+    stage_by, round_by = _arguments(bound.certificate)
+    first, longest = int(fleet.prefill_emits_first_token), 0
+    for request in fleet.workload:
+        longest = max(longest, request.output_tokens - first)
+    cases, least = entries(bound.certificate, "cases"), dict[Replica, float]()
+    Work().spend(len(cases) * len(set(fleet.replicas)) * len(fleet))
+    for case in cases:
+        if not isinstance(case, Mapping):
+            raise unreadable("cases", case, "a case")
+        at, weighted = whole(case, "replica", "cases"), _weighted(fleet, case)
+        if at >= len(weighted):
+            raise RefutedError("cases", f"there is no replica {at} of {len(weighted)}")
+        holder, weight = weighted.pop(at)
+        steps = weight * holder.cost.decode_base * longest
+        busy = math.fsum([weight * holder.busy, *(other * replica.busy for replica, other in weighted)])
+        free = replace(holder, cost=replace(holder.cost, decode_base=0.0))
+        # It pays for the decode steps of its longest request in place of shares of them.
+        requests = _requests(fleet, [(free, weight), *weighted], stage_by, round_by)
+        least[holder] = max(least.get(holder, 0.0), busy + steps + requests)
+    missing = set(fleet.replicas) - set(least)
+    if missing:
+        raise RefutedError("cases", f"none of {len(missing)} kinds of replicas that may serve the longest")
+    return min(least.values())
+
+
+def _shares(fleet: Fleet, bound: Bound) -> float:
+    weighted = _weighted(fleet, bound.certificate)
+    busy = math.fsum(weight * replica.busy for replica, weight in weighted)
+    return busy + _requests(fleet, weighted, *_arguments(bound.certificate))
+
+
+def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str, round_by: str) -> float:
+    """Return what all requests add at least to the weighted mean of the replicas' times."""
     # Of two replicas alike, the one of less weight is the cheaper.
     lightest: dict[Replica, float] = {}
     for replica, weight in weighted:
         lightest[replica] = min(weight, lightest.get(replica, math.inf))
     Work().spend(len(lightest) * len(fleet))
-    parts = [weight * replica.busy for replica, weight in weighted]
+    parts: list[float] = []
     first = int(fleet.prefill_emits_first_token)
     for request in fleet.workload:
         rounds, own = request.output_tokens - first, request.input_tokens - request.shared_tokens
         held = request.input_tokens + first
         parts.append(
             min(
-                weight * _share(replica, own, held, rounds, str(stage_by), str(round_by))
+                weight * _share(replica, own, held, rounds, stage_by, round_by)
                 for replica, weight in lightest.items()
             )
         )
     # Some replica computes what a group shares, though not all that it computes is a part of the floor.
     shared = {request.group: request.shared_tokens for request in fleet.workload if request.shared_tokens}
     if stage_by != "floor":
-        token = (weight * _a_token(replica, str(stage_by)) for replica, weight in lightest.items())
+        token = (weight * _a_token(replica, stage_by) for replica, weight in lightest.items())
         parts.append(sum(shared.values()) * min(token))
     return math.fsum(parts)
 
@@ -114,3 +159,11 @@ def _weight(value: object) -> float:
     if not 0 <= value < math.inf:
         raise RefutedError("weights", f"{value} is negative or not finite")
     return float(value)
+
+
+_DERIVED = {
+    "fleet shares": _shares,
+    "longest request and shares": _beside_longest,
+    "one request": _one_request,
+}
+"""What each kind of certificate proves."""

@@ -119,6 +119,46 @@ def test_no_fleet_beats_its_bound(
     assert result.makespan >= best - 1e-9
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_no_fleet_beats_the_bound_of_its_longest_request(
+    optimal_makespan: Callable[[Problem], float], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = np.append(rng.integers(2, 5, 3), 9)
+    cost = CostModel(0.1, 0.01, 1.0, float(rng.choice([0.1, 0.4])))
+    fleet = Fleet(work(lengths.tolist(), 3), (Replica(cost, 2), Replica(cost, 2, busy=float(seed % 2))))
+    best = np.inf
+    for way in product(range(2), repeat=len(lengths)):
+        ends = [replica.busy for replica in fleet.replicas]
+        for k in set(way):
+            ends[k] += optimal_makespan(fleet.problem_of(k, np.flatnonzero(np.array(way) == k)))
+        best = min(best, max(ends))
+    bound = fleet_bound(fleet)
+    assert bound.seconds <= best + 1e-9
+    assert verify_fleet_bound(fleet, bound) is None
+
+
+def test_long_requests_are_kept_together_where_others_cost_little_beside_them() -> None:
+    # A step takes a second for one request or two. The four long ones fit two replicas, and the short ones
+    # take the other: 100 steps each, where a long one on each of three would leave the last with 100 as well
+    # as twenty of the short.
+    fleet = Fleet(work([100] * 4 + [10] * 20), (Replica(UNIT, 2),) * 3)
+    result = plan_fleet(fleet, limits=Limits(work=1))
+    assert result.makespan == 100.0
+    assert result.status == "optimal"
+
+
+def test_a_long_request_has_fewer_beside_it_than_others_have_alone() -> None:
+    # Two slots a replica; beside the long one another adds only a quarter of a second a step.
+    cost = replace(UNIT, decode_per_slot=0.25)
+    fleet = Fleet(work([40] + [4] * 20), (Replica(cost, 2),) * 2)
+    result = plan_fleet(fleet, limits=Limits(work=1))
+    beside = np.bincount(result.schedule.replica_of[1:], minlength=2)[result.schedule.replica_of[0]]
+    # With m of them there it takes 40 + (40 + 4 m) / 4 seconds, and the other 2 (20 - m) steps of 1.5.
+    assert result.makespan == 53.0
+    assert beside == 3
+
+
 def test_a_forged_certificate_is_refuted() -> None:
     fleet = Fleet(work([5, 9, 4, 4]), (Replica(CostModel.paper(), 2), Replica(UNIT, 2)))
     bound = fleet_bound(fleet)
