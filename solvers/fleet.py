@@ -17,6 +17,7 @@ from ..data.schedule import Schedule
 from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import LongestFirst, least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
+from .search.chains import ChainAnnealing, packing_pays
 from .search.constructive import ski_rental_schedule
 from .search.schedule_search import search_schedule
 
@@ -31,6 +32,9 @@ LONG = 0.5
 
 MOST_BESIDE = 100_000
 """Requests up to which they are shared out beside the longest ones: of more, that takes a second."""
+
+PACKING_SHARE = 0.2
+"""The share of the seconds left in which the slots of all replicas are packed full."""
 
 SLICE = 0.4
 """Least wall-clock seconds of search spent on a replica at a time."""
@@ -168,6 +172,8 @@ class _FleetSearch:
             assignments += [beside.least_loaded, beside.first_fit]
         for assign in assignments:
             self._share_by(assign)
+        for share in self._shares:
+            self._pack(share)
 
     def _share_by(self, assign: Callable[[FloatArray], IntArray]) -> None:
         """Share the requests out in one way, again while what the replicas lost shows a better one."""
@@ -186,6 +192,19 @@ class _FleetSearch:
             lost -= self._busy
             if self._left < 2 * (time.perf_counter() - begun):
                 break
+
+    def _pack(self, share: _Share) -> None:
+        """Pack the slots of a replica full where its stages are cheap, if that is the better schedule."""
+        if share.problem is None or share.schedule is None or not packing_pays(share.problem):
+            return
+        if share.problem.memory_can_run_out or share.problem.prefill_token_cap is not None:
+            return
+        rng = np.random.default_rng(self._limits.seed)
+        walk = ChainAnnealing(share.problem, rng, PACKING_SHARE * self._left / len(self._shares))
+        packed = walk.schedule()
+        saved = share.schedule.makespan(share.problem) - packed.makespan(share.problem)
+        if saved > 0:
+            share.schedule, share.finish = packed, share.finish - saved
 
     def _priced(self, replica: int, share: _Share) -> float:
         """Return the seconds of a replica as its requests are priced."""

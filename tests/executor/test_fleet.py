@@ -159,6 +159,13 @@ def test_a_long_request_has_fewer_beside_it_than_others_have_alone() -> None:
     assert beside == 3
 
 
+def test_the_slots_of_every_replica_are_packed_full_where_stages_are_cheap() -> None:
+    # On each replica 300 + 300 and 200 + 200 + 200 in two slots: 600 steps, and stages at 0, 200, 300 and 400.
+    cost = CostModel(1.0, 0.0, 1.0, 0.0)
+    fleet = Fleet(work([300, 300, 200, 200, 200] * 2), (Replica(cost, 2),) * 2)
+    assert plan_fleet(fleet, limits=Limits(work=1)).makespan == 604.0
+
+
 def test_a_forged_certificate_is_refuted() -> None:
     fleet = Fleet(work([5, 9, 4, 4]), (Replica(CostModel.paper(), 2), Replica(UNIT, 2)))
     bound = fleet_bound(fleet)
