@@ -160,7 +160,7 @@ def test_a_long_request_has_fewer_beside_it_than_others_have_alone() -> None:
 
 
 def test_the_slots_of_every_replica_are_packed_full_where_stages_are_cheap() -> None:
-    # On each replica 300 + 300 and 200 + 200 + 200 in two slots: 600 steps, and stages at 0, 200, 300 and 400.
+    # On each replica 300 + 300 and 200 + 200 + 200: 600 steps, and stages at 0, 200, 300 and 400.
     cost = CostModel(1.0, 0.0, 1.0, 0.0)
     fleet = Fleet(work([300, 300, 200, 200, 200] * 2), (Replica(cost, 2),) * 2)
     assert plan_fleet(fleet, limits=Limits(work=1)).makespan == 604.0
