@@ -10,7 +10,7 @@ import numpy as np
 from ...data.bound import Bound
 from ...data.costs.cost import FloatArray
 from ...data.fleet import Fleet, Replica
-from .fleet_longest import LongestCosts, longest_cases
+from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
 
 StageBy = Literal["slots", "tokens", "floor"]
@@ -20,7 +20,7 @@ RoundBy = Literal["slots", "keys and values"]
 """What each request pays of decode steps: its rounds over the slots, or its tokens over the KV capacity."""
 
 MOST_KINDS = 16
-"""Kinds of replicas of which each is tried as the one that serves the longest request."""
+"""Kinds of replicas of which each is tried as the one of most decode steps."""
 
 CLASSES = 300
 """Kinds of requests that the programme for the replicas' weights tells apart."""
@@ -89,8 +89,7 @@ def fleet_bound(fleet: Fleet) -> Bound:
 
     (:func:`request_costs`). Any weights are valid; the duals of a linear programme over kinds of requests
     give good ones, and equal replicas have equal weights. A request on its own is a bound too, and so are
-    both together, whichever replica serves the longest request
-    (:func:`~batchbound.models.bounds.fleet_longest.longest_cases`); so is that of
+    both together (:func:`~batchbound.models.bounds.fleet_steps.steps_bound`); so is that of
     :func:`~batchbound.models.bounds.makespan.best_bound` for one replica.
 
     Parameters
@@ -109,7 +108,7 @@ def fleet_bound(fleet: Fleet) -> Bound:
     for stage_by in _stage_arguments(fleet):
         for round_by in _round_arguments(fleet):
             bounds.append(_shared(fleet, stage_by, round_by))
-            beside = _beside_longest(fleet, stage_by, round_by, max(bound.seconds for bound in bounds))
+            beside = _beside_steps(fleet, stage_by, round_by, max(bound.seconds for bound in bounds))
             if beside is not None:
                 bounds.append(beside)
     return max(bounds, key=lambda bound: bound.seconds)
@@ -183,28 +182,30 @@ def _shared(fleet: Fleet, stage_by: StageBy, round_by: RoundBy) -> Bound:
     return Bound(sum(terms.values()), "shares of the fleet", terms, certificate)
 
 
-def _beside_longest(fleet: Fleet, stage_by: StageBy, round_by: RoundBy, enough: float) -> Bound | None:
-    """Return the bound of the longest request and the shares of others, if it proves more than enough."""
+def _beside_steps(fleet: Fleet, stage_by: StageBy, round_by: RoundBy, enough: float) -> Bound | None:
+    """Return the bound of one replica's decode steps and shares, if it proves more than enough."""
     kinds = list(dict.fromkeys(fleet.replicas))
     if len(kinds) > MOST_KINDS:
         return None
     shares = {kind: request_costs(fleet, kind, stage_by, round_by) for kind in kinds}
-    costs = LongestCosts(
+    costs = FleetCosts(
         shares,
         {kind: shares[kind] - step_shares(fleet, kind, round_by) for kind in kinds},
         {kind: _seconds_a_token(kind, stage_by) for kind in kinds},
     )
-    cases = longest_cases(fleet, costs, share_weights(fleet, stage_by, round_by), enough)
-    if cases is None:
+    found = steps_bound(fleet, costs, share_weights(fleet, stage_by, round_by), enough)
+    if found is None:
         return None
-    least = min(cases, key=lambda case: case.seconds)
+    least = min(found.cases, key=lambda case: case.seconds)
     certificate: Mapping[str, object] = {
-        "kind": "longest request and shares",
-        "cases": [{"replica": case.replica, "weights": list(case.weights)} for case in cases],
+        "kind": "decode steps and shares",
+        "rounds": found.rounds,
+        "cases": [{"replica": case.replica, "weights": list(case.weights)} for case in found.cases],
         "stage_by": stage_by,
         "round_by": round_by,
     }
-    return Bound(least.seconds, "the longest request and shares of the fleet", least.terms, certificate)
+    source = "decode steps of one replica and shares of the fleet"
+    return Bound(least.seconds, source, least.terms, certificate)
 
 
 def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from ...data.bound import Bound
 from ...data.problem import Problem
 from ...data.schedule import Violation
-from .claims import RefutedError, Work, entries, prices, unreadable, whole, wholes
+from .claims import RefutedError, Work, entries, fullest_slot, prices, unreadable, whole, wholes
 from .enumeration import MOST_REQUESTS, fits
 from .memory_growth import proven_by_growth
 from .packings import packs
@@ -102,7 +102,7 @@ _SOURCES = {
     "enumeration": "enumeration of packings and orders",
     "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
-    "longest request and shares": "the longest request and shares of the fleet",
+    "decode steps and shares": "decode steps of one replica and shares of the fleet",
     "one request": "the longest request",
 }
 
@@ -251,14 +251,7 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
     claimed = whole(claim, "at_least", "rounds")
     rounds: list[int] = problem.rounds.tolist()
     if claim["kind"] == "lifted":
-        heaviest = sorted(rounds, reverse=True)[: whole(claim, "heaviest", "rounds")]
-        group = whole(claim, "machines", "rounds", least=1)
-        if group > slots:
-            raise RefutedError("rounds", f"{group} of {slots} slots cannot be chosen")
-        # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
-        spread = [len(heaviest) // slots + (slot < len(heaviest) % slots) for slot in range(slots)]
-        held = sum(spread[:group])
-        proven = -(-sum(sorted(heaviest)[:held]) // group)
+        proven = fullest_slot(rounds, slots, claim)
     elif claim["kind"] == "prices":
         worth, capacity, limit = _checked_prices(rounds, claim, work)
         if worth <= slots * limit:

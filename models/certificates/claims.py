@@ -81,6 +81,33 @@ def wholes(claim: Mapping[str, Any], name: str, rule: str, least: int = 0) -> li
     return [_whole(value, name, rule, least) for value in entries(claim, name)]
 
 
+def fullest_slot(rounds: list[int], slots: int, claim: Mapping[str, Any]) -> int:
+    """
+    Return decode steps that some slot holds, by a claim about some of them and the longest requests.
+
+    Parameters
+    ----------
+    rounds
+        Decode steps of each request.
+    slots
+        Slots that they are put on.
+    claim
+        Its ``heaviest`` requests, and the number of slots (``machines``) that hold most of them.
+
+    Raises
+    ------
+    RefutedError
+        If there are no such slots.
+    """
+    heaviest = sorted(rounds, reverse=True)[: whole(claim, "heaviest", "rounds")]
+    group = whole(claim, "machines", "rounds", least=1)
+    if group > slots:
+        raise RefutedError("rounds", f"{group} of {slots} slots cannot be chosen")
+    # The fullest `group` slots hold this many of the heaviest: spread evenly is the least they can hold.
+    held = group * (len(heaviest) // slots) + min(group, len(heaviest) % slots)
+    return -(-sum(sorted(heaviest)[:held]) // group)
+
+
 def entries(claim: Mapping[str, Any], name: str) -> list[Any]:
     """Return what a claim lists; raise RefutedError if the field is no list."""
     value = claim.get(name)

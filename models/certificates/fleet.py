@@ -10,7 +10,7 @@ from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
 from ...data.schedule import Violation
 from .checker import ROUNDING, judged, verify_bound
-from .claims import RefutedError, Work, entries, unreadable, whole
+from .claims import RefutedError, Work, entries, fullest_slot, unreadable, whole
 from .reads import tokens_read
 
 
@@ -55,12 +55,17 @@ def _arguments(certificate: Mapping[str, object]) -> tuple[str, str]:
     return str(stage_by), str(round_by)
 
 
-def _beside_longest(fleet: Fleet, bound: Bound) -> float:
-    """Return the least that is proven of the replicas, each the one that serves the longest request."""
+def _beside_steps(fleet: Fleet, bound: Bound) -> float:
+    """Return the least that is proven of the replicas, each the one of most decode steps."""
     stage_by, round_by = _arguments(bound.certificate)
-    first, longest = int(fleet.prefill_emits_first_token), 0
-    for request in fleet.workload:
-        longest = max(longest, request.output_tokens - first)
+    first = int(fleet.prefill_emits_first_token)
+    rounds = [request.output_tokens - first for request in fleet.workload]
+    slots, claim = sum(replica.slots for replica in fleet.replicas), bound.certificate.get("rounds")
+    if not isinstance(claim, Mapping) or claim.get("kind") != "lifted":
+        raise unreadable("rounds", claim, "a claim about slots")
+    claimed, proven = whole(claim, "at_least", "rounds"), fullest_slot(rounds, slots, claim)
+    if claimed > proven:
+        raise RefutedError("rounds", f"{claimed} claimed, {proven} proven")
     cases, least = entries(bound.certificate, "cases"), dict[Replica, float]()
     Work().spend(len(cases) * len(set(fleet.replicas)) * len(fleet))
     for case in cases:
@@ -70,15 +75,15 @@ def _beside_longest(fleet: Fleet, bound: Bound) -> float:
         if at >= len(weighted):
             raise RefutedError("cases", f"there is no replica {at} of {len(weighted)}")
         holder, weight = weighted.pop(at)
-        steps = weight * holder.cost.decode_base * longest
+        steps = weight * holder.cost.decode_base * claimed
         busy = math.fsum([weight * holder.busy, *(other * replica.busy for replica, other in weighted)])
         free = replace(holder, cost=replace(holder.cost, decode_base=0.0))
-        # It pays for the decode steps of its longest request in place of shares of them.
+        # It pays for its decode steps in place of shares of them.
         requests = _requests(fleet, [(free, weight), *weighted], stage_by, round_by)
         least[holder] = max(least.get(holder, 0.0), busy + steps + requests)
     missing = set(fleet.replicas) - set(least)
     if missing:
-        raise RefutedError("cases", f"none of {len(missing)} kinds of replicas that may serve the longest")
+        raise RefutedError("cases", f"none of {len(missing)} kinds of replicas")
     return min(least.values())
 
 
@@ -163,7 +168,7 @@ def _weight(value: object) -> float:
 
 _DERIVED = {
     "fleet shares": _shares,
-    "longest request and shares": _beside_longest,
+    "decode steps and shares": _beside_steps,
     "one request": _one_request,
 }
 """What each kind of certificate proves."""

@@ -197,75 +197,99 @@ def test_the_checker_derives_what_a_fleets_bound_proves_and_no_more(seed: int) -
 BESIDE = CostModel(0.0, 0.0, 1.0, 0.25)
 """A decode step adds a quarter of a second beside a longer request, and half a second more without one."""
 TWINS = Fleet(workload_of([1] * 4, [10, 6, 6, 6]), (Replica(BESIDE, 2),) * 2)
-# With three quarters on the one that serves the longest, each token of 28 costs 3/16 on either.
+# With three quarters on the one that serves the longest, each of 28 steps costs 3/16 on either.
 TWINS_SECONDS = 0.75 * 10 + 28 * 3 / 16
 
 
-def longest(seconds: float = TWINS_SECONDS, **changes: object) -> Bound:
+def beside(seconds: float = TWINS_SECONDS, **changes: object) -> Bound:
     certificate = {
-        "kind": "longest request and shares",
+        "kind": "decode steps and shares",
+        "rounds": lifted(10),
         "cases": [{"replica": 0, "weights": [0.75, 0.25]}],
         "stage_by": "slots",
         "round_by": "slots",
     }
-    name = "the longest request and shares of the fleet"
+    name = "decode steps of one replica and shares of the fleet"
     return Bound(seconds, name, {"requests": seconds}, {**certificate, **changes})
+
+
+def lifted(at_least: int, heaviest: int = 1, machines: int = 1) -> dict[str, object]:
+    return {"at_least": at_least, "kind": "lifted", "heaviest": heaviest, "machines": machines}
 
 
 def case(replica: object = 0, weights: object = (0.75, 0.25)) -> dict[str, object]:
     return {"replica": replica, "weights": list(weights) if isinstance(weights, tuple) else weights}
 
 
-def test_the_longest_request_and_what_is_left_for_the_others_prove_more_than_either() -> None:
+def test_one_replicas_decode_steps_and_what_is_left_for_the_others_prove_more_than_either() -> None:
     bound = fleet_bound(TWINS)
     # Alone the longest takes 12.5 s, and shares are 10.5 s on each. The best way takes 14: 10 and 6, 6 and 6.
-    assert bound.source == "the longest request and shares of the fleet"
+    assert bound.source == "decode steps of one replica and shares of the fleet"
     assert bound.seconds == pytest.approx(TWINS_SECONDS) == 12.75
     assert verify_fleet_bound(TWINS, bound) is None
-    assert verify_fleet_bound(TWINS, longest()) is None
+    assert verify_fleet_bound(TWINS, beside()) is None
 
 
 @pytest.mark.parametrize(
     ("bound", "message"),
     [
-        (longest(TWINS_SECONDS * 1.001), "the certificate proves the bound"),
-        (longest(cases=[]), "cases: none of 1 kinds of replicas"),
-        (longest(cases=1), "a certificate is readable: cases is 1, not a list"),
-        (longest(cases=[7]), "a certificate is readable: cases is 7, not a case"),
-        (longest(cases=[case(2)]), "cases: there is no replica 2 of 2"),
-        (longest(cases=[case(-1)]), "cases: replica is -1, less than 0"),
-        (longest(cases=[case(True)]), "a certificate is readable: replica is True, not a whole number"),
-        (longest(cases=[case(1)]), "the certificate proves the bound"),
-        (longest(cases=[case(0, (0.75, 0.5))]), "weights: they add up to 1.25, more than one"),
-        (longest(cases=[case(0, (0.75,))]), "weights: 1 weights for 2 replicas"),
-        (longest(cases=[case(0, (1.25, -0.25))]), "weights: -0.25 is negative or not finite"),
-        (longest(cases=[case(0, "all")]), "a certificate is readable: weights is 'all', not a list"),
-        (longest(stage_by="luck"), "shares: no argument is called 'luck' or 'slots'"),
-        (longest(round_by="luck"), "shares: no argument is called 'slots' or 'luck'"),
+        (beside(TWINS_SECONDS * 1.001), "the certificate proves the bound"),
+        (beside(cases=[]), "cases: none of 1 kinds of replicas"),
+        (beside(cases=1), "a certificate is readable: cases is 1, not a list"),
+        (beside(cases=[7]), "a certificate is readable: cases is 7, not a case"),
+        (beside(cases=[case(2)]), "cases: there is no replica 2 of 2"),
+        (beside(cases=[case(-1)]), "cases: replica is -1, less than 0"),
+        (beside(cases=[case(True)]), "a certificate is readable: replica is True, not a whole number"),
+        (beside(cases=[case(1)]), "the certificate proves the bound"),
+        (beside(cases=[case(0, (0.75, 0.5))]), "weights: they add up to 1.25, more than one"),
+        (beside(cases=[case(0, (0.75,))]), "weights: 1 weights for 2 replicas"),
+        (beside(cases=[case(0, (1.25, -0.25))]), "weights: -0.25 is negative or not finite"),
+        (beside(cases=[case(0, "all")]), "a certificate is readable: weights is 'all', not a list"),
+        (beside(rounds=None), "a certificate is readable: rounds is None, not a claim about slots"),
+        (beside(rounds={"kind": "faith"}), "a certificate is readable: rounds is {'kind': 'faith'}"),
+        (beside(rounds=lifted(11)), "rounds: 11 claimed, 10 proven"),
+        (beside(rounds=lifted(10, machines=5)), "rounds: 5 of 4 slots cannot be chosen"),
+        (beside(rounds=lifted(10, machines=0)), "rounds: machines is 0, less than 1"),
+        (beside(rounds=lifted(10, heaviest=4)), "rounds: 10 claimed, 6 proven"),
+        (beside(stage_by="luck"), "shares: no argument is called 'luck' or 'slots'"),
+        (beside(round_by="luck"), "shares: no argument is called 'slots' or 'luck'"),
     ],
 )
-def test_claims_about_the_longest_request_are_judged(bound: Bound, message: str) -> None:
+def test_claims_about_one_replicas_decode_steps_are_judged(bound: Bound, message: str) -> None:
     assert str(verify_fleet_bound(TWINS, bound)).startswith(message)
 
 
-def test_every_kind_of_replica_may_serve_the_longest_request() -> None:
+def test_every_kind_of_replica_may_be_the_one_of_most_decode_steps() -> None:
     unlike = replace(TWINS, replicas=(Replica(BESIDE, 2), Replica(BESIDE, 2, busy=1.0)))
     both = [case(0), case(1, (0.25, 0.75))]
     # The first case proves least: a quarter of the busy second.
-    assert verify_fleet_bound(unlike, longest(TWINS_SECONDS + 0.25, cases=both)) is None
-    assert verify_fleet_bound(unlike, longest(TWINS_SECONDS + 0.251, cases=both)) is not None
-    assert str(verify_fleet_bound(unlike, longest(1.0, cases=both[:1]))).startswith("cases: none of 1 kinds")
+    assert verify_fleet_bound(unlike, beside(TWINS_SECONDS + 0.25, cases=both)) is None
+    assert verify_fleet_bound(unlike, beside(TWINS_SECONDS + 0.251, cases=both)) is not None
+    assert str(verify_fleet_bound(unlike, beside(1.0, cases=both[:1]))).startswith("cases: none of 1 kinds")
 
 
-def test_the_longest_request_is_paid_for_in_decode_steps_and_not_in_its_first_token() -> None:
+def test_a_first_token_that_a_prefill_stage_gives_is_no_decode_step() -> None:
     fleet = replace(TWINS, prefill_emits_first_token=True)
     seconds = 0.75 * 9 + 24 * 3 / 16
-    assert verify_fleet_bound(fleet, longest(seconds)) is None
-    assert verify_fleet_bound(fleet, longest(seconds * 1.001)) is not None
+    assert verify_fleet_bound(fleet, beside(seconds, rounds=lifted(9))) is None
+    assert verify_fleet_bound(fleet, beside(seconds * 1.001, rounds=lifted(9))) is not None
+    assert str(verify_fleet_bound(fleet, beside(seconds))) == "rounds: 10 claimed, 9 proven"
 
 
 def test_a_check_of_many_cases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = importlib.import_module("batchbound.models.certificates.fleet")
     monkeypatch.setattr(checked, "Work", lambda: Work(8))
-    assert verify_fleet_bound(TWINS, longest()) is None
-    assert str(verify_fleet_bound(TWINS, longest(cases=[case()] * 3))).startswith("a certificate is small")
+    assert verify_fleet_bound(TWINS, beside()) is None
+    assert str(verify_fleet_bound(TWINS, beside(cases=[case()] * 3))).startswith("a certificate is small")
+
+
+def test_two_of_five_requests_share_one_of_four_slots() -> None:
+    # Of five requests of 10 steps on the four slots of two replicas, two are on one: 20 steps.
+    fleet = replace(TWINS, workload=workload_of([1] * 5, [10] * 5))
+    bound = fleet_bound(fleet)
+    assert bound.certificate["rounds"] == lifted(20, heaviest=5)
+    # Three quarters of 20 steps, and 3/16 for each of 50. Three on one and two on the other take 27.5 s.
+    assert bound.seconds == pytest.approx(0.75 * 20 + 50 * 3 / 16) == 24.375
+    assert verify_fleet_bound(fleet, bound) is None
+    fits = {**bound.certificate, "rounds": lifted(20, heaviest=4)}
+    assert str(verify_fleet_bound(fleet, replace(bound, certificate=fits))) == "rounds: 20 claimed, 10 proven"

@@ -1,14 +1,15 @@
-"""What the replica that serves the longest request takes, beside what is left for the others."""
+"""What the replica of most decode steps takes, beside what is left for the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...data.fleet import Fleet, Replica
+from .partition import lifted_bound
 
 EVALUATIONS = 40
 """Weights of the replica tried."""
@@ -18,9 +19,9 @@ GOLDEN = (5.0**0.5 - 1.0) / 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LongestCase:
+class StepsCase:
     """
-    What is proven if one replica serves the longest request.
+    What is proven if one replica is that of most decode steps.
 
     Parameters
     ----------
@@ -43,7 +44,24 @@ class LongestCase:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LongestCosts:
+class StepsBound:
+    """
+    A case for each kind of replica; the least of them is a bound.
+
+    Parameters
+    ----------
+    cases
+        The cases.
+    rounds
+        What a checker needs to repeat that some slot holds so many decode steps.
+    """
+
+    cases: tuple[StepsCase, ...]
+    rounds: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetCosts:
     """
     What requests add to each kind of replica, in seconds.
 
@@ -52,8 +70,7 @@ class LongestCosts:
     shares
         As of :func:`~batchbound.models.bounds.fleet.request_costs`, for each replica alike.
     beside
-        The same without the share of decode steps: what is added to a replica whose longest request is
-        another.
+        The same without the share of decode steps: what is added to a replica whose steps are counted.
     a_token
         What a token of a shared prompt adds at least, for each replica alike.
     """
@@ -63,17 +80,17 @@ class LongestCosts:
     a_token: dict[Replica, float]
 
 
-def longest_cases(
-    fleet: Fleet, costs: LongestCosts, weights: FloatArray, enough: float
-) -> list[LongestCase] | None:
+def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: float) -> StepsBound | None:
     r"""
-    Return what is proven of each replica that may serve the longest request; the least of them is a bound.
+    Return what is proven of each replica that may be that of most decode steps, or None if it is no more.
 
-    Let replica j serve it, of n rounds, and the requests A. It takes n decode steps at least, so
+    However requests are put on the slots of all replicas, some slot holds n decode steps at least, those of
+    the longest request say (:func:`~batchbound.models.bounds.partition.lifted_bound`). Let it be one of
+    replica j, of J slots, which serves the requests A. Then
 
     .. math:: T_j \ge \mathrm{busy}_j + b_d n + \sum_{i \in A} \left( c_{ij} - \tfrac{b_d}{J} n_i \right)
 
-    where :math:`c_{ij}` is a request's share of slots: beside a long request others cost little. With weights
+    where :math:`c_{ij}` is a request's share: beside a long request others cost little. With weights
     that add up to one, each request costs at least the least of :math:`w_j` times the bracket and
     :math:`w_k c_{ik}` of all other replicas k. The weight of j is found by golden section: what is proven is
     concave in it.
@@ -85,41 +102,42 @@ def longest_cases(
     costs
         What its requests add.
     weights
-        Of the replicas without a longest request, from which those of the others are made.
+        Of the replicas, from which those of the others are made.
     enough
-        Seconds that are proven already. None is returned as soon as a replica, serving all requests, might
-        take no more.
+        Seconds that are proven already.
     """
-    cases: list[LongestCase] = []
-    rounds = int(fleet.rounds.max(initial=0))
-    for at, replica in _first_of_each(fleet):
-        alone = replica.busy + replica.cost.decode_base * rounds
-        if alone + float(costs.beside[replica].sum()) <= enough:
-            return None
-        cases.append(_Case(fleet, costs, weights, at).best())
-        if cases[-1].seconds <= enough:
-            return None
-    return cases
+    slots = sum(replica.slots for replica in fleet.replicas)
+    # No slot needs to hold more than this.
+    at_most = float(fleet.rounds.max(initial=0)) + float(fleet.rounds.sum()) / slots
+    cases = [_Case(fleet, costs, weights, at) for at in _one_of_each(fleet)]
+    if any(case.at_most(at_most, enough) <= enough for case in cases):
+        return None
+    packing = lifted_bound(fleet.rounds[fleet.rounds > 0], slots)
+    if any(case.at_most(packing.value, enough) <= enough for case in cases):
+        return None
+    best = tuple(case.best(packing.value) for case in cases)
+    return StepsBound(best, {"at_least": packing.value, **packing.witness})
 
 
-def _first_of_each(fleet: Fleet) -> Iterator[tuple[int, Replica]]:
-    """Yield one replica of all that are alike, and where it is."""
+def _one_of_each(fleet: Fleet) -> Iterator[int]:
+    """Yield where the first of all replicas that are alike is."""
     met = set[Replica]()
     for at, replica in enumerate(fleet.replicas):
         if replica not in met:
             met.add(replica)
-            yield at, replica
+            yield at
 
 
 class _Case:
-    """One replica serves the longest request; the others have fixed weights among themselves."""
+    """One replica has most decode steps; the others have fixed weights among themselves."""
 
-    def __init__(self, fleet: Fleet, costs: LongestCosts, weights: FloatArray, at: int) -> None:
+    def __init__(self, fleet: Fleet, costs: FleetCosts, weights: FloatArray, at: int) -> None:
         others = np.array(weights, dtype=np.float64)
         others[at] = 0.0
         rest = float(others.sum())
         self._at, self._others = at, others / rest if rest > 0 else others
-        holder, lightest = fleet.replicas[at], dict[Replica, float]()
+        self._replica = holder = fleet.replicas[at]
+        lightest: dict[Replica, float] = {}
         for k, (replica, weight) in enumerate(zip(fleet.replicas, self._others.tolist(), strict=True)):
             if k != at:
                 lightest[replica] = min(weight, lightest.get(replica, np.inf))
@@ -128,38 +146,49 @@ class _Case:
             np.minimum(self._elsewhere, weight * costs.shares[replica], out=self._elsewhere)
         self._beside = costs.beside[holder]
         self._busy = np.array([replica.busy for replica in fleet.replicas])
-        self._steps = holder.cost.decode_base * int(fleet.rounds.max(initial=0))
         self._tokens = int(fleet.problem().prefix_tokens.sum()) if fleet.workload.shared_tokens.any() else 0
         self._token = costs.a_token[holder]
         self._token_elsewhere = min((w * costs.a_token[r] for r, w in lightest.items()), default=np.inf)
 
-    def at(self, weight: float) -> LongestCase:
+    def at_most(self, steps: float, enough: float) -> float:
+        """Return what no weight proves more than: as if each request were split in the same shares."""
+        there = self._replica.busy + self._replica.cost.decode_base * steps
+        elsewhere = float(self._others @ self._busy)
+        beside = float(self._beside.sum()) + self._tokens * self._token
+        work = float(self._elsewhere.sum()) + self._tokens * self._token_elsewhere
+        share = 1.0
+        if np.isfinite(work) and work > 0:
+            share = min(max(1.0 - (enough - elsewhere) / work, 0.0), 1.0)
+            elsewhere += (1.0 - share) * work
+        return max(there + share * beside, elsewhere)
+
+    def at(self, weight: float, steps: int) -> StepsCase:
         """Return what a weight of the replica proves, the others sharing what is left of one."""
         left = 1.0 - weight
         weights = left * self._others
         weights[self._at] = weight
         terms = {
             "what the replicas are busy with": float(weights @ self._busy),
-            "decode steps of the longest request": weight * self._steps,
+            "decode steps of one replica": weight * self._replica.cost.decode_base * steps,
             "requests": float(np.minimum(weight * self._beside, left * self._elsewhere).sum()),
         }
         if self._tokens:
             token = min(weight * self._token, left * self._token_elsewhere)
             terms["shared prompts"] = self._tokens * token
-        return LongestCase(self._at, tuple(weights.tolist()), terms)
+        return StepsCase(self._at, tuple(weights.tolist()), terms)
 
-    def best(self) -> LongestCase:
+    def best(self, steps: int) -> StepsCase:
         """Return the most that some weight proves, about."""
         low, high = 0.0, 1.0
         inner = [high - GOLDEN, low + GOLDEN]
-        cases = [self.at(weight) for weight in inner]
+        cases = [self.at(weight, steps) for weight in inner]
         for _ in range(EVALUATIONS - 2):
             if cases[0].seconds >= cases[1].seconds:
                 high, inner[1], cases[1] = inner[1], inner[0], cases[0]
                 inner[0] = high - GOLDEN * (high - low)
-                cases[0] = self.at(inner[0])
+                cases[0] = self.at(inner[0], steps)
             else:
                 low, inner[0], cases[0] = inner[0], inner[1], cases[1]
                 inner[1] = low + GOLDEN * (high - low)
-                cases[1] = self.at(inner[1])
+                cases[1] = self.at(inner[1], steps)
         return max(cases, key=lambda case: case.seconds)
