@@ -33,6 +33,15 @@ LEARN_EVERY = 16
 ALIKE = 0.3
 """Intraclass correlation from which what runs is compared with what waits, and may give way to it."""
 
+AT_MOST = 0.95
+"""
+Quantile of what is left of a request by which requests are compared: not the expected, as the makespan is
+decided by the longest of what may happen.
+"""
+
+WAVES_MOVED = 1.5
+"""Waves that wait, at most, when what runs may give way."""
+
 REST = 0.15
 """Least time between two changes of a request, as a share of the mean length."""
 
@@ -156,12 +165,15 @@ class LearnedOrder:
         self._learner.stopped[requests] = True
 
     def left(self, state: State, requests: IntArray) -> FloatArray:
-        """Return the expected decode steps left of each request, shape (requests,); all alike at first."""
+        """Return the decode steps left of each request at most, shape (requests,); all alike at first."""
         model, learner = self._learner.model(state), self._learner
         if model is None:
             score = learner.known.score
             return np.zeros(len(requests)) if score is None else np.nan_to_num(score)[learner.group[requests]]
-        return model.remaining(learner.group[requests], state.decoded[requests])
+        group, tokens = learner.group[requests], state.decoded[requests]
+        left = model.remaining_at_most(group, tokens, AT_MOST)
+        # The expected length decides among equals, as those that may all reach the cap.
+        return left + model.remaining(group, tokens) / 1000
 
     def _by_length(self, state: State, waiting: IntArray) -> IntArray:
         """Return the order of these waiting requests: scouts first, then the longest expected."""
@@ -223,7 +235,7 @@ class LearnedLengths:
         if self._swap is None or self._problem.cost.decode_base == 0 or state.free_slots.size:
             return False
         waiting = int(np.count_nonzero(state.waiting))
-        if not 0 < waiting <= self._problem.slots:
+        if not 0 < waiting <= WAVES_MOVED * self._problem.slots:
             return False
         self._learner.observe(state)
         if waiting > self._learner.ordered_requests(state):
