@@ -165,15 +165,18 @@ class LearnedOrder:
         self._learner.stopped[requests] = True
 
     def left(self, state: State, requests: IntArray) -> FloatArray:
-        """Return the decode steps left of each request at most, shape (requests,); all alike at first."""
+        """Return the expected decode steps left of each request, shape (requests,); all alike at first."""
         model, learner = self._learner.model(state), self._learner
         if model is None:
             score = learner.known.score
             return np.zeros(len(requests)) if score is None else np.nan_to_num(score)[learner.group[requests]]
-        group, tokens = learner.group[requests], state.decoded[requests]
-        left = model.remaining_at_most(group, tokens, AT_MOST)
+        return model.remaining(learner.group[requests], state.decoded[requests])
+
+    def left_at_most(self, state: State, model: LengthModel, requests: IntArray) -> FloatArray:
+        """Return the decode steps left of each request by :data:`AT_MOST`, shape (requests,)."""
+        group, tokens = self._learner.group[requests], state.decoded[requests]
         # The expected length decides among equals, as those that may all reach the cap.
-        return left + model.remaining(group, tokens) / 1000
+        return model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
 
     def _by_length(self, state: State, waiting: IntArray) -> IntArray:
         """Return the order of these waiting requests: scouts first, then the longest expected."""
@@ -248,12 +251,14 @@ class LearnedLengths:
     def _preempting(self, state: State) -> Step | None:
         """Return the step in which requests that wait take the slots of others, or None."""
         self._looked = state.rounds_done
-        if self._learner.model(state, now=True) is None:
+        model = self._learner.model(state, now=True)
+        if model is None:
             return None
         queue, mean = self.queue, self._mean(state)
         running, waiting = state.running, np.flatnonzero(state.waiting)
         running = running[state.decoded[running] - queue.since[running] >= REST * mean]
-        running_left, waiting_left = queue.left(state, running), queue.left(state, waiting)
+        running_left = queue.left_at_most(state, model, running)
+        waiting_left = queue.left_at_most(state, model, waiting)
         running = running[(least := np.argsort(running_left, kind="stable"))]
         waiting = waiting[(most := np.argsort(-waiting_left, kind="stable"))]
         pairs = min(len(running), len(waiting))
