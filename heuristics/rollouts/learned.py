@@ -33,6 +33,15 @@ LEARN_EVERY = 16
 ALIKE = 0.3
 """Intraclass correlation from which what runs is compared with what waits, and may give way to it."""
 
+AT_MOST = 0.95
+"""
+Quantile of what is left of a request by which requests are compared: not the expected, as the makespan is
+decided by the longest of what may happen.
+"""
+
+WAVES_MOVED = 1.5
+"""Waves that wait, at most, when what runs may give way."""
+
 REST = 0.15
 """Least time between two changes of a request, as a share of the mean length."""
 
@@ -163,6 +172,12 @@ class LearnedOrder:
             return np.zeros(len(requests)) if score is None else np.nan_to_num(score)[learner.group[requests]]
         return model.remaining(learner.group[requests], state.decoded[requests])
 
+    def left_at_most(self, state: State, model: LengthModel, requests: IntArray) -> FloatArray:
+        """Return the decode steps left of each request by :data:`AT_MOST`, shape (requests,)."""
+        group, tokens = self._learner.group[requests], state.decoded[requests]
+        # The expected length decides among equals, as those that may all reach the cap.
+        return model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
+
     def _by_length(self, state: State, waiting: IntArray) -> IntArray:
         """Return the order of these waiting requests: scouts first, then the longest expected."""
         learner = self._learner
@@ -223,7 +238,7 @@ class LearnedLengths:
         if self._swap is None or self._problem.cost.decode_base == 0 or state.free_slots.size:
             return False
         waiting = int(np.count_nonzero(state.waiting))
-        if not 0 < waiting <= self._problem.slots:
+        if not 0 < waiting <= WAVES_MOVED * self._problem.slots:
             return False
         self._learner.observe(state)
         if waiting > self._learner.ordered_requests(state):
@@ -236,12 +251,14 @@ class LearnedLengths:
     def _preempting(self, state: State) -> Step | None:
         """Return the step in which requests that wait take the slots of others, or None."""
         self._looked = state.rounds_done
-        if self._learner.model(state, now=True) is None:
+        model = self._learner.model(state, now=True)
+        if model is None:
             return None
         queue, mean = self.queue, self._mean(state)
         running, waiting = state.running, np.flatnonzero(state.waiting)
         running = running[state.decoded[running] - queue.since[running] >= REST * mean]
-        running_left, waiting_left = queue.left(state, running), queue.left(state, waiting)
+        running_left = queue.left_at_most(state, model, running)
+        waiting_left = queue.left_at_most(state, model, waiting)
         running = running[(least := np.argsort(running_left, kind="stable"))]
         waiting = waiting[(most := np.argsort(-waiting_left, kind="stable"))]
         pairs = min(len(running), len(waiting))

@@ -164,12 +164,31 @@ class LengthModel:
         tokens
             Decode steps each has had. A request that outlived every length seen has at least one left.
         """
-        later = self.lengths > np.asarray(tokens)[:, None]
-        by_atom = np.where(later, self.mass[group], 0.0)
-        total = by_atom.sum(axis=1)
+        by_atom, total = self._yet_to_come(group, tokens)
         left = by_atom @ self.lengths / np.maximum(total, LEAST) - tokens
         found: FloatArray = np.where(total > LEAST, np.maximum(left, 1.0), 1.0)
         return found
+
+    def remaining_at_most(self, group: IntArray, tokens: IntArray, probability: float) -> FloatArray:
+        """
+        Return the decode steps left that requests which have not ended exceed by a small chance, same shape.
+
+        Parameters
+        ----------
+        group, tokens
+            As of :meth:`remaining`.
+        probability
+            The quantile: with how much probability no more are left.
+        """
+        by_atom, total = self._yet_to_come(group, tokens)
+        below = by_atom.cumsum(axis=1) < probability * total[:, None]
+        atom = np.minimum(below.sum(axis=1), len(self.lengths) - 1)
+        return np.where(total > LEAST, np.maximum(self.lengths[atom] - tokens, 1.0), 1.0)
+
+    def _yet_to_come(self, group: IntArray, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return the probability of each longer length, shape (requests, atoms), and of them together."""
+        by_atom = np.where(self.lengths > np.asarray(tokens)[:, None], self.mass[group], 0.0)
+        return by_atom, by_atom.sum(axis=1)
 
 
 def _joined(observed: Observed, past: Observed, groups: int) -> Observed:

@@ -157,6 +157,14 @@ def test_of_a_group_not_seen_the_expected_lengths_are_the_pooled_ones() -> None:
     assert model.remaining(np.array([4, 4]), np.array([20, 60])) == pytest.approx([25.0, 1.0], abs=0.5)
 
 
+def test_what_is_left_at_most_is_a_quantile_of_the_longer_lengths() -> None:
+    model = LengthModel.learnt(observed([0, 1, 2, 3], [10, 20, 30, 60]), 5)
+    group, tokens = np.array([4, 4, 4]), np.array([0, 20, 60])
+    # Each of the four is as likely: 60 is the last quarter of all, and the upper half beyond 20.
+    assert model.remaining_at_most(group, tokens, 0.95).tolist() == [60, 40, 1]
+    assert model.remaining_at_most(group, tokens, 0.4).tolist() == [20, 10, 1]
+
+
 def test_what_still_runs_is_allowed_for_as_kaplan_and_meier_do() -> None:
     # By hand: survival past 10 is 3/4; the one that left at 15 shares what it has among 20 and 40.
     seen = observed([0, 1, 2, 3], [10, 20, 40, 15], [True, True, True, False])
@@ -270,6 +278,20 @@ def test_preemption_swaps_what_is_nearly_done_for_what_may_be_long() -> None:
     trace = simulate(blind, hidden_policy("learned", blind, swap=1e-6), tokens, swap=1e-6)
     assert trace.evictions > 0
     assert trace.tokens.tolist() == tokens.tolist()
+
+
+def test_giving_way_ends_sooner_where_long_groups_reach_a_cap() -> None:
+    seconds = []
+    for seed in range(6):
+        group, tokens = drawn(0.95, 16, 8, seed)
+        tokens = np.minimum(tokens, 900)
+        problem = rollouts(group.tolist(), tokens.tolist(), slots=32)
+        blind, known = without_lengths(problem), Known(longest=900)
+        policies = {swap: hidden_policy("learned", blind, known, swap) for swap in (None, 1e-6)}
+        seconds.append([simulate(blind, each, tokens, swap=swap).makespan for swap, each in policies.items()])
+    stay, moved = np.array(seconds).T
+    assert moved.mean() < 0.97 * stay.mean()
+    assert (moved <= 1.005 * stay).all()
 
 
 def test_predictions_order_the_groups_from_the_start() -> None:
