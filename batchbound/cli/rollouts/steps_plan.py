@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +15,13 @@ from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsPlan, Way
-from ...data.problem import Problem
 from ...data.readers.completions import read_answer_lengths
 from ...data.readers.tables import NoColumnError, is_table, read_column, read_lengths, read_table
 from ...data.workload import Workload
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import History
 from ...planning.steps import POLICIES, make_steps_plan, steps_of, text_of, update_steps_plan
-from ..inputs import provenance_of, read_inputs
+from ..inputs import Inputs, provenance_of, read_inputs
 from ..reporting import print_rows
 from .hidden_lengths import add_way, refuse_given
 
@@ -45,6 +45,7 @@ _OF_SCHEDULES = (
     "no_prefix_caching",
     "length_error",
     "lengths",
+    "drop_unanswered",
 )
 _OF_AN_UPDATE = ("command", "run", "workload", "ended", "output", "overwrite", "json", "quiet", "verbose")
 
@@ -55,8 +56,9 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--steps",
         metavar="COLUMN|N",
-        help="the table's column that says which step a request is of, or into how many steps the groups are"
-        " shared out; lengths in FILE are not read. The plan says what to expect, per step and in all",
+        help="the column, or field beside body, that says which step a request is of, or into how many steps"
+        " the groups are shared out; lengths in FILE are not read and need not be there."
+        " The plan says what to expect, per step and in all",
     )
     group.add_argument(
         "--history",
@@ -112,7 +114,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
         return _updated(args)
     args.lengths = "constant:1"
     inputs = read_inputs(args, keep_arrivals=False)
-    step = _steps(args, inputs.problem)
+    step = _steps(args, inputs)
     paths = dict.fromkeys(args.history)
     column = None if args.steps.isdecimal() else args.steps
     history = _read_history({path: file_digest(path) for path in paths}, column)
@@ -149,16 +151,20 @@ def _updated(args: argparse.Namespace) -> StepsPlan:
         raise InputError(str(error), file=args.ended, hint="Correct the row.") from None
 
 
-def _steps(args: argparse.Namespace, problem: Problem) -> IntArray:
+def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
     if args.steps.isdecimal():
         try:
-            return steps_of(problem, int(args.steps))
+            return steps_of(inputs.problem, int(args.steps))
         except (ValueError, ZeroDivisionError) as error:
             raise InputError(str(error), file=args.workload, where="--steps", hint="Give fewer.") from None
-    if not is_table(args.workload):
-        message = "--steps COLUMN is for a table of lengths, that has a column of steps"
+    if inputs.job.digest is None or Path(args.workload).is_dir():
+        message = "--steps COLUMN is for a file, whose rows or lines say of which step they are"
         raise InputError(message, file=args.workload, hint="Give a number of steps.")
     labels = read_column(args.workload, args.steps)
+    if inputs.job.records:
+        # A line may ask for several completions, all of its step.
+        row = {line: k for k, line in enumerate(dict.fromkeys(one.line for one in inputs.job.records))}
+        labels = [labels[row[one.line]] for one in inputs.job.records]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return np.array([number[label] for label in labels], dtype=np.int64)
 
