@@ -13,7 +13,7 @@ from ..data.fleet import Fleet
 from ..data.lengths.steps_plan import BARRIER, Interval, StepsExpectation, StepsPlan, Way
 from ..data.plan import Provenance
 from ..data.problem import Problem
-from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
+from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
 from ..models.bounds.makespan import best_bound
@@ -181,6 +181,7 @@ class _Lengths:
         seed: int,
     ) -> None:
         self._problem, self._step = problem, np.asarray(step, dtype=np.int64)
+        self._seen_by_policies = without_sharing(problem)
         over = ended > 0
         rounds = None if longest is None else max(1, longest - int(problem.prefill_emits_first_token))
         self._known = history.known(problem, rounds)
@@ -188,7 +189,7 @@ class _Lengths:
         if served is not None and over.any():
             beyond = longest or 2 * max(int(each.output_tokens.max()) for each in history.workloads)
             lengths = np.where(over, ended, max(beyond, int(ended.max())))
-            made = hidden_policy(served[1], problem, self._known)
+            made = hidden_policy(served[1], self._seen_by_policies, self._known)
             reached = reached_tokens(problem, self._step, served[0], made, lengths, over)
             seen = Seen(np.where(over, ended, reached), over)
         grown = self._grown(history, ended)
@@ -200,7 +201,7 @@ class _Lengths:
         """Return what a way comes to over the first sets of lengths."""
         found = []
         for truth in self._drawn[:count]:
-            made = hidden_policy(policy, self._problem, self._known)
+            made = hidden_policy(policy, self._seen_by_policies, self._known)
             found.append(simulate_steps(self._problem, self._step, way, made, truth))
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -196,6 +198,11 @@ class StepsPlan:
     def problem(self) -> Problem:
         """The requests, costs and limits, without lengths."""
         return self.fleet.problem()
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what does not change as completions end."""
+        value = {name: one for name, one in self.to_json().items() if name not in ("ended", "expected")}
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
