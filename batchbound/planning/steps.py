@@ -9,16 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError
+from ..data.files.jsonl import file_digest
 from ..data.fleet import Fleet
 from ..data.lengths.steps_plan import BARRIER, Interval, StepsExpectation, StepsPlan, Way
 from ..data.plan import Provenance
 from ..data.problem import Problem
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
+from ..heuristics.rollouts.lengths import Known
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
 from ..models.bounds.makespan import best_bound
 from .hidden import MANY, SAMPLES, SAMPLES_OF_MANY
-from .history import History
+from .history import History, read_history
 from .predictive import Seen
 
 LOOKS = 7
@@ -150,6 +153,38 @@ def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int
     return replace(plan, ended=tokens, expected=lengths.expected(plan.way, plan.policy))
 
 
+def history_of(plan: StepsPlan) -> History:
+    """
+    Return the earlier completions that a plan was made with.
+
+    Raises
+    ------
+    InputError
+        If a file is not as it was then.
+    """
+    for path, digest in plan.history.items():
+        if file_digest(path) != digest:
+            raise InputError("is not as it was when the plan was made", file=path, hint="Plan again.")
+    return read_history(plan.history, plan.column)
+
+
+def known_lengths(plan: StepsPlan) -> Known:
+    """
+    Return what a plan's policy goes by beside what it sees, as it did when the plan was made.
+
+    Raises
+    ------
+    InputError
+        As :func:`history_of`.
+    """
+    return history_of(plan).known(plan.problem, _most_steps(plan.problem, plan.longest))
+
+
+def _most_steps(problem: Problem, longest: int | None) -> int | None:
+    """Return the decode steps after which every completion is cut."""
+    return None if longest is None else max(1, longest - int(problem.prefill_emits_first_token))
+
+
 class _Lengths:
     """
     Sets of lengths that may come out, and what ways come to over them.
@@ -183,7 +218,7 @@ class _Lengths:
         self._problem, self._step = problem, np.asarray(step, dtype=np.int64)
         self._seen_by_policies = without_sharing(problem)
         over = ended > 0
-        rounds = None if longest is None else max(1, longest - int(problem.prefill_emits_first_token))
+        rounds = _most_steps(problem, longest)
         self._known = history.known(problem, rounds)
         seen = Seen(ended, over)
         if served is not None and over.any():

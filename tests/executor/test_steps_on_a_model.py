@@ -20,6 +20,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload
 from batchbound.executor.llm import LLM
+from batchbound.executor.planned_steps import PlannedSteps, planned_rollout_function
 from batchbound.executor.runs.steps_job import Ended, LiveSteps, StepsJob
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths, without_sharing
 from batchbound.heuristics.rollouts.steps import StepsRun, StepsServing
@@ -231,3 +232,84 @@ def test_progress_that_does_not_fit_the_plan_is_refused(model: LLM) -> None:
     ):
         with pytest.raises(InputError, match="what it says of the steps before"):
             LiveSteps(made, StepsProgress(digest, ends, unfinished))
+
+
+def engine_for_training(slots: int = SLOTS) -> LLM:
+    made = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=slots)
+    made.model.generation_config.eos_token_id = END
+    return made
+
+
+@pytest.mark.parametrize("name", ["KV kept", "three of four, KV anew", "starts again"])
+def test_planned_steps_hand_out_each_completion_once_as_its_group_is_complete(
+    name: str, lengths: np.ndarray
+) -> None:
+    policy, way = WAYS[name]
+    seen: list[int] = []
+    steps = PlannedSteps(
+        engine_for_training(),
+        planned(way, policy),
+        prompts(),
+        samplings(),
+        log_probabilities=True,
+        on_completion=lambda one: seen.append(one.index),
+    )
+    served = list(steps)
+    assert_same(steps.run, simulated(name, lengths)[0])
+    assert [one.step for one in served] == list(range(len(served)))
+    assert sum(one.seconds for one in served) == pytest.approx(steps.run.makespan)
+    completions = [one for each in served for one in each.completions]
+    assert sorted(one.index for one in completions) == np.flatnonzero(steps.run.kept).tolist()
+    assert {one.index: len(one.completion_ids) for one in completions} == {
+        int(name.removeprefix("request-")): tokens for name, tokens in steps.kept.items()
+    }
+    for one in completions:
+        assert one.log_probabilities is not None
+        assert len(one.log_probabilities) == len(one.completion_ids)
+        assert one.prompt_ids == prompts()[one.index]
+    for each in served:
+        groups = [one.index // SAMPLES for one in each.completions]
+        size = SAMPLES if way.keep is None else way.keep
+        assert all(len(set(groups[at : at + size])) == 1 for at in range(0, len(groups), size))
+    assert set(seen) >= {one.index for one in completions}
+    assert (served[1].staleness > 0) == (name != "starts again")
+    assert served[-1].unfinished == 0
+
+
+def test_a_trainer_gets_whole_groups_of_the_plan_with_their_own_rows() -> None:
+    engine, plan = engine_for_training(), planned(Way(ahead=1.0, keep=3), "learned")
+    rewarded = [f"row of {index}" for index in range(len(prompts()))]
+    rollout = planned_rollout_function(
+        engine, plan, prompts(), columns={"answer": rewarded}, logit_bias=((END, 2.0),)
+    )
+    asked = [prompts()[0]] * 6
+    found: list[str] = []
+    for _ in range(4):
+        got = rollout(asked, None)
+        assert len(got["completion_ids"]) == 6
+        rows = [int(row.split()[-1]) for row in got["answer"]]
+        assert [list(prompts()[row]) for row in rows] == got["prompt_ids"]
+        assert [len(each) for each in got["logprobs"]] == [len(each) for each in got["completion_ids"]]
+        assert len({row // SAMPLES for row in rows[:3]}) == 1
+        found += got["answer"]
+    assert len(set(found)) == 4 * 6
+    with pytest.raises(ValueError, match="all 4 steps of the plan are served"):
+        rollout(asked, None)
+
+
+def test_what_contradicts_the_plan_is_refused() -> None:
+    engine, plan = engine_for_training(), planned(Way(ahead=1.0), "learned")
+    with pytest.raises(ValueError, match="the plan is for 6 slots, the engine has 5"):
+        PlannedSteps(engine_for_training(slots=5), plan, prompts())
+    with pytest.raises(ValueError, match="max_tokens is 9, and the plan's longest completion has 60"):
+        PlannedSteps(engine, plan, prompts(), max_tokens=9)
+    with pytest.raises(ValueError, match="n has no effect here"):
+        PlannedSteps(engine, plan, prompts(), Sampling(n=2))
+    with pytest.raises(InputError, match="31 prompts were given for the plan's 32 requests"):
+        PlannedSteps(engine, plan, prompts()[1:])
+    with pytest.raises(InputError, match="has 4 tokens, the plan counts 3"):
+        PlannedSteps(engine, plan, [(5,) * 4, *prompts()[1:]])
+    with pytest.raises(ValueError, match="the column 'answer' has 1 values"):
+        planned_rollout_function(engine, plan, prompts(), columns={"answer": [1]})
+    with pytest.raises(ValueError, match="no whole groups"):
+        planned_rollout_function(engine, plan, prompts())(prompts()[:3], None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,10 @@ from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsPlan, Way
 from ...data.readers.completions import read_answer_lengths
-from ...data.readers.tables import NoColumnError, is_table, read_column, read_lengths, read_table
-from ...data.workload import Workload
+from ...data.readers.tables import is_table, read_column, read_table
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
-from ...planning.history import History
-from ...planning.steps import POLICIES, make_steps_plan, steps_of, text_of, update_steps_plan
+from ...planning.history import read_history
+from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
 from ..inputs import Inputs, provenance_of, read_inputs
 from ..reporting import print_rows
 from .hidden_lengths import add_way, refuse_given
@@ -117,7 +116,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
     step = _steps(args, inputs)
     paths = dict.fromkeys(args.history)
     column = None if args.steps.isdecimal() else args.steps
-    history = _read_history({path: file_digest(path) for path in paths}, column)
+    history = read_history({path: file_digest(path) for path in paths}, column)
     try:
         plan = make_steps_plan(
             inputs.problem,
@@ -136,10 +135,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
 
 def _updated(args: argparse.Namespace) -> StepsPlan:
     plan = StepsPlan.load(args.workload)
-    for path, digest in plan.history.items():
-        if file_digest(path) != digest:
-            raise InputError("is not as it was when the plan was made", file=path, hint="Plan again.")
-    history = _read_history(plan.history, plan.column)
+    history = history_of(plan)
     if is_table(args.ended):
         table = read_table(args.ended, need_input=False)
         ended = dict(zip(table["id"].tolist(), table["output_tokens"].tolist(), strict=True))
@@ -167,20 +163,6 @@ def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
         labels = [labels[row[one.line]] for one in inputs.job.records]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return np.array([number[label] for label in labels], dtype=np.int64)
-
-
-def _read_history(files: Mapping[str, str], column: str | None) -> History:
-    """Return the history of files, each of one step or of those that a column names."""
-    found: list[Workload] = []
-    for path in files:
-        workload = read_lengths(path)
-        try:
-            labels = read_column(path, column) if column is not None else [""] * len(workload)
-        except NoColumnError:
-            labels = [""] * len(workload)
-        of_step = np.array(labels)
-        found += [workload.select(np.flatnonzero(of_step == label)) for label in dict.fromkeys(labels)]
-    return History(tuple(found), files)
 
 
 def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
