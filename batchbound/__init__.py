@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .running.run import RunResult, run
     from .running.server import ServerOptions
     from .running.server_result import ServerResult
+    from .running.steps import StepResult, run_step
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -66,6 +67,7 @@ __all__ = [
     "Schedule",
     "ServerOptions",
     "ServerResult",
+    "StepResult",
     "StepsPlan",
     "Targets",
     "Trace",
@@ -85,6 +87,7 @@ __all__ = [
     "report",
     "rollout_function",
     "run",
+    "run_step",
     "search",
     "simulate",
     "solve",
@@ -115,6 +118,7 @@ _HOMES = {
     "Schedule": ".data.schedule",
     "ServerOptions": ".running.server",
     "ServerResult": ".running.server_result",
+    "StepResult": ".running.steps",
     "StepsPlan": ".data.lengths.steps_plan",
     "Targets": ".models.exegpt.configuration",
     "Trace": ".data.trace",
@@ -133,6 +137,7 @@ _HOMES = {
     "report": ".judging",
     "rollout_function": ".executor.rollout",
     "run": ".running.run",
+    "run_step": ".running.steps",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

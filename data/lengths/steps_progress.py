@@ -68,8 +68,8 @@ class StepsProgress:
         Those that have ended.
     unfinished
         What goes on in the next one.
-    run
-        What the last step's completions depend on.
+    waiting
+        Output lines of completions whose groups are not complete, by name.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_steps_progress", 1)
@@ -78,7 +78,7 @@ class StepsProgress:
     plan: str
     steps: tuple[StepEnds, ...] = ()
     unfinished: tuple[Unfinished, ...] = ()
-    run: Mapping[str, Any] = field(default_factory=dict)
+    waiting: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to ``path``, whole or not at all."""

@@ -13,12 +13,14 @@ from ...data.files.disk import InputError
 from ...data.lengths.steps_plan import StepsPlan
 from ...data.lengths.steps_progress import StepEnds, StepsProgress, Unfinished
 from ...data.readers.sampling import Sampling
+from ...data.trace import Stage
 from ...heuristics.rollouts.hidden import hidden_policy, without_sharing
 from ...heuristics.rollouts.lengths import NOTHING, Known
 from ...heuristics.rollouts.steps import StepsEngine, StepsRun, StepsServing
 from ...heuristics.simulator import Progress, Simulator
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
+from ..models.faults import device_failures
 from ..models.mixed_sampling import MixedSampler
 from ..models.recording import TokenLogprob
 from ..models.request_rules import rules_of
@@ -203,6 +205,11 @@ class LiveSteps:
             gone.go_on_with(self._engine)
 
     @property
+    def over(self) -> bool:
+        """Whether all steps are served."""
+        return self._serving.over
+
+    @property
     def run(self) -> StepsRun:
         """What the steps so far came to, by the cost model."""
         return self._serving.run
@@ -223,7 +230,12 @@ class LiveSteps:
         """What goes on in the next step."""
         return tuple(self._unfinished.values())
 
-    def advance(self, on_end: Callable[[Ended], None], there: Mapping[int, int] | None = None) -> bool:
+    def advance(
+        self,
+        on_end: Callable[[Ended], None],
+        there: Mapping[int, int] | None = None,
+        on_stage: Callable[[Stage, int], None] | None = None,
+    ) -> bool:
         """
         Serve the next step to its end, and return whether there was one.
 
@@ -233,6 +245,13 @@ class LiveSteps:
             Called with each request as it ends, kept or not.
         there
             As :meth:`.StepsServing.advance` takes it: of these, nobody is told again.
+        on_stage
+            Called after each stage with its record and the number of requests finished so far.
+
+        Raises
+        ------
+        RunStoppedError
+            If the model fails, or memory does not hold one request.
         """
         there = there or {}
         tokens: dict[int, int] = {}
@@ -242,9 +261,10 @@ class LiveSteps:
             if request not in there:
                 on_end(self._so_far(request, self._serving.served))
 
-        self._serving.on_end = ended
-        if not self._serving.advance(there):
-            return False
+        self._serving.watch(ended, on_stage)
+        with device_failures():
+            if not self._serving.advance(there):
+                return False
         self._ends.append(StepEnds(tuple(tokens), tuple(tokens.values()), len(there)))
         self._unfinished = {
             request: Unfinished(request, one.tokens, one.versions, one.told)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.lengths.steps_plan import Way
 from ...data.problem import Problem
+from ...data.trace import Stage
 from ..engine import Engine
 from ..loop import Execution
 from ..policy import State, Step
@@ -234,14 +235,18 @@ class StepsServing:
         self.watched: npt.NDArray[np.bool_] | None = None
         self.reached: IntArray | None = None
         """Decode steps of each request when all that are watched had ended."""
-        self.on_end: Callable[[int], None] | None = None
-        """Called with each request that has all its tokens, kept or not, as it ends."""
+        self._on_end: Callable[[int], None] | None = None
 
     @property
     def run(self) -> StepsRun:
         """What the steps so far came to."""
         tokens = np.where(self.ended >= 0, self.tokens, 0)
         return StepsRun(np.array(self._seconds), self.begun, self.ended, tokens, self._lost)
+
+    @property
+    def over(self) -> bool:
+        """Whether every group is complete."""
+        return self._complete == len(self._members)
 
     @property
     def tokens(self) -> IntArray:
@@ -268,6 +273,21 @@ class StepsServing:
         """
         self._there = there or {}
         return next(self._steps, None) is not None
+
+    def watch(
+        self, on_end: Callable[[int], None], on_stage: Callable[[Stage, int], None] | None = None
+    ) -> None:
+        """
+        Tell somebody of what comes.
+
+        Parameters
+        ----------
+        on_end
+            Called with each request that has all its tokens, kept or not, as it ends.
+        on_stage
+            Called after each stage with its record and the number of requests finished so far.
+        """
+        self._on_end, self._execution.on_stage = on_end, on_stage
 
     def go_on_with(self, engine: StepsEngine) -> None:
         """Serve the steps to come on another engine, which has what this one has decoded."""
@@ -355,8 +375,8 @@ class StepsServing:
         kept = self._ends[group] < self._wanted[group]
         if kept:
             self.ended[request] = self.served
-        if self.on_end is not None:
-            self.on_end(request)
+        if self._on_end is not None:
+            self._on_end(request)
         if not kept:
             self._lost += int(self._decoded[request])
             return

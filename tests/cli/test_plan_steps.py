@@ -59,7 +59,7 @@ def test_a_plan_of_steps_says_what_to_expect_and_is_stated_anew_as_completions_e
     assert narrow["high"] - narrow["low"] < total["high"] - total["low"]
     assert later["way"] == found["way"]
     assert StepsPlan.load(tmp_path / "later.json").column == "step"
-    for words in (["verify", out], ["report", out], ["run", out, "--model", "tiny:llama"]):
+    for words in (["verify", out], ["report", out], ["run", out, "--server", "http://127.0.0.1:9/v1"]):
         assert main(words) == 2
         assert "is a plan of several steps" in capsys.readouterr().err
 

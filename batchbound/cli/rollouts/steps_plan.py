@@ -26,6 +26,7 @@ from .hidden_lengths import add_way, refuse_given
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
+    from ...running.steps import StepResult
 
 _OF_STEPS = ("history", "policy", "ahead", "keep", "restart", "keep_kv")
 _OF_SCHEDULES = (
@@ -172,6 +173,42 @@ def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
         return
     print(f"{path}: {len(plan.fleet):,} requests in {int(plan.step.max()) + 1} steps")
     print_rows(_rows(plan))
+
+
+def show_step(result: StepResult, *, as_json: bool) -> None:
+    """Print what a step of a run came to on stdout: as one JSON object, or as lines for people."""
+    from ...executor.reports.tables import duration, percent
+
+    plan, files = result.plan, result.files
+    steps = int(plan.step.max()) + 1
+    output = str(files.completions(result.step))
+    if as_json:
+        found = {
+            "step": result.step + 1,
+            "steps": steps,
+            "output": output,
+            "completions": len(result.completions),
+            "resumed": result.resumed,
+            "seconds": result.seconds,
+            "model_seconds": result.model_seconds,
+            "unfinished": result.unfinished,
+            "stale_share": result.stale_share,
+            "staleness_steps": result.staleness,
+            "ended": int((plan.ended > 0).sum()),
+            "expected": plan.to_json()["expected"],
+        }
+        print(json.dumps(found))
+        return
+    before = f" after {result.resumed:,} from before" if result.resumed else ""
+    took = f"{duration(result.seconds)}, {duration(result.model_seconds)} by the model"
+    stale = f"{percent(result.stale_share)} of their tokens are of earlier steps"
+    age = f"{result.staleness:.3f} steps old on average"
+    count = f"{len(result.completions):,} completions{before}"
+    print(f"{output}: step {result.step + 1} of {steps}, {count} in {took}")
+    print(f"{stale}, {age}; {result.unfinished:,} unfinished completions go on in the next")
+    total = plan.expected.total
+    between = f"{percent(COVERAGE, 0)} within {duration(total.low)} to {duration(total.high)}"
+    print(f"{files.plan}: all steps take {duration(total.mean)} by the model, {between}")
 
 
 def _summary(plan: StepsPlan) -> dict[str, Any]:
