@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +21,21 @@ from ..heuristics.rollouts.lengths import Known
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
 from ..models.bounds.makespan import best_bound
+from ..solvers.result import Limits
 from .hidden import MANY, SAMPLES, SAMPLES_OF_MANY
 from .history import History, read_history
 from .predictive import Seen
 
+UNLIMITED = Limits()
+
 LOOKS = 7
 """Sampled sets of lengths over which ways are compared."""
+
+FEWEST_SAMPLES = 19
+"""Sets of lengths gone through whatever the time limit; of so many the first from either end is the limit."""
+
+LOOKING = 0.4
+"""Share of the time limit after which ways are compared no more."""
 
 WORTH_MORE_AHEAD = 3e-3
 """Relative mean time by which a way must beat one that begins fewer completions ahead."""
@@ -43,7 +53,7 @@ def make_steps_plan(
     *,
     policy: str | None = None,
     longest: int | None = None,
-    seed: int = 0,
+    limits: Limits = UNLIMITED,
     provenance: Provenance | None = None,
 ) -> StepsPlan:
     """
@@ -68,8 +78,9 @@ def make_steps_plan(
         of :data:`POLICIES`.
     longest
         Tokens after which every completion is cut; None for no limit.
-    seed
-        Draws the lengths.
+    limits
+        Seconds after which no more sets of lengths are gone through than there must be, and the seed that
+        draws them; without seconds the same seed gives the same plan.
     provenance
         Where costs and prompts come from, which the plan records.
 
@@ -78,9 +89,9 @@ def make_steps_plan(
     ValueError
         If the steps are not those of whole groups in their order, or an option has no effect.
     """
-    blind = without_lengths(problem)
+    blind, clock = without_lengths(problem), _Clock(limits.seconds)
     ended = np.zeros(len(problem), dtype=np.int64)
-    lengths = _Lengths(blind, step, history, longest, ended, None, seed)
+    lengths = _Lengths(blind, step, history, longest, ended, None, limits.seed)
     shares = dict.fromkeys((0.0, permitted.ahead / 2, permitted.ahead))
     ways = [
         replace(permitted, ahead=share)
@@ -89,13 +100,9 @@ def make_steps_plan(
         for share in shares
     ]
     candidates = [(way, name) for way in ways for name in ([policy] if policy else POLICIES)]
-    looks = LOOKS if len(candidates) > 1 else 0
-    compared = {
-        each: float(np.mean([run.makespan for run in lengths.runs(*each, looks)]))
-        for each in (candidates if looks else ())
-    }
-    way, name = _least(compared) if looks else candidates[0]
-    expected = lengths.expected(way, name)
+    compared = lengths.compared(candidates, clock) if len(candidates) > 1 else {}
+    way, name = _least(compared) if compared else candidates[0]
+    expected = lengths.expected(way, name, clock)
     # All were compared over the same few sets, whose totals differ more than the ways do.
     named = {
         f"{other}, {text_of(one)}": seconds / compared[way, name] * expected.total.mean
@@ -110,13 +117,15 @@ def make_steps_plan(
         longest=longest,
         ended=ended,
         expected=replace(expected, compared=named),
-        seed=seed,
+        seed=limits.seed,
         history=dict(history.files),
         provenance=provenance or Provenance(),
     )
 
 
-def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int]) -> StepsPlan:
+def update_steps_plan(
+    plan: StepsPlan, history: History, ended: Mapping[str, int], *, seconds: float | None = None
+) -> StepsPlan:
     """
     Return a plan under way with what is to be expected now that completions have ended.
 
@@ -133,12 +142,15 @@ def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int
     ended
         Tokens of each completion that has ended, by name: of all that have, as the others count as under
         way or waiting.
+    seconds
+        After which no more sets of lengths are gone through than there must be; None for no limit.
 
     Raises
     ------
     ValueError
         If a name is none of the plan's, or a length is not one that a completion can have.
     """
+    clock = _Clock(seconds)
     place = {name: at for at, name in enumerate(plan.fleet.workload.ids.tolist())}
     tokens = plan.ended.copy()
     for name, length in ended.items():
@@ -150,7 +162,7 @@ def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int
     lengths = _Lengths(
         plan.problem, plan.step, history, plan.longest, tokens, (plan.way, plan.policy), plan.seed
     )
-    return replace(plan, ended=tokens, expected=lengths.expected(plan.way, plan.policy))
+    return replace(plan, ended=tokens, expected=lengths.expected(plan.way, plan.policy, clock))
 
 
 def history_of(plan: StepsPlan) -> History:
@@ -183,6 +195,18 @@ def known_lengths(plan: StepsPlan) -> Known:
 def _most_steps(problem: Problem, longest: int | None) -> int | None:
     """Return the decode steps after which every completion is cut."""
     return None if longest is None else max(1, longest - int(problem.prefill_emits_first_token))
+
+
+class _Clock:
+    """What share of a time limit is spent; nothing of none."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._begun, self._seconds = time.monotonic(), seconds
+
+    @property
+    def spent(self) -> float:
+        """The share, above 1 once it is over."""
+        return 0.0 if self._seconds is None else (time.monotonic() - self._begun) / self._seconds
 
 
 class _Lengths:
@@ -231,26 +255,42 @@ class _Lengths:
         count = SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY
         predictive, rng = grown.predictive(problem, rounds), np.random.default_rng(seed)
         self._drawn = [predictive.draw(self._step, seen, rng) for _ in range(count)]
+        self._ran: dict[tuple[Way, str, int], StepsRun] = {}
 
-    def runs(self, way: Way, policy: str, count: int | None = None) -> list[StepsRun]:
-        """Return what a way comes to over the first sets of lengths."""
-        found = []
-        for truth in self._drawn[:count]:
+    def run(self, way: Way, policy: str, at: int) -> StepsRun:
+        """Return what a way comes to over one set of lengths."""
+        key = way, policy, at
+        if key not in self._ran:
             made = hidden_policy(policy, self._seen_by_policies, self._known)
-            found.append(simulate_steps(self._problem, self._step, way, made, truth))
-        return found
+            self._ran[key] = simulate_steps(self._problem, self._step, way, made, self._drawn[at])
+        return self._ran[key]
 
-    def expected(self, way: Way, policy: str) -> StepsExpectation:
+    def compared(self, candidates: Sequence[tuple[Way, str]], clock: _Clock) -> dict[tuple[Way, str], float]:
+        """Return the mean seconds of ways by policies over the same sets of lengths, at least one."""
+        seconds: list[list[float]] = []
+        for at in range(LOOKS):
+            if at and clock.spent > LOOKING:
+                break
+            seconds.append([self.run(*each, at).makespan for each in candidates])
+        return dict(zip(candidates, np.mean(seconds, axis=0).tolist(), strict=True))
+
+    def expected(self, way: Way, policy: str, clock: _Clock) -> StepsExpectation:
         """Return what to expect of a way."""
-        runs = self.runs(way, policy)
-        pairs = list(zip(runs, self._drawn, strict=True))
+        runs, first_come, bounds = list[StepsRun](), list[float](), list[float]()
+        for at, truth in enumerate(self._drawn):
+            if at >= FEWEST_SAMPLES and clock.spent > 1:
+                break
+            runs.append(self.run(way, policy, at))
+            first_come.append(self.run(BARRIER, FIRST_COME, at).makespan)
+            bounds.append(self._bound(way, truth))
+        pairs = list(zip(runs, self._drawn, strict=False))
         # Rounds of groups that start again are no steps, and as many as it takes.
         seconds = () if way.restart else np.array([run.seconds for run in runs]).T
         return StepsExpectation(
             total=Interval.of([run.makespan for run in runs]),
             seconds=tuple(Interval.of(each) for each in seconds),
-            first_come=Interval.of([run.makespan for run in self.runs(BARRIER, FIRST_COME)]),
-            bound=Interval.of([self._bound(way, truth) for truth in self._drawn]),
+            first_come=Interval.of(first_come),
+            bound=Interval.of(bounds),
             stale_share=float(np.mean([run.stale_share for run in runs])),
             staleness=float(np.mean([run.staleness for run in runs])),
             kept_bias=float(np.mean([run.kept_bias(truth) for run, truth in pairs])),

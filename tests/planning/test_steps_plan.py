@@ -19,6 +19,7 @@ from batchbound.heuristics.rollouts.steps import StepsRun, reached_tokens, simul
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.history import History
 from batchbound.planning.steps import make_steps_plan, steps_of, update_steps_plan
+from batchbound.solvers.result import Limits
 
 GROUPS, SAMPLES, STEPS, CAP = 4, 3, 2, 400
 STEP = np.repeat(np.arange(STEPS), GROUPS * SAMPLES)
@@ -64,6 +65,20 @@ def test_what_changes_the_data_is_never_more_than_the_user_permits() -> None:
     assert planned(Way(keep=2)).way == Way(keep=2)
 
 
+def test_a_time_limit_leaves_fewer_sets_of_lengths_to_expect_by() -> None:
+    whole, short = (
+        make_steps_plan(
+            job(), STEP, HISTORY, Way(ahead=1.0), policy="fcfs", longest=CAP, limits=Limits(seconds=seconds)
+        )
+        for seconds in (None, 1e-9)
+    )
+    assert whole.expected.samples == 99
+    assert short.expected.samples == 19
+    assert len(short.expected.compared) == len(whole.expected.compared)
+    later = update_steps_plan(short, HISTORY, {"0": 9}, seconds=1e-9)
+    assert later.expected.samples == 19
+
+
 def test_nothing_is_begun_ahead_where_it_gains_nothing() -> None:
     alike = [each.with_output_tokens(np.full(len(each), 50)) for each in HISTORY.workloads]
     found = make_steps_plan(
@@ -84,7 +99,8 @@ def test_the_bound_is_below_what_any_sampled_run_takes(way: Way) -> None:
 
     nothing = np.zeros(len(STEP), dtype=np.int64)
     lengths = _Lengths(without_lengths(job()), STEP, HISTORY, CAP, nothing, None, 0)
-    for truth, run in zip(lengths._drawn, lengths.runs(way, "fcfs-ski"), strict=True):
+    for at, truth in enumerate(lengths._drawn):
+        run = lengths.run(way, "fcfs-ski", at)
         assert lengths._bound(way, truth) <= run.makespan * (1 + 1e-9)
     if way == Way():
         whole = replace(job(), workload=job().workload.with_output_tokens(lengths._drawn[0]))

@@ -20,6 +20,7 @@ from ...data.readers.tables import is_table, read_column, read_table
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
+from ...solvers.result import Limits
 from ..inputs import Inputs, provenance_of, read_inputs
 from ..reporting import print_rows
 from .hidden_lengths import add_way, refuse_given
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 _OF_STEPS = ("history", "policy", "ahead", "keep", "restart", "keep_kv")
 _OF_SCHEDULES = (
     "solver",
-    "time_limit",
     "work",
     "threads",
     "replicas",
@@ -47,7 +47,18 @@ _OF_SCHEDULES = (
     "lengths",
     "drop_unanswered",
 )
-_OF_AN_UPDATE = ("command", "run", "workload", "ended", "output", "overwrite", "json", "quiet", "verbose")
+_OF_AN_UPDATE = (
+    "time_limit",
+    "command",
+    "run",
+    "workload",
+    "ended",
+    "output",
+    "overwrite",
+    "json",
+    "quiet",
+    "verbose",
+)
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +137,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
             Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv),
             policy=args.policy,
             longest=args.longest_completion,
-            seed=args.seed,
+            limits=Limits(seconds=args.time_limit, seed=args.seed),
             provenance=provenance_of(inputs, args.output),
         )
     except ValueError as error:
@@ -143,7 +154,7 @@ def _updated(args: argparse.Namespace) -> StepsPlan:
     else:
         ended = read_answer_lengths(args.ended)
     try:
-        return update_steps_plan(plan, history, ended)
+        return update_steps_plan(plan, history, ended, seconds=args.time_limit)
     except ValueError as error:
         raise InputError(str(error), file=args.ended, hint="Correct the row.") from None
 
