@@ -14,6 +14,7 @@ from ..data.trace import Trace
 from ..data.workload import Workload
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
 from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
+from ..heuristics.rollouts.oracles import told_lengths
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
@@ -62,7 +63,7 @@ def expected_makespan(
     known, predictive = history.known(problem, longest), history.predictive(problem, longest)
     step, seen, seconds = np.zeros(len(problem), dtype=np.int64), Seen.nothing(len(problem)), []
     for _ in range(SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY):
-        truth = predictive.draw(step, seen, rng)
+        truth = predictive.draw(step, seen, rng).lengths
         made = hidden_policy(policy, blind, known, swap)
         seconds.append(simulate(blind, made, truth, swap=swap).makespan)
     return Interval.of(seconds)
@@ -113,6 +114,12 @@ def simulate_hidden_steps(
     blind = without_lengths(problem)
     made = hidden_policy(policy, blind, Known() if known is None else known)
     return simulate_steps(blind, step, way, made, problem.workload.output_tokens)
+
+
+def simulate_told(problem: Problem) -> Trace:
+    """Return the trace of a job by a policy told which lengths each group has, and not whose."""
+    blind, truth = without_lengths(problem), problem.workload.output_tokens
+    return simulate(blind, told_lengths(blind, truth), truth)
 
 
 def shared_variance(problem: Problem, trace: Trace) -> float:

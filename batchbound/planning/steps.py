@@ -16,8 +16,10 @@ from ..data.fleet import Fleet
 from ..data.lengths.steps_plan import BARRIER, Interval, StepsExpectation, StepsPlan, Way
 from ..data.plan import Provenance
 from ..data.problem import Problem
+from ..heuristics.queues.queue_policy import QueuedPolicy
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
 from ..heuristics.rollouts.lengths import Known
+from ..heuristics.rollouts.oracles import told_lengths, told_tendencies
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
 from ..models.bounds.makespan import best_bound
@@ -254,7 +256,8 @@ class _Lengths:
         grown = self._grown(history, ended)
         count = SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY
         predictive, rng = grown.predictive(problem, rounds), np.random.default_rng(seed)
-        self._drawn = [predictive.draw(self._step, seen, rng) for _ in range(count)]
+        self._sets = [predictive.draw(self._step, seen, rng) for _ in range(count)]
+        self._under_way = served is not None
         self._ran: dict[tuple[Way, str, int], StepsRun] = {}
 
     def run(self, way: Way, policy: str, at: int) -> StepsRun:
@@ -262,8 +265,18 @@ class _Lengths:
         key = way, policy, at
         if key not in self._ran:
             made = hidden_policy(policy, self._seen_by_policies, self._known)
-            self._ran[key] = simulate_steps(self._problem, self._step, way, made, self._drawn[at])
+            self._ran[key] = self._simulated(way, made, at)
         return self._ran[key]
+
+    def _simulated(self, way: Way, policy: QueuedPolicy, at: int) -> StepsRun:
+        return simulate_steps(self._problem, self._step, way, policy, self._sets[at].lengths)
+
+    def _told(self, way: Way, at: int) -> tuple[float, float]:
+        """Return the seconds of policies told each group's tendency, and its lengths but not whose."""
+        seen, drawn = self._seen_by_policies, self._sets[at]
+        made = told_tendencies(seen, drawn.tendency), told_lengths(seen, drawn.lengths)
+        first, second = (self._simulated(way, each, at).makespan for each in made)
+        return first, second
 
     def compared(self, candidates: Sequence[tuple[Way, str]], clock: _Clock) -> dict[tuple[Way, str], float]:
         """Return the mean seconds of ways by policies over the same sets of lengths, at least one."""
@@ -277,13 +290,17 @@ class _Lengths:
     def expected(self, way: Way, policy: str, clock: _Clock) -> StepsExpectation:
         """Return what to expect of a way."""
         runs, first_come, bounds = list[StepsRun](), list[float](), list[float]()
-        for at, truth in enumerate(self._drawn):
+        told: list[tuple[float, float]] = []
+        for at, drawn in enumerate(self._sets):
             if at >= FEWEST_SAMPLES and clock.spent > 1:
                 break
             runs.append(self.run(way, policy, at))
             first_come.append(self.run(BARRIER, FIRST_COME, at).makespan)
-            bounds.append(self._bound(way, truth))
-        pairs = list(zip(runs, self._drawn, strict=False))
+            bounds.append(self._bound(way, drawn.lengths))
+            if not self._under_way:
+                told.append(self._told(way, at))
+        pairs = [(run, drawn.lengths) for run, drawn in zip(runs, self._sets, strict=False)]
+        tendencies, lengths = zip(*told, strict=True) if told else ((), ())
         # Rounds of groups that start again are no steps, and as many as it takes.
         seconds = () if way.restart else np.array([run.seconds for run in runs]).T
         return StepsExpectation(
@@ -296,6 +313,8 @@ class _Lengths:
             kept_bias=float(np.mean([run.kept_bias(truth) for run, truth in pairs])),
             early_bias=float(np.mean([run.early_bias(truth) for run, truth in pairs])),
             samples=len(runs),
+            told_tendencies=Interval.of(tendencies) if told else None,
+            told_lengths=Interval.of(lengths) if told else None,
         )
 
     def _grown(self, history: History, ended: IntArray) -> History:

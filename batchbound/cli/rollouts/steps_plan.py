@@ -14,7 +14,7 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
-from ...data.lengths.steps_plan import COVERAGE, Interval, StepsPlan, Way
+from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
 from ...data.readers.completions import read_answer_lengths
 from ...data.readers.tables import is_table, read_column, read_table
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
@@ -234,6 +234,27 @@ def _summary(plan: StepsPlan) -> dict[str, Any]:
     }
 
 
+def _recovered(expected: StepsExpectation) -> list[Row]:
+    """Return the lines of what is recovered of first come, first served's loss, and could be."""
+    from ...executor.reports.tables import Row, percent
+
+    ours, tendencies = expected.recovered(expected.total), expected.told_tendencies
+    if ours is None:
+        return [Row("shares", "FCFS's loss", "none lost", "")]
+    rows = [Row("shares", "FCFS's loss recovered", percent(ours), "")]
+    if tendencies is None or expected.told_lengths is None:
+        return rows
+    known, more = (expected.recovered(each) or 0.0 for each in (tendencies, expected.told_lengths))
+    rows += [
+        Row("shares", "by one told the groups' tendencies", percent(known), ""),
+        Row("shares", "by one told their lengths, not whose", percent(more), ""),
+    ]
+    left = Row(
+        "shares", "left to foresight", percent(max(0.0, 1 - max(ours, known))), "an estimate, no bound"
+    )
+    return [*rows, left]
+
+
 def _rows(plan: StepsPlan) -> list[Row]:
     from ...executor.reports.tables import Row, duration, percent
 
@@ -249,6 +270,11 @@ def _rows(plan: StepsPlan) -> list[Row]:
         seconds("bound with lengths known", expected.bound),
         seconds("first come, first served, barrier", expected.first_come),
     ]
+    told = {
+        "told how long each group tends to be": expected.told_tendencies,
+        "told each group's lengths, not whose": expected.told_lengths,
+    }
+    rows += [seconds(name, each) for name, each in told.items() if each is not None]
     saved = 1 - expected.total.mean / expected.first_come.mean
     shares = {
         "less time than FCFS with a barrier": saved,
@@ -258,6 +284,7 @@ def _rows(plan: StepsPlan) -> list[Row]:
         "those before the last step longer by": expected.early_bias,
     }
     rows += [Row("shares", name, percent(value), "") for name, value in shares.items()]
+    rows += _recovered(expected)
     rows += [Row("compared", name, duration(value), "") for name, value in expected.compared.items()]
     return [
         *rows,
