@@ -12,7 +12,7 @@ from ..data.lengths.steps_plan import Interval, Way
 from ..data.problem import Problem
 from ..data.trace import Trace
 from ..data.workload import Workload
-from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
+from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
 from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
 from ..heuristics.rollouts.oracles import told_lengths
 from ..heuristics.rollouts.queues import group_numbers
@@ -59,6 +59,19 @@ def expected_makespan(
     seed
         Draws the lengths.
     """
+    return Interval.of(drawn_makespans(problem, history, policy, longest=longest, swap=swap, seed=seed))
+
+
+def drawn_makespans(
+    problem: Problem,
+    history: History,
+    policy: str = CHOSEN,
+    *,
+    longest: int | None = None,
+    swap: float | None = None,
+    seed: int = 0,
+) -> list[float]:
+    """Return makespans that a job may turn out to have, one for each sampled set of lengths, all alike."""
     blind, rng = without_lengths(problem), np.random.default_rng(seed)
     known, predictive = history.known(problem, longest), history.predictive(problem, longest)
     step, seen, seconds = np.zeros(len(problem), dtype=np.int64), Seen.nothing(len(problem)), []
@@ -66,7 +79,7 @@ def expected_makespan(
         truth = predictive.draw(step, seen, rng).lengths
         made = hidden_policy(policy, blind, known, swap)
         seconds.append(simulate(blind, made, truth, swap=swap).makespan)
-    return Interval.of(seconds)
+    return seconds
 
 
 def simulate_hidden(
@@ -112,7 +125,7 @@ def simulate_hidden_steps(
         As of :func:`simulate_hidden`.
     """
     blind = without_lengths(problem)
-    made = hidden_policy(policy, blind, Known() if known is None else known)
+    made = hidden_policy(policy, without_sharing(blind), Known() if known is None else known)
     return simulate_steps(blind, step, way, made, problem.workload.output_tokens)
 
 
