@@ -281,7 +281,7 @@ class _Lengths:
     def compared(self, candidates: Sequence[tuple[Way, str]], clock: _Clock) -> dict[tuple[Way, str], float]:
         """Return the mean seconds of ways by policies over the same sets of lengths, at least one."""
         seconds: list[list[float]] = []
-        for at in range(LOOKS):
+        for at in range(min(LOOKS, len(self._sets))):
             if at and clock.spent > LOOKING:
                 break
             seconds.append([self.run(*each, at).makespan for each in candidates])

@@ -15,6 +15,12 @@ from batchbound.data.lengths.steps_plan import StepsPlan
 HEADER = "step,group,id,input_tokens,output_tokens\n"
 
 
+@pytest.fixture(autouse=True)
+def few_sets_of_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect by as few sets of lengths as an interval needs."""
+    monkeypatch.setattr("batchbound.planning.steps.SAMPLES", 19)
+
+
 def table(path: Path, seed: int, prefix: str) -> str:
     """Write a table of two steps of 12 groups of 4."""
     rng = np.random.default_rng(seed)
