@@ -155,7 +155,8 @@ class LLM:
 
     @property
     def tier(self) -> Tier:
-        """The layout of keys and values."""
+        """The layout of keys and values, chosen anew where the model's forward has changed."""
+        self._look_again()
         return self._tier
 
     @property

@@ -116,6 +116,7 @@ class PlannedSteps:
                 f"max_tokens is {most}, and the plan's longest completion has {plan.longest} tokens"
             )
         self._prompts = [engine.encoded(prompt, {}) for prompt in prompts]
+        self._tier = engine.tier
         job = StepsJob(
             plan,
             self._prompts,
@@ -124,7 +125,7 @@ class PlannedSteps:
             engine.model,
             engine.tokenizer,
             known,
-            engine.tier,
+            self._tier,
             engine.kv_tokens,
         )
         self._steps, self._asked, self._engine = LiveSteps(job), asked, engine
@@ -136,7 +137,18 @@ class PlannedSteps:
         return self
 
     def __next__(self) -> ServedStep:
-        """Serve the next step to its end."""
+        """
+        Serve the next step to its end.
+
+        Raises
+        ------
+        RunStoppedError
+            If the model fails, or memory does not hold one request.
+        ValueError
+            If the model's forward is not the one of before.
+        """
+        if self._engine.tier is not self._tier:
+            raise ValueError("the model's forward has changed since: make PlannedSteps after it is wrapped")
         done: list[Completion] = []
 
         def ended(one: Ended) -> None:

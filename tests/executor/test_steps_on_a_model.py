@@ -297,6 +297,16 @@ def test_a_trainer_gets_whole_groups_of_the_plan_with_their_own_rows() -> None:
         rollout(asked, None)
 
 
+def test_a_model_that_was_wrapped_since_is_refused() -> None:
+    engine = engine_for_training()
+    steps = PlannedSteps(engine, planned(BARRIER, "fcfs"), prompts(), samplings())
+    assert next(steps).completions
+    forward = engine.model.forward
+    engine.model.forward = lambda *given, **named: forward(*given, **named)
+    with pytest.raises(ValueError, match="make PlannedSteps after it is wrapped"):
+        next(steps)
+
+
 def test_what_contradicts_the_plan_is_refused() -> None:
     engine, plan = engine_for_training(), planned(Way(ahead=1.0), "learned")
     with pytest.raises(ValueError, match="the plan is for 6 slots, the engine has 5"):
