@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from .data import Bound, CostModel, Problem, Schedule, Workload
     from .data.iteration_plan import IterationPlan
     from .data.iterations import EngineLimits
+    from .data.lengths.steps_plan import StepsPlan
     from .data.plan import Plan
     from .data.readers.requests import read_workload
     from .data.report import Report
     from .data.trace import Trace
     from .executor.llm import LLM
     from .executor.partial import Partial, Until
+    from .executor.planned_steps import PlannedSteps, planned_rollout_function
     from .executor.rollout import rollout_function
     from .heuristics.registry import policy_named
     from .heuristics.simulate import simulate
@@ -31,10 +33,12 @@ if TYPE_CHECKING:
     from .planning.mixed_job import MixedJob, read_mixed_job
     from .planning.plan import make_plan
     from .planning.plan import make_plan as plan
+    from .planning.steps import known_lengths
     from .running.options import ModelOptions, RunOptions
     from .running.run import RunResult, run
     from .running.server import ServerOptions
     from .running.server_result import ServerResult
+    from .running.steps import StepResult, run_step
     from .searching import ConfigurationSearch, search
     from .solvers import Limits, Result, solve
 
@@ -54,6 +58,7 @@ __all__ = [
     "ModelOptions",
     "Partial",
     "Plan",
+    "PlannedSteps",
     "Problem",
     "Report",
     "Result",
@@ -62,6 +67,8 @@ __all__ = [
     "Schedule",
     "ServerOptions",
     "ServerResult",
+    "StepResult",
+    "StepsPlan",
     "Targets",
     "Trace",
     "Until",
@@ -69,15 +76,18 @@ __all__ = [
     "__version__",
     "audit",
     "compare",
+    "known_lengths",
     "make_iteration_plan",
     "make_plan",
     "plan",
+    "planned_rollout_function",
     "policy_named",
     "read_mixed_job",
     "read_workload",
     "report",
     "rollout_function",
     "run",
+    "run_step",
     "search",
     "simulate",
     "solve",
@@ -99,6 +109,7 @@ _HOMES = {
     "ModelOptions": ".running.options",
     "Partial": ".executor.partial",
     "Plan": ".data.plan",
+    "PlannedSteps": ".executor.planned_steps",
     "Problem": ".data.problem",
     "Report": ".data.report",
     "Result": ".solvers.result",
@@ -107,21 +118,26 @@ _HOMES = {
     "Schedule": ".data.schedule",
     "ServerOptions": ".running.server",
     "ServerResult": ".running.server_result",
+    "StepResult": ".running.steps",
+    "StepsPlan": ".data.lengths.steps_plan",
     "Targets": ".models.exegpt.configuration",
     "Trace": ".data.trace",
     "Until": ".executor.partial",
     "Workload": ".data.workload",
     "audit": ".auditing",
     "compare": ".comparing.runner",
+    "known_lengths": ".planning.steps",
     "make_iteration_plan": ".planning.iterations",
     "make_plan": ".planning.plan",
     "plan": ".planning.plan:make_plan",
+    "planned_rollout_function": ".executor.planned_steps",
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
     "report": ".judging",
     "rollout_function": ".executor.rollout",
     "run": ".running.run",
+    "run_step": ".running.steps",
     "search": ".searching",
     "simulate": ".heuristics.simulate",
     "solve": ".solvers.solve",

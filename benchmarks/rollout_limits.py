@@ -34,12 +34,11 @@ from rollouts import BASELINE, DATASETS, TRACES, Step
 
 from batchbound.data.costs.cost import CostModel, FloatArray, IntArray
 from batchbound.data.problem import Problem
-from batchbound.heuristics.queues.admission import Admission
-from batchbound.heuristics.queues.prefill_rules import SkiRental
-from batchbound.heuristics.queues.queue_policy import QueuedPolicy, QueuePolicy
+from batchbound.heuristics.queues.queue_policy import QueuedPolicy
 from batchbound.heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import SHARES, LengthModel, Observed
-from batchbound.heuristics.rollouts.queues import GroupQueue, Ranking, group_numbers
+from batchbound.heuristics.rollouts.oracles import told_lengths, told_tendencies
+from batchbound.heuristics.rollouts.queues import group_numbers
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
 
@@ -72,18 +71,16 @@ class Judged:
         """Return the loss of a policy that sees no length, as a share of the bound."""
         return self._loss(hidden_policy(name, self._blind, self.step.known))
 
-    def of_ranking(self, ranking: Ranking) -> float:
-        """Return the loss of the groups ordered by a ranking, prefilled by the ski-rental rule."""
-        queue = GroupQueue(self._blind, ranking, scouts=0)
-        return self._loss(QueuePolicy(queue, SkiRental(), Admission(self._blind, "present")))
+    def of_tendency(self, tendency: FloatArray) -> float:
+        """Return the loss of the groups ordered by any number of each, prefilled by the ski-rental rule."""
+        return self._loss(told_tendencies(self._blind, tendency))
+
+    def of_lengths_told(self) -> float:
+        """Return the loss of a policy told which lengths each group has, and not whose."""
+        return self._loss(told_lengths(self._blind, self.lengths))
 
     def _loss(self, policy: QueuedPolicy) -> float:
         return simulate(self._blind, policy, self.lengths).makespan / self._bound - 1
-
-
-def constant(score: FloatArray) -> Ranking:
-    """Return the ranking that gives each group a fixed score."""
-    return lambda _observed, _groups: score
 
 
 def correlation(job: Judged) -> float:
@@ -107,21 +104,7 @@ def groups_told(job: Judged, slots: int, rng: np.random.Generator) -> dict[str, 
     """Return the losses on a step drawn anew: of the baseline, ours, and an order by the true effects."""
     drawn, effect = drawn_like(job, slots, rng)
     found = {name: drawn.of_policy(name) for name in (BASELINE, "fcfs-ski", CHOSEN)}
-    return found | {"groups told": drawn.of_ranking(constant(effect))}
-
-
-def lengths_of_groups_told(job: Judged) -> float:
-    """Return the loss of an order by the mean of what each group has yet to end."""
-    total = np.bincount(job.group, job.lengths, minlength=job.groups)
-    count = np.bincount(job.group, minlength=job.groups)
-
-    def left(observed: Observed, groups: int) -> FloatArray:
-        group, tokens = observed.group[observed.ended], observed.tokens[observed.ended]
-        gone = np.bincount(group, minlength=groups)
-        rest = total - np.bincount(group, tokens, minlength=groups)
-        return np.asarray(rest / np.maximum(count - gone, 1))
-
-    return job.of_ranking(left)
+    return found | {"groups told": drawn.of_tendency(effect)}
 
 
 def usual_lengths_told(job: Judged) -> float:
@@ -132,7 +115,7 @@ def usual_lengths_told(job: Judged) -> float:
     usual = lengths <= LONG * np.median(lengths)
     place = (np.argsort(np.argsort(score[job.group])) + 0.5) / len(lengths)
     lengths[~usual] = np.quantile(lengths[usual], place[~usual])
-    return job.of_ranking(constant(lengths[np.argsort(job.group)]))
+    return job.of_tendency(lengths[np.argsort(job.group)])
 
 
 def in_turn(lengths: IntArray, slots: int) -> float:
@@ -209,7 +192,7 @@ def limits_of(name: str, draws: int, most: int | None) -> dict[str, dict[str, fl
     slots, read = DATASETS[name]
     jobs = [Judged(step, slots) for step in read()[:most]]
     told: Callable[[Judged], dict[str, float]] = (
-        (lambda job: {"lengths of groups told": lengths_of_groups_told(job)})
+        (lambda job: {"lengths of groups told": job.of_lengths_told()})
         if name in TRACES
         else (lambda job: {"usual lengths told": usual_lengths_told(job)})
     )

@@ -78,6 +78,16 @@ class PrefixCache:
                 self.held += tokens
         return int(self._tokens[new].sum())
 
+    def begin_again(self, requests: IntArray) -> None:
+        """Count on requests that have begun as if they had not."""
+        prefix = self._prefix_of[requests]
+        np.add.at(self._to_begin, prefix[prefix >= 0], 1)
+
+    def clear(self) -> None:
+        """Drop all that is kept."""
+        self._kept.clear()
+        self.held = 0
+
     def keeps(self, request: int) -> bool:
         """Return whether the prompt that a request shares is kept."""
         return int(self._prefix_of[request]) in self._kept

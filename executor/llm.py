@@ -23,7 +23,7 @@ from ..heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS, hidden_policy,
 from ..heuristics.rollouts.lengths import Known, Observed
 from ..models.bounds.makespan import best_bound
 from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
-from .engines.tiers import choose_tier
+from .engines.tiers import Tier, choose_tier
 from .models.endings import Ending
 from .models.mixed_sampling import MixedSampler
 from .models.recording import Recorder, TokenLogprob
@@ -149,6 +149,22 @@ class LLM:
         self._past: tuple[int, Observed] | None = None
 
     @property
+    def slots(self) -> int:
+        """The most requests that decode together."""
+        return self._slots
+
+    @property
+    def tier(self) -> Tier:
+        """The layout of keys and values, chosen anew where the model's forward has changed."""
+        self._look_again()
+        return self._tier
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """The most tokens of keys and values on the device; None for as many as the slots need."""
+        return self._kv_tokens
+
+    @property
     def unfinished(self) -> tuple[Partial, ...]:
         """
         What the last call that ended early left undone, by position and sample.
@@ -260,7 +276,7 @@ class LLM:
         vocabulary = vocabulary_of(self.model)
         for one in dict.fromkeys(asked):
             check_tokens(one, vocabulary)
-        tokens = [self._encoded(prompt, chat_options or {}) for prompt in prompts]
+        tokens = [self.encoded(prompt, chat_options or {}) for prompt in prompts]
         _check_prompts(tokens, vocabulary)
         most = np.broadcast_to(np.asarray(max_tokens, dtype=np.int64), len(tokens)).copy()
         for index, left in enumerate(begun):
@@ -407,7 +423,8 @@ class LLM:
             kept = max(kept, self._kv_tokens - slots * longest)
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
-    def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
+    def encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the token ids of a prompt, where the chat template is told what ``options`` say."""
         if isinstance(prompt, Partial):
             return prompt.prompt_ids
         if isinstance(prompt, str):

@@ -85,7 +85,7 @@ def rollout_function(
     calls = count()
 
     def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
-        settings = _Settings.of(trainer, max_tokens, sampling)
+        settings = RolloutSettings.of(trainer, max_tokens, sampling)
         if trainer is not None and unwrapped(_model_of(trainer)) is not unwrapped(engine.model):
             raise ValueError(
                 "the trainer trains another model than the engine's: make LLM with trainer.model"
@@ -130,7 +130,7 @@ def rollout_function(
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class RolloutSettings:
     """
     What a call of the rollout function goes by.
 
@@ -151,7 +151,7 @@ class _Settings:
     step: int = 0
 
     @classmethod
-    def of(cls, trainer: object, max_tokens: int | None, given: Mapping[str, Any]) -> _Settings:
+    def of(cls, trainer: object, max_tokens: int | None, given: Mapping[str, Any]) -> RolloutSettings:
         """Return the trainer's settings, which what was given may repeat but not contradict."""
         args = getattr(trainer, "args", None)
         if args is None:

@@ -118,6 +118,19 @@ class Simulator:
             chosen = np.asarray(requests, dtype=np.int64)
             self._time += self._swap * int((self._prompt[chosen] + self._decoded[chosen]).sum())
 
+    def recompute(self) -> None:
+        """Let go of shared prompts that are kept; without a host nothing else is."""
+        self._cache.clear()
+
+    def restart(self, requests: Sequence[int]) -> None:
+        """Let go of all that requests have decoded: they begin anew."""
+        chosen = np.asarray(requests, dtype=np.int64)
+        self._cache.begin_again(chosen[self._begun[chosen]])
+        self._left[chosen] += self._decoded[chosen]
+        self._held[chosen] -= self._decoded[chosen]
+        self._decoded[chosen] = 0
+        self._begun[chosen] = False
+
     def wait(self, until: float) -> None:
         """Set the clock forward to ``until``."""
         self._time = max(self._time, until)

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "batchbound plan prompts.jsonl --steps 4 --history past.csv --slots 64 --longest-completion 16000"
     " --keep 7 -o steps.json": "cli/test_plan_steps.py",
     "batchbound plan steps.json --ended done.csv -o later.json": "cli/test_plan_steps.py",
+    "batchbound run steps.json --model checkpoint": "cli/test_run_steps.py",
 }
 COMMANDS = [
     command

@@ -12,8 +12,9 @@ from ..data.lengths.steps_plan import Interval, Way
 from ..data.problem import Problem
 from ..data.trace import Trace
 from ..data.workload import Workload
-from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
+from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
 from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
+from ..heuristics.rollouts.oracles import told_lengths
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
@@ -58,14 +59,27 @@ def expected_makespan(
     seed
         Draws the lengths.
     """
+    return Interval.of(drawn_makespans(problem, history, policy, longest=longest, swap=swap, seed=seed))
+
+
+def drawn_makespans(
+    problem: Problem,
+    history: History,
+    policy: str = CHOSEN,
+    *,
+    longest: int | None = None,
+    swap: float | None = None,
+    seed: int = 0,
+) -> list[float]:
+    """Return makespans that a job may turn out to have, one for each sampled set of lengths, all alike."""
     blind, rng = without_lengths(problem), np.random.default_rng(seed)
     known, predictive = history.known(problem, longest), history.predictive(problem, longest)
     step, seen, seconds = np.zeros(len(problem), dtype=np.int64), Seen.nothing(len(problem)), []
     for _ in range(SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY):
-        truth = predictive.draw(step, seen, rng)
+        truth = predictive.draw(step, seen, rng).lengths
         made = hidden_policy(policy, blind, known, swap)
         seconds.append(simulate(blind, made, truth, swap=swap).makespan)
-    return Interval.of(seconds)
+    return seconds
 
 
 def simulate_hidden(
@@ -111,8 +125,14 @@ def simulate_hidden_steps(
         As of :func:`simulate_hidden`.
     """
     blind = without_lengths(problem)
-    made = hidden_policy(policy, blind, Known() if known is None else known)
+    made = hidden_policy(policy, without_sharing(blind), Known() if known is None else known)
     return simulate_steps(blind, step, way, made, problem.workload.output_tokens)
+
+
+def simulate_told(problem: Problem) -> Trace:
+    """Return the trace of a job by a policy told which lengths each group has, and not whose."""
+    blind, truth = without_lengths(problem), problem.workload.output_tokens
+    return simulate(blind, told_lengths(blind, truth), truth)
 
 
 def shared_variance(problem: Problem, trace: Trace) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.costs.cost import FloatArray, IntArray
 from ..data.problem import Problem
+from ..data.readers.tables import NoColumnError, read_column, read_lengths
 from ..data.workload import Workload
 from ..heuristics.rollouts.agreement import prompt_scores
 from ..heuristics.rollouts.lengths import SHARES, TRUSTS, Known, LengthModel, Observed, normal_scores
@@ -149,6 +150,34 @@ class History:
             both = ~np.isnan(others) & ~np.isnan(row)
             found.append([_correlation(others[both], row[both])])
         return found
+
+
+def read_history(files: Mapping[str, str], column: str | None) -> History:
+    """
+    Return the history of tables of earlier completions.
+
+    Parameters
+    ----------
+    files
+        The SHA-256 of each file, by its name.
+    column
+        That tells a table's steps apart; one without it, or with None all, are of a step each.
+
+    Raises
+    ------
+    InputError
+        If a file is no table of lengths.
+    """
+    found: list[Workload] = []
+    for path in files:
+        workload = read_lengths(path)
+        try:
+            labels = read_column(path, column) if column is not None else [""] * len(workload)
+        except NoColumnError:
+            labels = [""] * len(workload)
+        of_step = np.array(labels)
+        found += [workload.select(np.flatnonzero(of_step == label)) for label in dict.fromkeys(labels)]
+    return History(tuple(found), files)
 
 
 def groups_of(workload: Workload) -> IntArray:

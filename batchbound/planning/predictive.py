@@ -226,6 +226,23 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """
+    A set of lengths that a job may turn out to have.
+
+    Parameters
+    ----------
+    lengths
+        Tokens, shape (requests,).
+    tendency
+        Mean score of each group's lengths, of which they were drawn, shape (groups,).
+    """
+
+    lengths: IntArray
+    tendency: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Predictive:
     r"""
     Sets of lengths that a job may turn out to have.
@@ -270,9 +287,9 @@ class Predictive:
     cap: float
     apart: bool = False
 
-    def draw(self, step: IntArray, seen: Seen, rng: np.random.Generator) -> IntArray:
+    def draw(self, step: IntArray, seen: Seen, rng: np.random.Generator) -> Drawn:
         """
-        Return one set of lengths (tokens, shape (requests,)).
+        Return one set of lengths.
 
         Parameters
         ----------
@@ -307,7 +324,7 @@ class Predictive:
             means[groups] = _drawn_means(log, centre[groups] + effect, between, rng)
         scores = _truncated(means[self.group], own, low, rng)
         found = np.maximum(margin.lengths(scores), np.minimum(seen.tokens + 1, self.cap).astype(np.int64))
-        return np.where(seen.ended, seen.tokens, found)
+        return Drawn(np.where(seen.ended, seen.tokens, found), means)
 
     def _interval(self, margin: Margin, seen: Seen) -> tuple[FloatArray, FloatArray]:
         """Return between which scores each length is, by what has been seen of it."""

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..data.costs.cost import IntArray
+from ..data.files.disk import InputError
+from ..data.files.jsonl import file_digest
 from ..data.fleet import Fleet
 from ..data.lengths.steps_plan import BARRIER, Interval, StepsExpectation, StepsPlan, Way
 from ..data.plan import Provenance
 from ..data.problem import Problem
-from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths
+from ..heuristics.queues.queue_policy import QueuedPolicy
+from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
+from ..heuristics.rollouts.lengths import Known
+from ..heuristics.rollouts.oracles import told_lengths, told_tendencies
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
 from ..models.bounds.makespan import best_bound
+from ..solvers.result import Limits
 from .hidden import MANY, SAMPLES, SAMPLES_OF_MANY
-from .history import History
+from .history import History, read_history
 from .predictive import Seen
+
+UNLIMITED = Limits()
 
 LOOKS = 7
 """Sampled sets of lengths over which ways are compared."""
+
+FEWEST_SAMPLES = 19
+"""Sets of lengths gone through whatever the time limit; of so many the first from either end is the limit."""
+
+LOOKING = 0.4
+"""Share of the time limit after which ways are compared no more."""
 
 WORTH_MORE_AHEAD = 3e-3
 """Relative mean time by which a way must beat one that begins fewer completions ahead."""
@@ -40,7 +55,7 @@ def make_steps_plan(
     *,
     policy: str | None = None,
     longest: int | None = None,
-    seed: int = 0,
+    limits: Limits = UNLIMITED,
     provenance: Provenance | None = None,
 ) -> StepsPlan:
     """
@@ -65,8 +80,9 @@ def make_steps_plan(
         of :data:`POLICIES`.
     longest
         Tokens after which every completion is cut; None for no limit.
-    seed
-        Draws the lengths.
+    limits
+        Seconds after which no more sets of lengths are gone through than there must be, and the seed that
+        draws them; without seconds the same seed gives the same plan.
     provenance
         Where costs and prompts come from, which the plan records.
 
@@ -75,9 +91,9 @@ def make_steps_plan(
     ValueError
         If the steps are not those of whole groups in their order, or an option has no effect.
     """
-    blind = without_lengths(problem)
+    blind, clock = without_lengths(problem), _Clock(limits.seconds)
     ended = np.zeros(len(problem), dtype=np.int64)
-    lengths = _Lengths(blind, step, history, longest, ended, None, seed)
+    lengths = _Lengths(blind, step, history, longest, ended, None, limits.seed)
     shares = dict.fromkeys((0.0, permitted.ahead / 2, permitted.ahead))
     ways = [
         replace(permitted, ahead=share)
@@ -86,13 +102,9 @@ def make_steps_plan(
         for share in shares
     ]
     candidates = [(way, name) for way in ways for name in ([policy] if policy else POLICIES)]
-    looks = LOOKS if len(candidates) > 1 else 0
-    compared = {
-        each: float(np.mean([run.makespan for run in lengths.runs(*each, looks)]))
-        for each in (candidates if looks else ())
-    }
-    way, name = _least(compared) if looks else candidates[0]
-    expected = lengths.expected(way, name)
+    compared = lengths.compared(candidates, clock) if len(candidates) > 1 else {}
+    way, name = _least(compared) if compared else candidates[0]
+    expected = lengths.expected(way, name, clock)
     # All were compared over the same few sets, whose totals differ more than the ways do.
     named = {
         f"{other}, {text_of(one)}": seconds / compared[way, name] * expected.total.mean
@@ -107,13 +119,15 @@ def make_steps_plan(
         longest=longest,
         ended=ended,
         expected=replace(expected, compared=named),
-        seed=seed,
+        seed=limits.seed,
         history=dict(history.files),
         provenance=provenance or Provenance(),
     )
 
 
-def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int]) -> StepsPlan:
+def update_steps_plan(
+    plan: StepsPlan, history: History, ended: Mapping[str, int], *, seconds: float | None = None
+) -> StepsPlan:
     """
     Return a plan under way with what is to be expected now that completions have ended.
 
@@ -130,12 +144,15 @@ def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int
     ended
         Tokens of each completion that has ended, by name: of all that have, as the others count as under
         way or waiting.
+    seconds
+        After which no more sets of lengths are gone through than there must be; None for no limit.
 
     Raises
     ------
     ValueError
         If a name is none of the plan's, or a length is not one that a completion can have.
     """
+    clock = _Clock(seconds)
     place = {name: at for at, name in enumerate(plan.fleet.workload.ids.tolist())}
     tokens = plan.ended.copy()
     for name, length in ended.items():
@@ -147,7 +164,51 @@ def update_steps_plan(plan: StepsPlan, history: History, ended: Mapping[str, int
     lengths = _Lengths(
         plan.problem, plan.step, history, plan.longest, tokens, (plan.way, plan.policy), plan.seed
     )
-    return replace(plan, ended=tokens, expected=lengths.expected(plan.way, plan.policy))
+    return replace(plan, ended=tokens, expected=lengths.expected(plan.way, plan.policy, clock))
+
+
+def history_of(plan: StepsPlan) -> History:
+    """
+    Return the earlier completions that a plan was made with.
+
+    Raises
+    ------
+    InputError
+        If a file is not as it was then.
+    """
+    for path, digest in plan.history.items():
+        if file_digest(path) != digest:
+            raise InputError("is not as it was when the plan was made", file=path, hint="Plan again.")
+    return read_history(plan.history, plan.column)
+
+
+def known_lengths(plan: StepsPlan) -> Known:
+    """
+    Return what a plan's policy goes by beside what it sees, as it did when the plan was made.
+
+    Raises
+    ------
+    InputError
+        As :func:`history_of`.
+    """
+    return history_of(plan).known(plan.problem, _most_steps(plan.problem, plan.longest))
+
+
+def _most_steps(problem: Problem, longest: int | None) -> int | None:
+    """Return the decode steps after which every completion is cut."""
+    return None if longest is None else max(1, longest - int(problem.prefill_emits_first_token))
+
+
+class _Clock:
+    """What share of a time limit is spent; nothing of none."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._begun, self._seconds = time.monotonic(), seconds
+
+    @property
+    def spent(self) -> float:
+        """The share, above 1 once it is over."""
+        return 0.0 if self._seconds is None else (time.monotonic() - self._begun) / self._seconds
 
 
 class _Lengths:
@@ -181,45 +242,79 @@ class _Lengths:
         seed: int,
     ) -> None:
         self._problem, self._step = problem, np.asarray(step, dtype=np.int64)
+        self._seen_by_policies = without_sharing(problem)
         over = ended > 0
-        rounds = None if longest is None else max(1, longest - int(problem.prefill_emits_first_token))
+        rounds = _most_steps(problem, longest)
         self._known = history.known(problem, rounds)
         seen = Seen(ended, over)
         if served is not None and over.any():
             beyond = longest or 2 * max(int(each.output_tokens.max()) for each in history.workloads)
             lengths = np.where(over, ended, max(beyond, int(ended.max())))
-            made = hidden_policy(served[1], problem, self._known)
+            made = hidden_policy(served[1], self._seen_by_policies, self._known)
             reached = reached_tokens(problem, self._step, served[0], made, lengths, over)
             seen = Seen(np.where(over, ended, reached), over)
         grown = self._grown(history, ended)
         count = SAMPLES if len(problem) <= MANY else SAMPLES_OF_MANY
         predictive, rng = grown.predictive(problem, rounds), np.random.default_rng(seed)
-        self._drawn = [predictive.draw(self._step, seen, rng) for _ in range(count)]
+        self._sets = [predictive.draw(self._step, seen, rng) for _ in range(count)]
+        self._under_way = served is not None
+        self._ran: dict[tuple[Way, str, int], StepsRun] = {}
 
-    def runs(self, way: Way, policy: str, count: int | None = None) -> list[StepsRun]:
-        """Return what a way comes to over the first sets of lengths."""
-        found = []
-        for truth in self._drawn[:count]:
-            made = hidden_policy(policy, self._problem, self._known)
-            found.append(simulate_steps(self._problem, self._step, way, made, truth))
-        return found
+    def run(self, way: Way, policy: str, at: int) -> StepsRun:
+        """Return what a way comes to over one set of lengths."""
+        key = way, policy, at
+        if key not in self._ran:
+            made = hidden_policy(policy, self._seen_by_policies, self._known)
+            self._ran[key] = self._simulated(way, made, at)
+        return self._ran[key]
 
-    def expected(self, way: Way, policy: str) -> StepsExpectation:
+    def _simulated(self, way: Way, policy: QueuedPolicy, at: int) -> StepsRun:
+        return simulate_steps(self._problem, self._step, way, policy, self._sets[at].lengths)
+
+    def _told(self, way: Way, at: int) -> tuple[float, float]:
+        """Return the seconds of policies told each group's tendency, and its lengths but not whose."""
+        seen, drawn = self._seen_by_policies, self._sets[at]
+        made = told_tendencies(seen, drawn.tendency), told_lengths(seen, drawn.lengths)
+        first, second = (self._simulated(way, each, at).makespan for each in made)
+        return first, second
+
+    def compared(self, candidates: Sequence[tuple[Way, str]], clock: _Clock) -> dict[tuple[Way, str], float]:
+        """Return the mean seconds of ways by policies over the same sets of lengths, at least one."""
+        seconds: list[list[float]] = []
+        for at in range(min(LOOKS, len(self._sets))):
+            if at and clock.spent > LOOKING:
+                break
+            seconds.append([self.run(*each, at).makespan for each in candidates])
+        return dict(zip(candidates, np.mean(seconds, axis=0).tolist(), strict=True))
+
+    def expected(self, way: Way, policy: str, clock: _Clock) -> StepsExpectation:
         """Return what to expect of a way."""
-        runs = self.runs(way, policy)
-        pairs = list(zip(runs, self._drawn, strict=True))
+        runs, first_come, bounds = list[StepsRun](), list[float](), list[float]()
+        told: list[tuple[float, float]] = []
+        for at, drawn in enumerate(self._sets):
+            if at >= FEWEST_SAMPLES and clock.spent > 1:
+                break
+            runs.append(self.run(way, policy, at))
+            first_come.append(self.run(BARRIER, FIRST_COME, at).makespan)
+            bounds.append(self._bound(way, drawn.lengths))
+            if not self._under_way:
+                told.append(self._told(way, at))
+        pairs = [(run, drawn.lengths) for run, drawn in zip(runs, self._sets, strict=False)]
+        tendencies, lengths = zip(*told, strict=True) if told else ((), ())
         # Rounds of groups that start again are no steps, and as many as it takes.
         seconds = () if way.restart else np.array([run.seconds for run in runs]).T
         return StepsExpectation(
             total=Interval.of([run.makespan for run in runs]),
             seconds=tuple(Interval.of(each) for each in seconds),
-            first_come=Interval.of([run.makespan for run in self.runs(BARRIER, FIRST_COME)]),
-            bound=Interval.of([self._bound(way, truth) for truth in self._drawn]),
+            first_come=Interval.of(first_come),
+            bound=Interval.of(bounds),
             stale_share=float(np.mean([run.stale_share for run in runs])),
             staleness=float(np.mean([run.staleness for run in runs])),
             kept_bias=float(np.mean([run.kept_bias(truth) for run, truth in pairs])),
             early_bias=float(np.mean([run.early_bias(truth) for run, truth in pairs])),
             samples=len(runs),
+            told_tendencies=Interval.of(tendencies) if told else None,
+            told_lengths=Interval.of(lengths) if told else None,
         )
 
     def _grown(self, history: History, ended: IntArray) -> History:

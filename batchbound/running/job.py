@@ -10,16 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..data.costs.cost import IntArray
 from ..data.files.disk import InputError
-from ..data.plan import Plan
+from ..data.lengths.steps_plan import StepsPlan
+from ..data.plan import Plan, PromptSource, Provenance
 from ..data.prompts.table import prompts_digest
+from ..data.readers.length_source import LengthSource
 from ..data.readers.openai_batch import PromptRecord, each_sample, read_batch
 from ..data.readers.request_fields import FieldError
 from ..data.readers.sampling import Sampling
+from ..planning.steps import known_lengths
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
+    from ..executor.models.prompts import Prompts
     from ..executor.runs.job import Job
+    from ..executor.runs.steps_job import StepsJob
 
 _SEVERAL = "cannot be served by workers of several processes"
 _ONE = "Remove it, or plan for one replica and one process."
@@ -62,17 +70,17 @@ def load_job(
     if planned is None and options.prompts is not None:
         hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
         raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
-    prompts_at = prompts_path(plan, path, options)
-    records = None if prompts_at is None else _planned_records(plan, prompts_at)
+    prompts_at = prompts_path(plan.provenance, path, options)
+    records = None if planned is None or prompts_at is None else _planned_records(planned, prompts_at)
     # A configuration's workers stop at an error.
     record = options.on_error != "stop" and (plan.configuration is None or options.policy is not None)
-    asked = _asked(records or (), plan, source, options)
+    asked = _asked(records or (), len(plan.workload), source, options)
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = len(plan.fleet.replicas) == 1
     model = source.load() if alone else source.shape()
     if records:
         records = _with_declared(records, model, plan, source.model, remark)
-        asked = _asked(records, plan, source, options)
+        asked = _asked(records, len(records), source, options)
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
     tokenizer = load_tokenizer(options.tokenizer or counted)
     if records is None:
@@ -96,13 +104,94 @@ def load_job(
     return _with_rules(job, asked, prompts_at)
 
 
-def prompts_path(plan: Plan, path: Path, options: RunOptions) -> Path | None:
-    """Return where the plan's prompts stand; None for a plan of lengths only."""
-    if plan.provenance.prompts is None:
+def load_steps_job(
+    plan: StepsPlan,
+    path: Path,
+    source: ModelOptions,
+    options: RunOptions,
+    remark: Callable[[str], None],
+) -> tuple[StepsJob, Prompts]:
+    """
+    Return a job of several steps with model, tokenizer and prompts loaded, and the prompts.
+
+    Parameters
+    ----------
+    plan, path, source, options, remark
+        As of :func:`load_job`.
+
+    Raises
+    ------
+    InputError
+        As there, or if the history has changed since.
+    """
+    from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.models.prompts import Prompts
+    from ..executor.models.tokenizers import load_tokenizer
+    from ..executor.runs.steps_job import StepsJob
+
+    planned, workload = plan.provenance.prompts, plan.fleet.workload
+    if planned is None and options.prompts is not None:
+        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
+        raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
+    prompts_at = prompts_path(plan.provenance, path, options)
+    known = known_lengths(plan)
+    model = source.load()
+    if planned is None or prompts_at is None:
+        tokenizer = load_tokenizer(options.tokenizer or source.model)
+        vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
+        prompts = Prompts.random(workload, vocabulary, source.seed or 0)
+        asked, caps = _asked((), len(workload), source, options), _no_caps(len(workload))
+    else:
+        records = _with_declared(_planned_records(planned, prompts_at), model, None, source.model, remark)
+        asked = _asked(records, len(records), source, options)
+        check = partial(_unknown_tokens, vocabulary=vocabulary_of(model))
+        _refused_fields(records, asked, check, prompts_at, record_failures=False)
+        counted = _tokenizer_of(planned.tokenizer, path, source, options)
+        tokenizer = load_tokenizer(options.tokenizer or counted)
+        prompts = Prompts.encode(records, tokenizer)
+        caps = [record.max_tokens for record in records]
+    job = StepsJob(
+        plan,
+        prompts.tokens,
+        # Each completion is a request of its own.
+        [replace(one, n=1) for one in asked],
+        _most_tokens(plan, caps, prompts, model, path),
+        model,
+        tokenizer,
+        known,
+        source.tier_of(model),
+        options.kv_tokens,
+    )
+    return job, prompts
+
+
+def _no_caps(count: int) -> list[int | None]:
+    return [None] * count
+
+
+def _most_tokens(
+    plan: StepsPlan, caps: Sequence[int | None], prompts: Prompts, model: Any, path: Path
+) -> IntArray:
+    """Return the tokens after which each completion of several steps ends, shape (requests,)."""
+    from ..executor.models.source import position_limit
+
+    limit = position_limit(model.config)
+    capped = LengthSource("cap", longest=plan.longest).capped(caps)
+    if limit is None and None in capped:
+        hint = "Plan again with --longest-completion."
+        raise InputError("nothing says when a completion ends at the latest", file=path, hint=hint)
+    room = [(limit or 0) - len(tokens) for tokens in prompts.tokens]
+    most = [left if cap is None else cap for cap, left in zip(capped, room, strict=True)]
+    return np.array(most, dtype=np.int64)
+
+
+def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:
+    """Return where a plan's prompts stand; None for a plan of lengths only."""
+    if provenance.prompts is None:
         return None
     if options.prompts is not None:
         return Path(options.prompts)
-    return path.resolve().parent / plan.provenance.prompts.path
+    return path.resolve().parent / provenance.prompts.path
 
 
 def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:
@@ -111,14 +200,13 @@ def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:
     return {**given, "seed": source.seed}
 
 
-def _planned_records(plan: Plan, path: Path) -> tuple[PromptRecord, ...]:
-    assert plan.provenance.prompts is not None
+def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, ...]:
     hint = "Give the planned file with --prompts, or plan again."
     if not path.exists():
         raise InputError("the plan's prompts are not there", file=path, hint=hint)
-    if prompts_digest(path) != plan.provenance.prompts.sha256:
+    if prompts_digest(path) != planned.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
-    return each_sample(read_batch(path, plan.provenance.prompts.columns), path)
+    return each_sample(read_batch(path, planned.columns), path)
 
 
 def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOptions) -> str:
@@ -139,7 +227,7 @@ def _tokenizer_of(planned: str, path: Path, source: ModelOptions, options: RunOp
 
 def _asked(
     records: Sequence[PromptRecord],
-    plan: Plan,
+    count: int,
     source: ModelOptions,
     options: RunOptions,
 ) -> list[Sampling]:
@@ -149,7 +237,7 @@ def _asked(
         plain = Sampling(**given)
     except ValueError as error:
         raise InputError(str(error), hint="Correct the option.") from None
-    return [record.sampling(**given) for record in records] or [plain] * len(plan.workload)
+    return [record.sampling(**given) for record in records] or [plain] * count
 
 
 def _refused_fields(
@@ -172,14 +260,14 @@ def _refused_fields(
 
 
 def _with_declared(
-    records: Sequence[PromptRecord], model: Any, plan: Plan, name: str, remark: Callable[[str], None]
+    records: Sequence[PromptRecord], model: Any, plan: Plan | None, name: str, remark: Callable[[str], None]
 ) -> tuple[PromptRecord, ...]:
     """Return requests that ask, where they do not say otherwise, what the model's own settings ask."""
     from ..executor.models.request_rules import declared_sampling
 
     try:
         declared = declared_sampling(model)
-        wrong = _not_carried(Sampling(**declared), plan=plan)
+        wrong = None if plan is None else _not_carried(Sampling(**declared), plan=plan)
         if wrong is not None:
             raise ValueError(f"generation_config.json asks for {wrong.field}, which {wrong.reason}")
     except ValueError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -124,6 +126,10 @@ class StepsExpectation:
         Sets of lengths that were drawn.
     compared
         Mean seconds of all steps by each way and policy that were compared, empty if there was no choice.
+    told_tendencies, told_lengths
+        Seconds of all steps, in the same way, by policies told more than can be known: how long each group
+        tends to be, and which lengths each has but not whose. No bounds: estimates of what is left to
+        foresight. None of a plan under way.
     """
 
     total: Interval
@@ -136,6 +142,13 @@ class StepsExpectation:
     early_bias: float
     samples: int
     compared: Mapping[str, float] = field(default_factory=dict)
+    told_tendencies: Interval | None = None
+    told_lengths: Interval | None = None
+
+    def recovered(self, seconds: Interval) -> float | None:
+        """Return what share of first come, first served's loss above the bound a time does not have."""
+        lost = self.first_come.mean - self.bound.mean
+        return None if lost <= 0 else (self.first_come.mean - seconds.mean) / lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,6 +209,11 @@ class StepsPlan:
     def problem(self) -> Problem:
         """The requests, costs and limits, without lengths."""
         return self.fleet.problem()
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what does not change as completions end."""
+        value = {name: one for name, one in self.to_json().items() if name not in ("ended", "expected")}
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""

@@ -96,14 +96,16 @@ def read_workload(
     drawn = _drawn(name)
     if drawn is None and not is_table(name):
         return _read_prompts(name, lengths, longest, count_tokens)
+    source = replace(LengthSource.parse(lengths or "known"), longest=longest)
     try:
-        workload = drawn or read_lengths(name, drop_unanswered=drop_unanswered)
+        workload = drawn or read_lengths(
+            name, drop_unanswered=drop_unanswered, need_output=source.kind == "known"
+        )
     except UnknownColumnsError as error:
         hint = f"{asking_for_prompts(error.columns)}. {error.hint}"
         raise UnknownColumnsError(name, error.columns, hint) from None
     if not workload.shared_tokens.any():
         workload = workload.with_shared_prompts()
-    source = replace(LengthSource.parse(lengths or "known"), longest=longest)
     if source.kind != "known" or longest is not None:
         known = workload.output_tokens.tolist()
         workload = workload.with_output_tokens(source.resolve(workload.ids.tolist(), known=known))

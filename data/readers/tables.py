@@ -105,7 +105,9 @@ def is_table(path: str | os.PathLike[str]) -> bool:
     return known and not {"body", "response"} & set(first)
 
 
-def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False) -> Workload:
+def read_lengths(
+    path: str | os.PathLike[str], *, drop_unanswered: bool = False, need_output: bool = True
+) -> Workload:
     """
     Return the workload of a table of lengths.
 
@@ -118,6 +120,8 @@ def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False)
     drop_unanswered
         Leave out the rows whose completion has no token (failed requests in a trace) instead of refusing
         them.
+    need_output
+        Whether the completions' lengths are read; else they are one, whether the table has them or not.
 
     Raises
     ------
@@ -125,18 +129,22 @@ def read_lengths(path: str | os.PathLike[str], *, drop_unanswered: bool = False)
         If the columns are not known, or a value is not one a request can have: with the file, the line, the
         column, the value and the hint.
     """
-    return Workload.from_frame(read_table(path, drop_unanswered=drop_unanswered))
+    return Workload.from_frame(read_table(path, drop_unanswered=drop_unanswered, need_output=need_output))
 
 
 def read_table(
-    path: str | os.PathLike[str], *, drop_unanswered: bool = False, need_input: bool = True
+    path: str | os.PathLike[str],
+    *,
+    drop_unanswered: bool = False,
+    need_input: bool = True,
+    need_output: bool = True,
 ) -> pd.DataFrame:
     """
     Return a table of lengths with the columns of a workload.
 
     Parameters
     ----------
-    path, drop_unanswered
+    path, drop_unanswered, need_output
         As in :func:`read_lengths`.
     need_input
         Whether the prompts' lengths are needed; else they are one where the table has none.
@@ -150,9 +158,12 @@ def read_table(
 
     raw, unit = _read(path)
     columns = list(raw.columns)
-    layout = _layout(path, columns, need_input)
+    read_output = need_output or drop_unanswered
+    layout = _layout(path, columns, need_input, read_output)
     table = _Table(path, unit, raw)
-    names = {"input_tokens": layout.input_tokens, "output_tokens": layout.output_tokens}
+    names = {"input_tokens": layout.input_tokens}
+    if read_output:
+        names["output_tokens"] = layout.output_tokens
     names |= {name: name for name in _OPTIONAL if name in columns}
     if layout.arrival in columns:
         names["arrival"] = layout.arrival
@@ -215,10 +226,10 @@ def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dic
         arrival = arrival * (layout.unit or 1.0)
         found["arrival"] = arrival - arrival.min() if layout.clock else arrival
     for name in ("input_tokens", "output_tokens"):
-        if names[name] in table.raw.columns:
+        if names.get(name) in table.raw.columns:
             found[name] = table.numbers(names[name], whole=True)
-    if "input_tokens" not in found:
-        found["input_tokens"] = pd.Series(1.0, index=table.raw.index)
+        else:
+            found[name] = pd.Series(1.0, index=table.raw.index)
     for name, absent in _OPTIONAL.items():
         if name == "group" and name in names and table.named(name):
             found[name] = table.positions(name, absent)
@@ -408,11 +419,14 @@ def _nonempty(path: str | os.PathLike[str], frame: pd.DataFrame) -> pd.DataFrame
     return frame
 
 
-def _layout(path: str | os.PathLike[str], columns: list[str], need_input: bool) -> TableFormat:
+def _layout(
+    path: str | os.PathLike[str], columns: list[str], need_input: bool, need_output: bool
+) -> TableFormat:
     fitting = [
         layout
         for layout in FORMATS
-        if layout.output_tokens in columns and (layout.input_tokens in columns or not need_input)
+        if (layout.output_tokens in columns or not need_output)
+        and (layout.input_tokens in columns or not need_input)
     ]
     if fitting:
         return max(fitting, key=lambda layout: layout.arrival in columns)

@@ -161,6 +161,8 @@ class HuggingFaceEngine:
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
         # Of these the last token was not fed to the model either, but was drawn for good.
         self._resumed = set(decoding.begun)
+        # Of these it was fed to the model of other weights, and is not drawn anew by those of now.
+        self._drawn: set[int] = set()
 
     @property
     def time(self) -> float:
@@ -181,8 +183,13 @@ class HuggingFaceEngine:
         before = self._residence.prefilled
         with evaluating(self._model):
             first = self._residence.prefill(
-                fresh, prompts, [len(tokens) for tokens in kept], self._later(fresh)
+                fresh,
+                prompts,
+                [len(tokens) for tokens in kept],
+                self._later(fresh),
+                [self.answers[request][-1] if request in self._drawn else -1 for request in fresh],
             )
+        self._drawn.difference_update(fresh)
         for request, tokens, token in zip(fresh, kept, first, strict=True):
             new = not self.answers[request] or request in self._resumed
             self._resumed.discard(request)
@@ -226,6 +233,30 @@ class HuggingFaceEngine:
         for request in requests:
             del self._slot_of[request]
             self._residence.put_back(int(request))
+
+    def recompute(self) -> None:
+        """Let go of all keys and values that are kept: the weights have changed, tokens stay as they are."""
+        self._residence.let_go()
+        if self._cache is not None:
+            self._cache.clear()
+        self._drawn = {request for request, tokens in enumerate(self.answers) if tokens}
+
+    def restart(self, requests: Sequence[int]) -> None:
+        """Let go of all tokens of requests that do not run: they begin anew."""
+        begun = [request for request in requests if self.answers[request]]
+        if self._cache is not None:
+            self._cache.begin_again(np.array(begun, dtype=np.int64))
+        for request in begun:
+            self.answers[request] = []
+            self._residence.drop(request)
+
+    def go_on_from(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Take over what requests have decoded elsewhere, by their position; before the first stage."""
+        if self._cache is not None:
+            self._cache.begin(np.array(list(tokens), dtype=np.int64))
+        for request, decoded in tokens.items():
+            self.answers[request] = list(decoded)
+        self.recompute()
 
     def wait(self, until: float) -> None:
         """Sleep until ``until`` seconds."""

@@ -94,6 +94,7 @@ class OffloadingBatch:
         prompts: Sequence[Sequence[int]],
         emitted: Sequence[int],
         later: Sequence[int] | None = None,
+        drawn: Sequence[int] | None = None,
     ) -> list[int]:
         """
         Run prompts and let them join.
@@ -106,8 +107,8 @@ class OffloadingBatch:
             Token ids of each, with the tokens it has emitted before.
         emitted
             Tokens each has emitted before.
-        later
-            As :meth:`~.batch.RunningBatch.prefill` takes it.
+        later, drawn
+            As :meth:`~.batch.RunningBatch.prefill` takes them.
 
         Returns
         -------
@@ -132,6 +133,7 @@ class OffloadingBatch:
                     request_ids=[self._names[request] for request in requests[part]],
                     emitted=emitted[part],
                     later=None if later is None else later[part],
+                    drawn=None if drawn is None else drawn[part],
                 )
                 self.prefilled += self._batch.prefilled
             except OutOfMemoryError as error:
@@ -223,6 +225,15 @@ class OffloadingBatch:
         held = sum(other.tokens for other in self._put_back.values())
         if held + suspended.tokens <= self._host_tokens:
             self._put_back[request] = suspended
+
+    def let_go(self) -> None:
+        """Let go of the keys and values of all that were put back, and of kept prompts."""
+        self._put_back.clear()
+        self._batch.forget_prompts()
+
+    def drop(self, request: int) -> None:
+        """Let go of a request that was put back: it does not go on."""
+        self._put_back.pop(request, None)
 
     def receive(self, request: int, suspended: Suspended) -> None:
         """Take a request that was prefilled elsewhere, to go on as one that was put back."""

@@ -140,6 +140,7 @@ class RunningBatch(ABC):
         request_ids: Sequence[str] | None = None,
         emitted: Sequence[int] | None = None,
         later: Sequence[int] | None = None,
+        drawn: Sequence[int] | None = None,
     ) -> list[int]:
         """
         Run prompts and let them join the batch: all of them, or on an error none.
@@ -158,6 +159,9 @@ class RunningBatch(ABC):
             For each, whether its prompt is kept for requests of later calls (any number but 0): a prompt
             that comes several times is then computed once, or not at all where an earlier call kept it.
             Without it every prompt is computed.
+        drawn
+            The token that follows each prompt where it has been drawn for good, by other weights say; -1
+            where it has not.
 
         Returns
         -------
@@ -185,10 +189,12 @@ class RunningBatch(ABC):
         lengths = [len(prompt) for prompt in prompts]
         state = torch.tensor([[0] * len(slots), lengths, streams, emitted or [0] * len(slots)], device=device)
         scores = torch.zeros(len(slots), dtype=self._decoder.dtype, device=device)
+        settled = None if drawn is None or max(drawn) < 0 else torch.tensor(drawn, device=device)
         rows = [self._take_row(slot) for slot in slots]
         self._changed()
         try:
-            for indices, logits in self._first_logits(rows, prompts, later):
+            for indices, found in self._first_logits(rows, prompts, later):
+                logits = found if settled is None else _only(found, settled[indices])
                 chosen = self._sampler.choose(logits, state[2, indices], state[3, indices])
                 state[0, indices] = chosen
                 scores[indices] = self._score(logits, chosen)
@@ -278,6 +284,10 @@ class RunningBatch(ABC):
         finally:
             self.release(0)
             self._changed()
+
+    def forget_prompts(self) -> None:
+        """Let go of prompts that are kept."""
+        self._kept.clear()
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -500,6 +510,12 @@ def needed_columns(held: Sequence[int], window: int | None) -> int:
         How many of the latest tokens are attended to; None for all.
     """
     return sum(held) if window is None else sum(min(tokens, window) for tokens in held)
+
+
+def _only(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return logits by which any rule chooses a row's token, where that is not negative."""
+    other = torch.arange(logits.shape[-1], device=logits.device)[None] != tokens[:, None]
+    return logits.masked_fill(other & (tokens[:, None] >= 0), -torch.inf)
 
 
 def _to_host(states: torch.Tensor) -> torch.Tensor:

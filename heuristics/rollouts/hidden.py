@@ -77,6 +77,16 @@ def without_lengths(problem: Problem) -> Problem:
     return replace(problem, workload=problem.workload.with_output_tokens(unknown))
 
 
+def without_sharing(problem: Problem) -> Problem:
+    """
+    Return the problem in which a policy counts on no prompt to be kept, as those of steps do.
+
+    Kept prompts are dropped as the weights change, and of a stage's cap more is left than it counts on.
+    """
+    none = np.zeros(len(problem), dtype=np.int64)
+    return replace(problem, workload=replace(problem.workload, shared_tokens=none), prefix_cache=0)
+
+
 def hidden_policy(
     name: str, problem: Problem, known: Known = NOTHING, swap: float | None = None
 ) -> QueuedPolicy:

@@ -129,14 +129,13 @@ class LengthModel:
         lengths, tops, survival = _pooled(seen, known.longest)
         table = _mass(survival)
         every = groups if known.past is None else int(max(seen.group.max() + 1, groups))
-        log = _log_likelihood(seen, tops, table, every)
+        log, of_group = _log_likelihood(seen, tops, table, every)
         score = np.full(every, np.nan)
         if known.score is not None:
             score[:groups] = normal_scores(known.score)
         trusts = np.zeros(1) if np.isnan(score).all() else TRUSTS
-        weight, joint = _posterior(log, score, trusts)
-        by_effect = weight[:groups].reshape(groups, -1)
-        mass: FloatArray = by_effect @ table.reshape(-1, table.shape[2])
+        flat = table.reshape(-1, table.shape[2])
+        mass, joint = _posterior(log, of_group, score, trusts, flat, groups)
         return cls(lengths, mass, joint.sum(axis=0), float((trusts**2) @ joint @ SHARES))
 
     @property
@@ -241,56 +240,98 @@ def _mass(survival: FloatArray) -> FloatArray:
     return np.diff(below, axis=2)
 
 
-def _log_likelihood(observed: Observed, tops: FloatArray, mass: FloatArray, groups: int) -> FloatArray:
-    """Return the logarithm of the probability of what each group showed, shape (groups, shares, effects)."""
-    atoms = mass.shape[2]
-    # What ended is within an atom; of what still runs only that it reached one is known.
-    atom = np.minimum(np.searchsorted(tops, observed.tokens, side="left"), atoms - 1)
-    longer = mass[..., ::-1].cumsum(axis=2)[..., ::-1]
-    found = np.zeros((groups, SHARES.size * EFFECTS.size))
-    for seen, table in ((observed.ended, mass), (~observed.ended, longer)):
-        cell = observed.group[seen] * atoms + atom[seen]
-        count = np.bincount(cell, minlength=groups * atoms).reshape(groups, atoms)
-        some = count.any(axis=1)
-        found[some] += count[some] @ np.log(np.maximum(table, LEAST)).reshape(-1, atoms).T
-    return found.reshape(groups, SHARES.size, EFFECTS.size)
-
-
-def _posterior(log: FloatArray, score: FloatArray, trusts: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _log_likelihood(
+    observed: Observed, tops: FloatArray, mass: FloatArray, groups: int
+) -> tuple[FloatArray, IntArray]:
     """
-    Return the probability of each share and effect by group, and of each trust and share.
-
-    Parameters
-    ----------
-    log
-        Logarithm of the likelihood, shape (groups, shares, effects).
-    score
-        Normal score of the prediction of each group, not a number where there is none, shape (groups,).
-    trusts
-        Correlations of effects with predictions that are weighed.
+    Return the logarithm of the probability of what was shown, and the row of each group in it.
 
     Returns
     -------
     tuple of arrays
-        Shapes (groups, shares, effects) and (trusts, shares).
+        Shapes (rows, shares, effects) and (groups,); groups that showed nothing share the last row, of
+        zeros.
+    """
+    atoms = mass.shape[2]
+    # What ended is within an atom; of what still runs only that it reached one is known.
+    atom = np.minimum(np.searchsorted(tops, observed.tokens, side="left"), atoms - 1)
+    longer = mass[..., ::-1].cumsum(axis=2)[..., ::-1]
+    shown, row = np.unique(observed.group, return_inverse=True)
+    found = np.zeros((len(shown) + 1, SHARES.size * EFFECTS.size))
+    for seen, probability in ((observed.ended, mass), (~observed.ended, longer)):
+        some, mine = np.unique(row[seen], return_inverse=True)
+        cell = mine * atoms + atom[seen]
+        count = np.bincount(cell, minlength=len(some) * atoms).reshape(len(some), atoms)
+        found[some] += count @ np.log(np.maximum(probability, LEAST)).reshape(-1, atoms).T
+    of_group = np.full(groups, len(shown), dtype=np.int64)
+    of_group[shown] = np.arange(len(shown))
+    return found.reshape(-1, SHARES.size, EFFECTS.size), of_group
+
+
+def _posterior(
+    log: FloatArray,
+    of_group: IntArray,
+    score: FloatArray,
+    trusts: FloatArray,
+    table: FloatArray,
+    groups: int,
+) -> tuple[FloatArray, FloatArray]:
+    """
+    Return the probability of each atom by group, and of each trust and share.
+
+    Parameters
+    ----------
+    log, of_group
+        As :func:`_log_likelihood` returns them.
+    score
+        Normal score of the prediction of each group, not a number where there is none, shape (all groups,).
+    trusts
+        Correlations of effects with predictions that are weighed.
+    table
+        Probability of each atom by share and effect, shape (shares x effects, atoms).
+    groups
+        The first of all groups, of which atoms are asked for.
+
+    Returns
+    -------
+    tuple of arrays
+        Shapes (groups, atoms) and (trusts, shares).
     """
     told = ~np.isnan(score)
     peak = log.max(axis=2, keepdims=True)
     likelihood = np.exp(log - peak)
+    if not told.any():
+        # Groups that showed the same, nothing above all, have the same.
+        count = np.bincount(of_group, minlength=len(log))
+        prior = np.exp(-(EFFECTS**2) / 2)
+        prior /= prior.sum()
+        total = np.maximum(likelihood @ prior, LEAST)
+        joint = _shares((count @ (np.log(total) + peak[:, :, 0]))[None])
+        mine = np.unique(of_group[:groups])
+        weight = likelihood[mine] * prior * (joint[0] / total[mine])[:, :, None]
+        by_row = np.zeros((len(log), table.shape[1]))
+        by_row[mine] = weight.reshape(len(mine), -1) @ table
+        return by_row[of_group[:groups]], joint
+    likelihood, peak = likelihood[of_group], peak[of_group]
     weights, evidence = [], []
     for trust in trusts:
         mean = np.where(told, trust * np.nan_to_num(score), 0.0)[:, None]
         width = np.where(told, np.sqrt(1.0 - trust**2), 1.0)[:, None]
-        prior = np.exp(-(((EFFECTS - mean) / width) ** 2) / 2)
-        weight = likelihood * (prior / prior.sum(axis=1, keepdims=True))[:, None, :]
-        total = np.maximum(weight.sum(axis=2, keepdims=True), LEAST)
-        weights.append(weight / total)
-        evidence.append((np.log(total) + peak)[:, :, 0].sum(axis=0))
-    joint = np.array(evidence)
-    joint = np.exp(joint - joint.max())
-    joint /= joint.sum()
+        by_group = np.exp(-(((EFFECTS - mean) / width) ** 2) / 2)
+        weighed = likelihood * (by_group / by_group.sum(axis=1, keepdims=True))[:, None, :]
+        whole = np.maximum(weighed.sum(axis=2, keepdims=True), LEAST)
+        weights.append(weighed[:groups] / whole[:groups])
+        evidence.append((np.log(whole) + peak)[:, :, 0].sum(axis=0))
+    joint = _shares(np.array(evidence))
     found = sum(weight * each[:, None] for weight, each in zip(weights, joint, strict=True))
-    return np.asarray(found), joint
+    return np.asarray(found).reshape(groups, -1) @ table, joint
+
+
+def _shares(evidence: FloatArray) -> FloatArray:
+    """Return the probability of each trust and share by the logarithm of their evidence."""
+    joint = np.exp(evidence - evidence.max())
+    shares: FloatArray = joint / joint.sum()
+    return shares
 
 
 def normal_scores(values: FloatArray) -> FloatArray:

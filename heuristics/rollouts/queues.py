@@ -62,14 +62,14 @@ class GroupQueue:
         self._scouts = scouts
         self._started = np.zeros(len(problem), dtype=np.bool_)
         self._ended: list[int] = []
-        self._score = np.zeros(self._groups)
+        self._score: FloatArray | None = None
 
     def propose(self, state: State, free: IntArray) -> tuple[list[int], list[int]]:
         """Return the waiting requests that come next, one per free slot."""
         waiting = np.flatnonzero(state.waiting)
         waiting = waiting[np.argsort(self._arrival_rank[waiting])]
         observed, changed = self._observed(state)
-        if changed:
+        if changed or self._score is None:
             self._score = self._ranking(observed, self._groups)
         group = self._group[waiting]
         # What was put back has begun, and goes before all others.

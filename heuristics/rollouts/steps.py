@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.lengths.steps_plan import Way
 from ...data.problem import Problem
+from ...data.trace import Stage
 from ..engine import Engine
 from ..loop import Execution
 from ..policy import State, Step
@@ -76,14 +78,29 @@ class StepsRun:
         return float(truth[early].mean() / truth.mean() - 1) if early.any() else 0.0
 
 
+class StepsEngine(Engine, Protocol):
+    """An engine that can be told that the weights change, and that a completion begins anew."""
+
+    def recompute(self) -> None:
+        """Let go of all keys and values that are kept: what goes on computes them anew. Nothing runs."""
+        ...
+
+    def restart(self, requests: Sequence[int]) -> None:
+        """Let go of all tokens of requests that do not run: they begin anew."""
+        ...
+
+
 def simulate_steps(
     problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, output_tokens: IntArray | None = None
 ) -> StepsRun:
     """Return what steps of rollouts come to in the simulator, as :func:`serve_steps` does on an engine."""
-    return _Steps(problem, step, way, policy, output_tokens).run()
+    simulator = Simulator(problem, progress=Progress.none(problem, output_tokens))
+    return serve_steps(problem, step, way, policy, simulator)
 
 
-def serve_steps(problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, engine: Engine) -> StepsRun:
+def serve_steps(
+    problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, engine: StepsEngine
+) -> StepsRun:
     """
     Return what steps of rollouts come to on an engine.
 
@@ -91,26 +108,18 @@ def serve_steps(problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy
 
     Parameters
     ----------
-    problem
-        The requests of all steps, with the lengths the policy may count on.
-    step
-        The step of each request, not descending, every group within one step, shape (requests,).
-    way
-        When a step ends.
-    policy
-        A fresh policy of a queue.
-    engine
-        Carries the steps out; fresh.
+    problem, step, way, policy, engine
+        As :class:`StepsServing` takes them.
 
     Raises
     ------
     ValueError
-        If a group has requests in several steps, steps descend, fewer completions than are kept, or something
-        is to start or be computed again: an engine keeps what it has decoded, and its KV cache.
+        As there.
     """
-    if way.restart or (way.ahead and not way.keep_kv):
-        raise ValueError("an engine keeps what it has decoded with its KV cache: say keep_kv, not restart")
-    return _Steps(problem, step, way, policy, None, engine).run()
+    serving = StepsServing(problem, step, way, policy, engine)
+    while serving.advance():
+        pass
+    return serving.run
 
 
 def reached_tokens(
@@ -134,12 +143,14 @@ def reached_tokens(
         Which requests have ended, shape (requests,). Nothing is known of the others if the way stops one of
         them before.
     """
-    steps = _Steps(problem, step, way, policy, lengths)
-    steps.watched = ended
-    steps.run()
-    if steps.reached is None:
+    simulator = Simulator(problem, progress=Progress.none(problem, lengths))
+    serving = StepsServing(problem, step, way, policy, simulator)
+    serving.watched = ended
+    while serving.advance():
+        pass
+    if serving.reached is None:
         return np.zeros(len(problem), dtype=np.int64)
-    return np.where(steps.reached > 0, steps.reached + int(problem.prefill_emits_first_token), 0)
+    return np.where(serving.reached > 0, serving.reached + int(problem.prefill_emits_first_token), 0)
 
 
 class _Evicting:
@@ -153,6 +164,10 @@ class _Evicting:
         """Tell the queue of requests that are stopped."""
         self._policy.queue.put_back(requests)
 
+    def take(self, requests: Sequence[int]) -> None:
+        """Tell the queue of requests that have begun."""
+        self._policy.queue.take(requests)
+
     def __call__(self, state: State) -> Step:
         if self.stop:
             stopped, self.stop = self.stop, []
@@ -161,17 +176,38 @@ class _Evicting:
         return self._policy(state)
 
 
-class _Steps:
-    """Steps as they run."""
+class StepsServing:
+    """
+    Steps of rollouts as they are served, one after another: between two of them the weights may change.
+
+    Parameters
+    ----------
+    problem
+        The requests of all steps, with the lengths the policy may count on.
+    step
+        The step of each request, not descending, every group within one step, shape (requests,).
+    way
+        When a step ends.
+    policy
+        A fresh policy of a queue.
+    engine
+        Carries the steps out; fresh.
+
+    Attributes
+    ----------
+    served
+        Steps that have ended.
+    begun, ended
+        The step in which each request began and ended, -1 for none, shape (requests,).
+
+    Raises
+    ------
+    ValueError
+        If a group has requests in several steps, steps descend, or fewer completions than are kept.
+    """
 
     def __init__(
-        self,
-        problem: Problem,
-        step: IntArray,
-        way: Way,
-        policy: QueuedPolicy,
-        truth: IntArray | None,
-        engine: Engine | None = None,
+        self, problem: Problem, step: IntArray, way: Way, policy: QueuedPolicy, engine: StepsEngine
     ) -> None:
         self._group, groups = group_numbers(problem)
         step = np.asarray(step, dtype=np.int64)
@@ -187,37 +223,87 @@ class _Steps:
         self._wanted = size if way.keep is None else np.minimum(size, way.keep)
         self._waiting = np.zeros(len(problem), dtype=np.bool_)
         self._decoded = np.zeros(len(problem), dtype=np.int64)
-        self._progress = Progress.none(problem, truth)
-        self._whole = self._progress.left.copy()
-        self._policy = _Evicting(policy)
-        self._execution = Execution(
-            problem,
-            self._policy,
-            Simulator(problem, progress=self._progress) if engine is None else engine,
-            queue=(self._waiting, self._decoded),
-        )
+        self._policy, self._engine = _Evicting(policy), engine
+        self._execution = Execution(problem, self._policy, engine, queue=(self._waiting, self._decoded))
         self._ends = np.zeros(groups, dtype=np.int64)
-        self._begun, self._ended = (np.full(len(problem), -1, dtype=np.int64) for _ in range(2))
-        self._now, self._lost, self._seconds = 0, 0, list[float]()
+        self._complete = 0
+        self.begun, self.ended = (np.full(len(problem), -1, dtype=np.int64) for _ in range(2))
+        self.served, self._lost, self._seconds = 0, 0, list[float]()
+        self._counted = 0
+        self._there: Mapping[int, int] = {}
+        self._steps = self._rounds() if way.restart else self._stream()
         self.watched: npt.NDArray[np.bool_] | None = None
         self.reached: IntArray | None = None
         """Decode steps of each request when all that are watched had ended."""
+        self._on_end: Callable[[int], None] | None = None
 
+    @property
     def run(self) -> StepsRun:
-        """Return what they come to."""
-        for _ in self._rounds() if self._way.restart else self._stream():
-            self._seconds.append(self._time() - sum(self._seconds))
-            self._now += 1
-        emitted = int(self._problem.prefill_emits_first_token)
-        tokens = np.where(self._ended >= 0, self._decoded + emitted, 0)
-        return StepsRun(np.array(self._seconds), self._begun, self._ended, tokens, self._lost)
+        """What the steps so far came to."""
+        tokens = np.where(self.ended >= 0, self.tokens, 0)
+        return StepsRun(np.array(self._seconds), self.begun, self.ended, tokens, self._lost)
 
-    def _time(self) -> float:
-        """Return the seconds so far by the cost model, whatever the engine's clock is."""
-        cost = self._problem.cost
-        return sum(stage.model_seconds(cost, overheads=False) for stage in self._execution.stages)
+    @property
+    def over(self) -> bool:
+        """Whether every group is complete."""
+        return self._complete == len(self._members)
 
-    def _stream(self) -> Iterator[None]:
+    @property
+    def tokens(self) -> IntArray:
+        """Tokens of each request so far, 0 of one that has not begun, shape (requests,)."""
+        some = (self._decoded > 0) | (self.begun >= 0)
+        return np.where(some, self._decoded + int(self._problem.prefill_emits_first_token), 0)
+
+    @property
+    def under_way(self) -> IntArray:
+        """The requests that have begun and are to go on."""
+        to_go = self._waiting.copy()
+        to_go[self._running()] = True
+        return np.flatnonzero(to_go & (self.begun >= 0))
+
+    def advance(self, there: Mapping[int, int] | None = None) -> bool:
+        """
+        Serve the next step to its end, and return whether there was one.
+
+        Parameters
+        ----------
+        there
+            Tokens of requests that have ended in it already, in the order in which they did: in a part of
+            it that broke off, all that it began with beside them being as it was at the step's begin.
+        """
+        self._there = there or {}
+        return next(self._steps, None) is not None
+
+    def watch(
+        self, on_end: Callable[[int], None], on_stage: Callable[[Stage, int], None] | None = None
+    ) -> None:
+        """
+        Tell somebody of what comes.
+
+        Parameters
+        ----------
+        on_end
+            Called with each request that has all its tokens, kept or not, as it ends.
+        on_stage
+            Called after each stage with its record and the number of requests finished so far.
+        """
+        self._on_end, self._execution.on_stage = on_end, on_stage
+
+    def go_on_with(self, engine: StepsEngine) -> None:
+        """Serve the steps to come on another engine, which has what this one has decoded."""
+        self._engine = self._execution.engine = engine
+
+    def _step_ended(self) -> int:
+        """Count a step, by the cost model, whatever the engine's clock is."""
+        cost, stages = self._problem.cost, self._execution.stages
+        self._seconds.append(
+            sum(stage.model_seconds(cost, overheads=False) for stage in stages[self._counted :])
+        )
+        self._counted = len(stages)
+        self.served += 1
+        return self.served
+
+    def _stream(self) -> Iterator[int]:
         """Serve steps of which what is not complete goes on in the next."""
         released = 0
         for last, size in zip(np.cumsum(self._sizes).tolist(), self._sizes.tolist(), strict=True):
@@ -225,11 +311,13 @@ class _Steps:
             self._release(self._order[released:until])
             released = max(released, until)
             self._serve(last)
-            if not self._way.keep_kv and self._running().size:
-                self._stop(self._running())
-            yield
+            if not self._way.keep_kv:
+                if self._running().size:
+                    self._stop(self._running())
+                self._engine.recompute()
+            yield self._step_ended()
 
-    def _rounds(self) -> Iterator[None]:
+    def _rounds(self) -> Iterator[int]:
         """Serve short rounds, and long ones of the groups that were not complete in them."""
         size, begun = int(self._sizes[0]), 0
         late: list[int] = []
@@ -237,51 +325,70 @@ class _Steps:
             if len(late) >= size or begun == len(self._order):
                 mine, late = late[:size], late[size:]
                 self._release(mine)
-                self._serve(self._complete() + len(mine))
+                self._serve(self._complete + len(mine))
             else:
                 new = self._order[begun : begun + size + math.ceil(self._way.ahead * size)].tolist()
                 begun += len(new)
                 self._release(new)
-                self._serve(self._complete() + min(size, len(new)))
+                self._serve(self._complete + min(size, len(new)))
                 left = [group for group in new if self._ends[group] < self._wanted[group]]
                 self._forget(left)
                 late += left
-            yield
+            self._engine.recompute()
+            yield self._step_ended()
 
     def _release(self, groups: Sequence[int] | IntArray) -> None:
         for group in groups:
             self._waiting[self._members[int(group)]] = True
-
-    def _complete(self) -> int:
-        return int(np.count_nonzero(self._ends >= self._wanted))
 
     def _running(self) -> IntArray:
         return self._execution.state.running
 
     def _serve(self, complete: int) -> None:
         """Serve until a number of groups are complete."""
-        while self._complete() < complete:
+        for request, tokens in self._there.items():
+            self._policy.take([request])
+            self._waiting[request] = False
+            self._decoded[request] = tokens - int(self._problem.prefill_emits_first_token)
+            self._end(request)
+        while self._complete < complete:
             ended = list(self._execution.step())
             running = self._running()
-            fresh = running[self._begun[running] < 0]
-            self._begun[fresh] = self._now
+            fresh = running[self.begun[running] < 0]
+            self.begun[fresh] = self.served
             for request in ended:
-                self._begun[request] = self._now if self._begun[request] < 0 else self._begun[request]
-                group = self._group[request]
-                if self._ends[group] >= self._wanted[group]:
-                    # Ended in the same decode step as the last that was kept.
-                    self._lost += int(self._decoded[request])
-                    continue
-                self._ended[request] = self._now
-                self._ends[group] += 1
-                if self._ends[group] == self._wanted[group] and self._way.keep is not None:
-                    self._drop(self._members[group])
-            if self.watched is not None and self.reached is None and (self._ended[self.watched] >= 0).all():
+                self._end(request)
+            if (
+                ended
+                and self.watched is not None
+                and self.reached is None
+                and (self.ended[self.watched] >= 0).all()
+            ):
                 self.reached = self._decoded.copy()
+
+    def _end(self, request: int) -> None:
+        """Note that a request has all its tokens."""
+        if self.begun[request] < 0:
+            self.begun[request] = self.served
+        group = self._group[request]
+        # It may end in the same decode step as the last that is kept.
+        kept = self._ends[group] < self._wanted[group]
+        if kept:
+            self.ended[request] = self.served
+        if self._on_end is not None:
+            self._on_end(request)
+        if not kept:
+            self._lost += int(self._decoded[request])
+            return
+        self._ends[group] += 1
+        if self._ends[group] == self._wanted[group]:
+            self._complete += 1
+            if self._way.keep is not None:
+                self._drop(self._members[group])
 
     def _drop(self, requests: IntArray) -> None:
         """Stop those of a group that are not kept, for good."""
-        over = requests[self._ended[requests] < 0]
+        over = requests[self.ended[requests] < 0]
         running = over[np.isin(over, self._running())]
         if running.size:
             self._stop(running)
@@ -305,14 +412,9 @@ class _Steps:
         self._waiting[requests] = False
         self._lost += int(self._decoded[requests].sum())
         self._ends[list(groups)] = 0
-        self._begun[requests] = self._ended[requests] = -1
-        for array, value in (
-            (self._decoded, 0),
-            (self._progress.decoded, 0),
-            (self._progress.held, self._problem.kv_at_start[requests]),
-            (self._progress.left, self._whole[requests]),
-        ):
-            array[requests] = value
+        self.begun[requests] = self.ended[requests] = -1
+        self._engine.restart(requests.tolist())
+        self._decoded[requests] = 0
 
 
 def _check(step: IntArray, group: IntArray, groups: int, way: Way) -> None:

@@ -15,6 +15,12 @@ from batchbound.data.lengths.steps_plan import StepsPlan
 HEADER = "step,group,id,input_tokens,output_tokens\n"
 
 
+@pytest.fixture(autouse=True)
+def few_sets_of_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect by as few sets of lengths as an interval needs."""
+    monkeypatch.setattr("batchbound.planning.steps.SAMPLES", 19)
+
+
 def table(path: Path, seed: int, prefix: str) -> str:
     """Write a table of two steps of 12 groups of 4."""
     rng = np.random.default_rng(seed)
@@ -59,7 +65,7 @@ def test_a_plan_of_steps_says_what_to_expect_and_is_stated_anew_as_completions_e
     assert narrow["high"] - narrow["low"] < total["high"] - total["low"]
     assert later["way"] == found["way"]
     assert StepsPlan.load(tmp_path / "later.json").column == "step"
-    for words in (["verify", out], ["report", out], ["run", out, "--model", "tiny:llama"]):
+    for words in (["verify", out], ["report", out], ["run", out, "--server", "http://127.0.0.1:9/v1"]):
         assert main(words) == 2
         assert "is a plan of several steps" in capsys.readouterr().err
 
@@ -79,6 +85,53 @@ def test_prompts_are_shared_out_over_a_number_of_steps(
     said = capsys.readouterr().out
     assert "24 requests in 3 steps" in said
     assert "3 of a group kept" in said
+
+
+def test_a_job_needs_no_lengths_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, past, out = files(tmp_path)
+    rows = [line.split(",") for line in Path(job).read_text().splitlines()]
+    without, wrong = tmp_path / "without.csv", tmp_path / "wrong.csv"
+    without.write_text("\n".join(",".join(row[:4]) for row in rows))
+    wrong.write_text("\n".join(",".join([*row[:4], "?" if k else row[4]]) for k, row in enumerate(rows)))
+    asked = (
+        "--steps",
+        "step",
+        "--history",
+        past,
+        "--slots",
+        "12",
+        "--policy",
+        "fcfs",
+        "-o",
+        out,
+        "--overwrite",
+    )
+    found = [printed(capsys, str(each), *asked) for each in (job, without, wrong)]
+    assert found[0] == found[1] == found[2]
+    assert main(["plan", str(without), "-o", str(tmp_path / "plan.json")]) == 2
+    assert "not those of a table of lengths" in capsys.readouterr().err
+    assert main(["plan", str(without), "--lengths", "constant:9", "-o", str(tmp_path / "plan.json")]) == 0
+
+
+def test_a_field_or_column_of_prompts_says_of_which_step_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _job, past, out = files(tmp_path)
+    batch, table_of = tmp_path / "prompts.jsonl", tmp_path / "prompts.csv"
+    lines = [
+        {"custom_id": f"{k}", "step": f"s{k // 4}", "body": {"prompt": f"p{k}", "n": 2}} for k in range(6)
+    ]
+    batch.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table_of.write_text("text,at\n" + "".join(f"p{k // 2},s{k // 8}\n" for k in range(12)))
+    asked = ("--history", past, "--slots", "4", "--policy", "fcfs", "-o", out, "--overwrite")
+    printed(capsys, str(batch), "--steps", "step", *asked)
+    assert StepsPlan.load(out).step.tolist() == [0] * 8 + [1] * 4
+    printed(capsys, str(table_of), "--prompt-column", "text", "--steps", "at", *asked)
+    assert StepsPlan.load(out).step.tolist() == [0] * 8 + [1] * 4
+    assert main(["plan", str(batch), "--steps", "round", *asked]) == 2
+    assert "has no column 'round'" in capsys.readouterr().err
+    assert main(["plan", "table3:0:8", "--steps", "step", *asked]) == 2
+    assert "--steps COLUMN is for a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -191,11 +191,3 @@ def test_steps_on_a_model_take_what_they_take_in_the_simulator_and_the_ways_rank
     assert all(later > 1.02 * earlier for earlier, later in itertools.pairwise(times))
     assert ran["ahead"].stale_share > 0
     assert ran["three of four, ahead"].kept_bias(lengths) < 0
-
-
-@pytest.mark.parametrize("way", [Way(ahead=0.5), Way(ahead=0.5, restart=True)])
-def test_an_engine_computes_nothing_again(way: Way, model: LLM) -> None:
-    problem = grouped(np.full(GROUPS * SAMPLES, MOST))
-    engine = HuggingFaceEngine(problem, model.model, prompts(), problem.workload.output_tokens)
-    with pytest.raises(ValueError, match="say keep_kv"):
-        in_steps("fcfs", way, problem.workload.output_tokens, engine)

@@ -55,7 +55,8 @@ def draws(found: Predictive, seen: Seen | None = None, count: int = 60) -> IntAr
     rng = np.random.default_rng(0)
     requests = GROUPS * SAMPLES
     seen = Seen.nothing(requests) if seen is None else seen
-    return np.array([found.draw(np.zeros(requests, dtype=np.int64), seen, rng) for _ in range(count)])
+    step = np.zeros(requests, dtype=np.int64)
+    return np.array([found.draw(step, seen, rng).lengths for _ in range(count)])
 
 
 def test_what_is_drawn_is_distributed_as_what_was_seen() -> None:

@@ -19,6 +19,7 @@ from batchbound.heuristics.rollouts.steps import StepsRun, reached_tokens, simul
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.history import History
 from batchbound.planning.steps import make_steps_plan, steps_of, update_steps_plan
+from batchbound.solvers.result import Limits
 
 GROUPS, SAMPLES, STEPS, CAP = 4, 3, 2, 400
 STEP = np.repeat(np.arange(STEPS), GROUPS * SAMPLES)
@@ -64,6 +65,34 @@ def test_what_changes_the_data_is_never_more_than_the_user_permits() -> None:
     assert planned(Way(keep=2)).way == Way(keep=2)
 
 
+def test_a_time_limit_leaves_fewer_sets_of_lengths_to_expect_by() -> None:
+    whole, short = (
+        make_steps_plan(
+            job(), STEP, HISTORY, Way(ahead=1.0), policy="fcfs", longest=CAP, limits=Limits(seconds=seconds)
+        )
+        for seconds in (None, 1e-9)
+    )
+    assert whole.expected.samples == 99
+    assert short.expected.samples == 19
+    assert len(short.expected.compared) == len(whole.expected.compared)
+    later = update_steps_plan(short, HISTORY, {"0": 9}, seconds=1e-9)
+    assert later.expected.samples == 19
+
+
+def test_policies_told_more_than_can_be_known_say_what_is_left_to_foresight() -> None:
+    plan = planned(Way(), "fcfs")
+    expected = plan.expected
+    assert expected.told_tendencies is not None
+    assert expected.told_lengths is not None
+    # First come, first served with a barrier is the plan itself.
+    assert expected.recovered(expected.total) == pytest.approx(0)
+    assert expected.recovered(expected.bound) == pytest.approx(1)
+    shares = [expected.recovered(each) for each in (expected.told_tendencies, expected.told_lengths)]
+    assert all(share is not None and 0 < share < 1 for share in shares)
+    under_way = update_steps_plan(plan, HISTORY, {"0": 9}).expected
+    assert (under_way.told_tendencies, under_way.told_lengths) == (None, None)
+
+
 def test_nothing_is_begun_ahead_where_it_gains_nothing() -> None:
     alike = [each.with_output_tokens(np.full(len(each), 50)) for each in HISTORY.workloads]
     found = make_steps_plan(
@@ -84,13 +113,15 @@ def test_the_bound_is_below_what_any_sampled_run_takes(way: Way) -> None:
 
     nothing = np.zeros(len(STEP), dtype=np.int64)
     lengths = _Lengths(without_lengths(job()), STEP, HISTORY, CAP, nothing, None, 0)
-    for truth, run in zip(lengths._drawn, lengths.runs(way, "fcfs-ski"), strict=True):
+    for at, truth in enumerate(each.lengths for each in lengths._sets):
+        run = lengths.run(way, "fcfs-ski", at)
         assert lengths._bound(way, truth) <= run.makespan * (1 + 1e-9)
     if way == Way():
-        whole = replace(job(), workload=job().workload.with_output_tokens(lengths._drawn[0]))
+        first = lengths._sets[0].lengths
+        whole = replace(job(), workload=job().workload.with_output_tokens(first))
         parts = [replace(whole, workload=whole.workload.select(np.flatnonzero(k == STEP))) for k in (0, 1)]
         total = sum(best_bound(part).seconds for part in parts)
-        assert lengths._bound(way, lengths._drawn[0]) == pytest.approx(total)
+        assert lengths._bound(way, first) == pytest.approx(total)
 
 
 def test_the_interval_narrows_as_completions_end_and_closes_on_what_it_takes() -> None:

@@ -56,7 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=seconds,
         metavar="SECONDS",
-        help=f"of the search (default {DEFAULT_SECONDS:g}, none with --work)",
+        help=f"of the search (default {DEFAULT_SECONDS:g}, none with --work); of --steps and --ended none,"
+        " and with one fewer sets of lengths are drawn",
     )
     group.add_argument(
         "--work",

@@ -23,6 +23,7 @@ from ...planning.hidden import (
     sharing_prompts,
     simulate_hidden,
     simulate_hidden_steps,
+    simulate_told,
 )
 from ...planning.history import History
 from ...solvers.bounds.proven_bound import proven_bound
@@ -160,6 +161,9 @@ def _one(args: argparse.Namespace, problem: Problem, history: History) -> tuple[
         "bound_source": bound.source,
         "gap": trace.makespan / bound.seconds - 1,
         "recovered": None if lost <= 0 else (first_come - trace.makespan) / lost,
+        "recovered_told_lengths": None
+        if lost <= 0
+        else (first_come - simulate_told(problem).makespan) / lost,
         "intraclass_correlation": shared_variance(problem, trace),
         "evictions": trace.evictions,
         "prefill_stages": trace.prefill_stages,
@@ -225,6 +229,7 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
     shares = {
         "gap": "above the bound",
         "recovered": "of FCFS's loss recovered",
+        "recovered_told_lengths": "by one told each group's lengths, not whose",
         "intraclass_correlation": "alike within a group (ICC)",
         "saved": "less time than FCFS with a barrier",
         "stale_share": "completions begun in an earlier step",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,25 +14,24 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
-from ...data.lengths.steps_plan import COVERAGE, Interval, StepsPlan, Way
-from ...data.problem import Problem
+from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
 from ...data.readers.completions import read_answer_lengths
-from ...data.readers.tables import NoColumnError, is_table, read_column, read_lengths, read_table
-from ...data.workload import Workload
+from ...data.readers.tables import is_table, read_column, read_table
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
-from ...planning.history import History
-from ...planning.steps import POLICIES, make_steps_plan, steps_of, text_of, update_steps_plan
-from ..inputs import provenance_of, read_inputs
+from ...planning.history import read_history
+from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
+from ...solvers.result import Limits
+from ..inputs import Inputs, provenance_of, read_inputs
 from ..reporting import print_rows
 from .hidden_lengths import add_way, refuse_given
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
+    from ...running.steps import StepResult
 
 _OF_STEPS = ("history", "policy", "ahead", "keep", "restart", "keep_kv")
 _OF_SCHEDULES = (
     "solver",
-    "time_limit",
     "work",
     "threads",
     "replicas",
@@ -45,8 +45,20 @@ _OF_SCHEDULES = (
     "no_prefix_caching",
     "length_error",
     "lengths",
+    "drop_unanswered",
 )
-_OF_AN_UPDATE = ("command", "run", "workload", "ended", "output", "overwrite", "json", "quiet", "verbose")
+_OF_AN_UPDATE = (
+    "time_limit",
+    "command",
+    "run",
+    "workload",
+    "ended",
+    "output",
+    "overwrite",
+    "json",
+    "quiet",
+    "verbose",
+)
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +67,9 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--steps",
         metavar="COLUMN|N",
-        help="the table's column that says which step a request is of, or into how many steps the groups are"
-        " shared out; lengths in FILE are not read. The plan says what to expect, per step and in all",
+        help="the column, or field beside body, that says which step a request is of, or into how many steps"
+        " the groups are shared out; lengths in FILE are not read and need not be there."
+        " The plan says what to expect, per step and in all",
     )
     group.add_argument(
         "--history",
@@ -112,10 +125,10 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
         return _updated(args)
     args.lengths = "constant:1"
     inputs = read_inputs(args, keep_arrivals=False)
-    step = _steps(args, inputs.problem)
+    step = _steps(args, inputs)
     paths = dict.fromkeys(args.history)
     column = None if args.steps.isdecimal() else args.steps
-    history = _read_history({path: file_digest(path) for path in paths}, column)
+    history = read_history({path: file_digest(path) for path in paths}, column)
     try:
         plan = make_steps_plan(
             inputs.problem,
@@ -124,7 +137,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
             Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv),
             policy=args.policy,
             longest=args.longest_completion,
-            seed=args.seed,
+            limits=Limits(seconds=args.time_limit, seed=args.seed),
             provenance=provenance_of(inputs, args.output),
         )
     except ValueError as error:
@@ -134,47 +147,34 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
 
 def _updated(args: argparse.Namespace) -> StepsPlan:
     plan = StepsPlan.load(args.workload)
-    for path, digest in plan.history.items():
-        if file_digest(path) != digest:
-            raise InputError("is not as it was when the plan was made", file=path, hint="Plan again.")
-    history = _read_history(plan.history, plan.column)
+    history = history_of(plan)
     if is_table(args.ended):
         table = read_table(args.ended, need_input=False)
         ended = dict(zip(table["id"].tolist(), table["output_tokens"].tolist(), strict=True))
     else:
         ended = read_answer_lengths(args.ended)
     try:
-        return update_steps_plan(plan, history, ended)
+        return update_steps_plan(plan, history, ended, seconds=args.time_limit)
     except ValueError as error:
         raise InputError(str(error), file=args.ended, hint="Correct the row.") from None
 
 
-def _steps(args: argparse.Namespace, problem: Problem) -> IntArray:
+def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
     if args.steps.isdecimal():
         try:
-            return steps_of(problem, int(args.steps))
+            return steps_of(inputs.problem, int(args.steps))
         except (ValueError, ZeroDivisionError) as error:
             raise InputError(str(error), file=args.workload, where="--steps", hint="Give fewer.") from None
-    if not is_table(args.workload):
-        message = "--steps COLUMN is for a table of lengths, that has a column of steps"
+    if inputs.job.digest is None or Path(args.workload).is_dir():
+        message = "--steps COLUMN is for a file, whose rows or lines say of which step they are"
         raise InputError(message, file=args.workload, hint="Give a number of steps.")
     labels = read_column(args.workload, args.steps)
+    if inputs.job.records:
+        # A line may ask for several completions, all of its step.
+        row = {line: k for k, line in enumerate(dict.fromkeys(one.line for one in inputs.job.records))}
+        labels = [labels[row[one.line]] for one in inputs.job.records]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return np.array([number[label] for label in labels], dtype=np.int64)
-
-
-def _read_history(files: Mapping[str, str], column: str | None) -> History:
-    """Return the history of files, each of one step or of those that a column names."""
-    found: list[Workload] = []
-    for path in files:
-        workload = read_lengths(path)
-        try:
-            labels = read_column(path, column) if column is not None else [""] * len(workload)
-        except NoColumnError:
-            labels = [""] * len(workload)
-        of_step = np.array(labels)
-        found += [workload.select(np.flatnonzero(of_step == label)) for label in dict.fromkeys(labels)]
-    return History(tuple(found), files)
 
 
 def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
@@ -184,6 +184,42 @@ def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
         return
     print(f"{path}: {len(plan.fleet):,} requests in {int(plan.step.max()) + 1} steps")
     print_rows(_rows(plan))
+
+
+def show_step(result: StepResult, *, as_json: bool) -> None:
+    """Print what a step of a run came to on stdout: as one JSON object, or as lines for people."""
+    from ...executor.reports.tables import duration, percent
+
+    plan, files = result.plan, result.files
+    steps = int(plan.step.max()) + 1
+    output = str(files.completions(result.step))
+    if as_json:
+        found = {
+            "step": result.step + 1,
+            "steps": steps,
+            "output": output,
+            "completions": len(result.completions),
+            "resumed": result.resumed,
+            "seconds": result.seconds,
+            "model_seconds": result.model_seconds,
+            "unfinished": result.unfinished,
+            "stale_share": result.stale_share,
+            "staleness_steps": result.staleness,
+            "ended": int((plan.ended > 0).sum()),
+            "expected": plan.to_json()["expected"],
+        }
+        print(json.dumps(found))
+        return
+    before = f" after {result.resumed:,} from before" if result.resumed else ""
+    took = f"{duration(result.seconds)}, {duration(result.model_seconds)} by the model"
+    stale = f"{percent(result.stale_share)} of their tokens are of earlier steps"
+    age = f"{result.staleness:.3f} steps old on average"
+    count = f"{len(result.completions):,} completions{before}"
+    print(f"{output}: step {result.step + 1} of {steps}, {count} in {took}")
+    print(f"{stale}, {age}; {result.unfinished:,} unfinished completions go on in the next")
+    total = plan.expected.total
+    between = f"{percent(COVERAGE, 0)} within {duration(total.low)} to {duration(total.high)}"
+    print(f"{files.plan}: all steps take {duration(total.mean)} by the model, {between}")
 
 
 def _summary(plan: StepsPlan) -> dict[str, Any]:
@@ -196,6 +232,27 @@ def _summary(plan: StepsPlan) -> dict[str, Any]:
         "slots": plan.problem.slots,
         "ended": int((plan.ended > 0).sum()),
     }
+
+
+def _recovered(expected: StepsExpectation) -> list[Row]:
+    """Return the lines of what is recovered of first come, first served's loss, and could be."""
+    from ...executor.reports.tables import Row, percent
+
+    ours, tendencies = expected.recovered(expected.total), expected.told_tendencies
+    if ours is None:
+        return [Row("shares", "FCFS's loss", "none lost", "")]
+    rows = [Row("shares", "FCFS's loss recovered", percent(ours), "")]
+    if tendencies is None or expected.told_lengths is None:
+        return rows
+    known, more = (expected.recovered(each) or 0.0 for each in (tendencies, expected.told_lengths))
+    rows += [
+        Row("shares", "by one told the groups' tendencies", percent(known), ""),
+        Row("shares", "by one told their lengths, not whose", percent(more), ""),
+    ]
+    left = Row(
+        "shares", "left to foresight", percent(max(0.0, 1 - max(ours, known))), "an estimate, no bound"
+    )
+    return [*rows, left]
 
 
 def _rows(plan: StepsPlan) -> list[Row]:
@@ -213,6 +270,11 @@ def _rows(plan: StepsPlan) -> list[Row]:
         seconds("bound with lengths known", expected.bound),
         seconds("first come, first served, barrier", expected.first_come),
     ]
+    told = {
+        "told how long each group tends to be": expected.told_tendencies,
+        "told each group's lengths, not whose": expected.told_lengths,
+    }
+    rows += [seconds(name, each) for name, each in told.items() if each is not None]
     saved = 1 - expected.total.mean / expected.first_come.mean
     shares = {
         "less time than FCFS with a barrier": saved,
@@ -222,6 +284,7 @@ def _rows(plan: StepsPlan) -> list[Row]:
         "those before the last step longer by": expected.early_bias,
     }
     rows += [Row("shares", name, percent(value), "") for name, value in shares.items()]
+    rows += _recovered(expected)
     rows += [Row("compared", name, duration(value), "") for name, value in expected.compared.items()]
     return [
         *rows,
