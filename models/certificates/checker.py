@@ -99,6 +99,7 @@ def source_of(certificate: Mapping[str, Any]) -> str:
 
 _SOURCES = {
     "trivial": "fewest stages and rounds",
+    "growth": "growing keys and values",
     "enumeration": "enumeration of packings and orders",
     "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
@@ -127,7 +128,7 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
             raise RefutedError("states", "prompts that requests share are not tried stage by stage")
         check_no_cheaper(problem, bound.seconds * (1 - ROUNDING), work)
         return bound.seconds
-    if certificate["kind"] not in ("trivial", "difference set"):
+    if certificate["kind"] not in ("trivial", "difference set", "growth"):
         raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
     stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
@@ -135,6 +136,12 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
     if certificate["kind"] == "trivial":
         least = _LeastSeconds(problem)
         return least(least.from_cheapest(stages)[0], rounds)
+    if certificate["kind"] == "growth":
+        growth = proven_by_growth(problem, slots, _object(certificate, "growth"), work)
+        least = _LeastSeconds(problem)
+        return min(
+            least(number, max(rounds, growth.steps(number))) for number in range(stages, least.requests + 1)
+        )
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
     claims = _WasteClaims(
         wholes(certificate, "charges", "charges"),
@@ -271,8 +278,6 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
     elif claim["kind"] == "KV tokens over capacity":
         held = _held_over_rounds(problem)
         proven = -(-held // (problem.kv_capacity or held or 1))
-    elif claim["kind"] == "growing keys and values":
-        proven = proven_by_growth(problem, slots, claim, work)
     else:
         raise RefutedError("rounds", f"no argument is called {claim['kind']!r}")
     if claimed > proven:
