@@ -24,19 +24,22 @@ FINE = 5
 LEAST_FINE = 75
 """Least of the finest points that the capacity is divided by."""
 
-LEVEL = 8
-"""Points of each distance, which doubles from level to level, the finest at the capacity."""
+FEW_SLOTS = 8
+"""Slots up to which the programme is small: the first of two numbers that go by slots holds for these."""
 
-CLASSES = 24
-"""Lengths between which what a start gains is a straight line to the programme, and of ends."""
+LEVEL = (8, 5)
+"""Points of each distance, which doubles from level to level, the finest at the capacity; also by slots."""
 
-EACH_PLACE = 6
-"""Every so many places where a start or an end may be worth most are in the programme from the beginning."""
+CLASSES = (16, 10)
+"""Lengths between which what a start gains is a straight line to the programme, and of ends; by slots."""
+
+EACH_PLACE = 2
+"""Every so many places where a start or an end may be worth most are in it from the beginning."""
 
 WORTH_TRYING = 0.92
 """Steps in which a full memory reads all tokens, in those proven otherwise, from which more may be proven."""
 
-SLOT_SECONDS = 0.08
+SLOT_SECONDS = 0.05
 """Seconds for each request that can be under way that it takes to prove something, about."""
 
 PARTS = 10**10
@@ -127,7 +130,7 @@ def _points(states: GrowthStates) -> IntArray:
     points = [states.capacity + states.slots]
     while points[-1] > 0:
         points.append(points[-1] - width)
-        if len(points) % LEVEL == 0:
+        if len(points) % LEVEL[states.slots > FEW_SLOTS] == 0:
             width *= 2
     return np.array(points[::-1], dtype=np.int64)
 
@@ -157,7 +160,7 @@ class _Programme:
         worth = [np.zeros(columns)]
         worth[0][[self._token, self._end]] = states.tokens, 1.0
         for tokens, numbers in ((states.first, states.starts), (states.last, states.ends)):
-            gains = _between(tokens, CLASSES)
+            gains = _between(tokens, CLASSES[states.slots > FEW_SLOTS])
             self._gains.append(gains)
             worth.append(-(numbers @ gains))
         self._gained = np.cumsum([columns, *(gains.shape[1] for gains in self._gains)])
