@@ -54,7 +54,7 @@ from batchbound.solvers.exact.from_the_end import best_from_the_end, can_search_
 from batchbound.solvers.exact.stage_states import best_by_states
 from batchbound.solvers.result import Limits, StoppedBy
 
-SECONDS = 0.02
+SECONDS = 0.5
 """Of the bound that takes a search."""
 ROUNDING = 1e-9
 

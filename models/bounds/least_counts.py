@@ -15,6 +15,9 @@ PRICED_WORK = 20_000_000
 """Most capacity times distinct lengths for an argument by prices: a checker repeats the knapsack."""
 
 
+LONGEST = 200
+"""Requests of which each two are looked at."""
+
 BY_SLOTS: Mapping[str, object] = {"kind": "requests over slots"}
 BY_CAP: Mapping[str, object] = {"kind": "tokens over cap"}
 
@@ -71,7 +74,9 @@ def least_counts(problem: Problem) -> Counts:
       feasible functions of the prompts count as well;
     - a slot works on one request at a time, so the rounds are at least any bound on the makespan of packing
       the n_i over J slots (the hybrid paper's (26)-(30)), and no round reads more than C tokens of keys and
-      values.
+      values;
+    - of two requests, the one that ends last holds no more than C leaves in the last round of the other, so
+      that they share no more than :math:`C - a_j - (a_i + n_i - 1) + 1` rounds if j ends last.
 
     Parameters
     ----------
@@ -105,11 +110,30 @@ def least_counts(problem: Problem) -> Counts:
             rounds, round_claim = refuted.value, refuted.witness
     if capacity is not None and -(-problem.kv_token_rounds // capacity) > rounds:
         rounds, round_claim = -(-problem.kv_token_rounds // capacity), {"kind": "KV tokens over capacity"}
+    if capacity is not None:
+        apart, pair = _two_requests(problem, capacity)
+        if apart > rounds:
+            rounds, round_claim = apart, {"kind": "two requests", "requests": pair}
     claims = {
         "stages": {"at_least": stages, **stage_claim},
         "rounds": {"at_least": rounds, **round_claim},
     }
     return Counts(slots, stages, rounds, claims)
+
+
+def _two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
+    """Return the most rounds that two requests need which cannot run side by side for long, and the two."""
+    longest = np.argsort(-problem.rounds, kind="stable")[:LONGEST]
+    longest = longest[problem.rounds[longest] > 0]
+    if len(longest) < 2:
+        return 0, []
+    rounds, first = problem.rounds[longest], problem.kv_at_start[longest]
+    # Of each two, rounds side by side if the first ends first.
+    beside = np.maximum(0, capacity - (first + rounds - 1)[:, None] - first + 1)
+    needed = rounds[:, None] + rounds - np.maximum(beside, beside.T)
+    np.fill_diagonal(needed, 0)
+    one, other = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
+    return int(needed[one, other]), [int(longest[one]), int(longest[other])]
 
 
 def _in_stages(problem: Problem, caps: list[int]) -> list[tuple[IntArray, int, Mapping[str, object]]]:

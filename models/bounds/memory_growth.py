@@ -1,60 +1,146 @@
 r"""
-Decode steps that KV memory takes because what requests hold grows while they run, and falls as they end.
+Decode steps and prefill stages that KV memory takes because what requests hold grows, and falls as they end.
 
 The tokens held are never at the capacity for long: with k requests under way they rise by k a step until one
 ends, and a request that begins holds less than one that ends. Let B be the tokens that k requests read in
-the step to come. Every schedule is a walk over states (B, k) from (0, 0) back to it: a step leads to
-(B + k, k), a start to (B + a, k + 1) and an end to (B - a - n, k - 1), for a request of n steps that reads a
-tokens in its first. With any values V of the states and a price p of a token read, and
+the step to come. Every schedule is a walk over states (B, k) from (0, 0) back to it, closed but in a prefill
+stage: a step leads from any state to (B + k, k), closed; a stage opens a closed state; in an open one a start
+leads to (B + a, k + 1), in a closed one an end to (B - a - n, k - 1), for a request of n steps that reads a
+tokens in its first. With any values V of closed and U of open states, a price p of a token read, and
 
-.. math:: \rho = \max_{B, k} \; p B + V(B + k, k) - V(B, k),
+.. math::
+    \rho = \max_{B, k} \; p B + V(B + k, k) - \min(V(B, k), U(B, k)), \qquad
+    \sigma = \max(0, \max_{B, k} U(B, k) - V(B, k)),
 
-each step adds at most :math:`\rho` to p times the tokens read and to V. V ends where it began, so that with
-W the tokens read over the whole job
+each step adds at most :math:`\rho` to p times the tokens read and to the value, and each stage at most
+:math:`\sigma`. The walk begins and ends with nothing under way, where the state may be worth F at the end if
+that is no less than V(0, 0). So with W the tokens read over the whole job, R steps and S stages of any
+schedule have
 
-.. math:: \rho R \ge p W - \sum_i \max_{B, k} (V(B + a_i, k + 1) - V(B, k))
-    - \sum_i \max_{B, k} (V(B - a_i - n_i, k - 1) - V(B, k))
+.. math:: \rho R + \sigma S \ge p W + F - V(0, 0) - \sum_i \max_{B, k} (U(B + a_i, k + 1) - U(B, k))
+    - \sum_i \max_{B, k} (V(B - a_i - n_i, k - 1) - V(B, k)).
 
-for the number R of steps of any schedule. V is linear between the points of a grid, so that the maxima are
-taken where either of its two terms has a point.
+Values are linear between some points, so that the maxima are taken where either of their terms has a point.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from ...data.bound import Bound
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
+from .least_counts import Counts, cost_terms, prefill_seconds
+
+Values = npt.NDArray[Any]
+
+CLOSED, OPEN = 0, 1
+"""Sides of a state: before a prefill stage, and in one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GrowthPrices:
+@dataclass(frozen=True, slots=True)
+class Change:
     """
-    What tokens read and states are worth, in whole parts.
+    What leads from states to others.
 
     Parameters
     ----------
-    gap
-        Tokens between neighbouring points of the grid, which begins at 0.
-    token
-        Parts for each token read in a step, not negative.
-    values
-        Parts of a state, divided by ``gap``: row k for k requests under way, shape (slots + 1, points). The
-        last point lies at the capacity and the slots, or beyond.
+    active
+        Requests under way before.
+    more
+        Requests that start or, negative, end.
+    before, after
+        Sides of the state.
+    tokens
+        What each request that may start or end adds, negative for an end; of a step what all add, shape (n,).
+    span
+        Tokens held before, at least and at most, each of shape (n,).
     """
 
-    gap: int
-    token: int
-    values: IntArray
+    active: int
+    more: int
+    before: int
+    after: int
+    tokens: IntArray
+    span: tuple[IntArray, IntArray]
 
-    def at(self, active: int, held: IntArray) -> IntArray:
-        """Return the parts of states of one number of requests, in whole parts for every number of tokens."""
-        point, beyond = np.divmod(held, self.gap)
-        row = self.values[active]
-        value: IntArray = row[point] * (self.gap - beyond) + row[np.minimum(point + 1, len(row) - 1)] * beyond
-        return value
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a decode step."""
+        return self.more == 0 and self.after == CLOSED
+
+
+@dataclass(frozen=True, eq=False)
+class GrowthPrices:
+    """
+    What tokens read and states are worth: whole parts for a proof, parts of a step while it is sought.
+
+    Parameters
+    ----------
+    points
+        Tokens between which values are straight lines, ascending, shape (points,). The first is at most 0,
+        the last no less than the capacity and the slots.
+    token
+        Of each token read in a step, not negative.
+    values
+        Of a state, divided by ``scale``: for closed and for open ones, a row for k requests under way, shape
+        (2, slots + 1, points).
+    end
+        Of the state with nothing under way at the end, divided by ``scale``.
+    """
+
+    points: IntArray
+    token: Any
+    values: Values
+    end: Any
+
+    @cached_property
+    def scale(self) -> int:
+        """The least multiple of the distances between points."""
+        return math.lcm(*np.unique(np.diff(self.points)).tolist())
+
+    @cached_property
+    def at_end(self) -> Any:
+        """What nothing under way is worth at the end, no less than at the start."""
+        return max(self.end * self.scale, self.at_start)
+
+    @property
+    def at_start(self) -> Any:
+        """What nothing under way is worth at the start."""
+        return self.at(CLOSED, 0, np.zeros(1, dtype=np.int64)).item()
+
+    def at(self, side: int, active: int, held: IntArray) -> Values:
+        """Return what states of so many requests are worth, by the tokens held."""
+        place = np.clip(np.searchsorted(self.points, held, side="right") - 1, 0, len(self.points) - 2)
+        row, left, right = self.values[side, active], self.points[place], self.points[place + 1]
+        worth: Values = row[place] * (right - held) + row[place + 1] * (held - left)
+        worth *= self.scale // (right - left)
+        return worth
+
+    def places(self, change: Change) -> IntArray:
+        """Return where a change can be worth most: points and ends of the span, shape (n, places)."""
+        least, most = (each[:, None] for each in change.span)
+        moved = self.points - change.tokens[:, None]
+        near = np.concatenate((np.broadcast_to(self.points, moved.shape), moved), axis=1)
+        places: IntArray = np.clip(near, least, most)
+        return places
+
+    def added(self, change: Change, held: IntArray) -> Values:
+        """Return what a change adds where so much is held, shape (n, places)."""
+        active = change.active + change.more
+        added: Values = -self.at(change.before, change.active, held)
+        if active == 0 and change.more < 0:
+            added += self.at_end
+        else:
+            added += self.at(change.after, active, held + change.tokens[:, None])
+        return added + self.token * held if change.is_step else added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +153,9 @@ class GrowthStates:
     capacity
         Tokens of keys and values held at most.
     first, last
-        What each request with a step reads in its first, and holds after its last, ascending by themselves.
+        What requests with a step read in their first, and hold after their last: all different ones.
+    starts, ends
+        How many requests have each of them.
     least, most
         Tokens that so many requests read at least and at most, shape (slots + 1,).
     tokens
@@ -77,6 +165,8 @@ class GrowthStates:
     capacity: int
     first: IntArray
     last: IntArray
+    starts: IntArray
+    ends: IntArray
     least: IntArray
     most: IntArray
     tokens: int
@@ -86,73 +176,120 @@ class GrowthStates:
         """Return the states of a problem with a KV capacity, on no more slots than requests."""
         assert problem.kv_capacity is not None
         running = problem.rounds > 0
-        first, rounds = problem.kv_at_start[running], problem.rounds[running]
-        last, none = np.sort(first + rounds), np.zeros(1, dtype=np.int64)
+        first = problem.kv_at_start[running]
+        last, none = first + problem.rounds[running], np.zeros(1, dtype=np.int64)
         slots = min(slots, len(first))
         least = np.concatenate((none, np.cumsum(np.sort(first))[:slots]))
-        most = np.concatenate((none, np.cumsum(last[::-1])[:slots]))
-        return cls(problem.kv_capacity, np.sort(first), last, least, most, problem.kv_token_rounds)
+        most = np.concatenate((none, np.cumsum(np.sort(last)[::-1])[:slots]))
+        (first, starts), (last, ends) = (np.unique(each, return_counts=True) for each in (first, last))
+        return cls(problem.kv_capacity, first, last, starts, ends, least, most, problem.kv_token_rounds)
 
     @property
     def slots(self) -> int:
         """Most requests under way."""
         return len(self.least) - 1
 
-    def steps(self, active: int) -> tuple[int, int]:
-        """Return the tokens that so many requests read in a step, at least and at most."""
-        return int(self.least[active]), min(self.capacity, int(self.most[active]) - active)
+    def steps(self) -> Iterator[Change]:
+        """Yield the decode steps of each number of requests, after a stage or without one."""
+        for active in range(1, self.slots + 1):
+            least = self.least[active : active + 1]
+            span = least, np.minimum(self.capacity, self.most[active : active + 1] - active)
+            if span[0] <= span[1]:
+                for side in (CLOSED, OPEN):
+                    yield Change(active, 0, side, CLOSED, np.array([active]), span)
 
-    def starts(self, active: int, first: int) -> tuple[int, int]:
-        """Return the tokens of so many requests as one more starts, at least and at most."""
-        return int(self.least[active]), min(self.capacity - first, int(self.most[active]))
+    def stages(self) -> Iterator[Change]:
+        """Yield the prefill stages before which so many requests are under way."""
+        for active in range(self.slots):
+            most = np.minimum(self.capacity - self.first[:1], self.most[active : active + 1])
+            span = self.least[active : active + 1], most
+            if span[0] <= span[1]:
+                yield Change(active, 0, CLOSED, OPEN, np.zeros(1, dtype=np.int64), span)
 
-    def ends(self, active: int, last: int) -> tuple[int, int]:
-        """Return the tokens of so many requests as one of them ends, at least and at most."""
-        others = active - 1
-        return last + int(self.least[others]), min(self.capacity + active, last + int(self.most[others]))
+    def begun(self) -> Iterator[tuple[IntArray, Change]]:
+        """Yield which of the different first tokens can be added to so many requests, and how."""
+        for active in range(self.slots):
+            most = np.minimum(self.capacity - self.first, self.most[active])
+            can = np.flatnonzero(most >= self.least[active])
+            if len(can):
+                span = np.full(len(can), self.least[active]), most[can]
+                yield can, Change(active, 1, OPEN, OPEN, self.first[can], span)
 
-    def points(self, span: tuple[int, int], shift: int, gap: int) -> IntArray:
-        """Return where a change by so many tokens can be worth most within a span: at points and its ends."""
-        least, most = span
-        if least > most:
-            return np.zeros(0, dtype=np.int64)
-        grid = np.arange(0, most + abs(shift) + gap, gap)
-        near = np.concatenate((grid, grid - shift, span))
-        points: IntArray = np.unique(near[(near >= least) & (near <= most)])
-        return points
+    def ended(self) -> Iterator[tuple[IntArray, Change]]:
+        """Yield which of the different last tokens one of so many requests can end with, and how."""
+        for active in range(1, self.slots + 1):
+            least = self.last + self.least[active - 1]
+            most = np.minimum(self.capacity + active, self.last + self.most[active - 1])
+            can = np.flatnonzero(most >= least)
+            if len(can):
+                yield can, Change(active, -1, CLOSED, CLOSED, -self.last[can], (least[can], most[can]))
 
 
-def growth_rounds(states: GrowthStates, prices: GrowthPrices) -> int:
+@dataclass(frozen=True, slots=True)
+class GrowthProof:
     """
-    Return the decode steps that every schedule has at least by these prices, 0 where they prove nothing.
+    Numbers of any schedule: steps times ``step`` and stages times ``stage`` are ``worth`` at least.
 
     Parameters
     ----------
-    states
-        Of the problem.
-    prices
-        Any.
+    worth, step, stage
+        In the same parts, the last two not negative.
     """
-    step = 0
-    for active in range(1, states.slots + 1):
-        held = states.points(states.steps(active), active, prices.gap)
-        if len(held):
-            more = prices.token * held + prices.at(active, held + active) - prices.at(active, held)
-            step = max(step, int(more.max()))
-    worth = prices.token * states.tokens
-    for tokens, sign in ((states.first, 1), (states.last, -1)):
-        for each, number in zip(*np.unique(tokens, return_counts=True), strict=True):
-            worth -= int(number) * _most_gained(states, prices, int(each), sign)
-    return max(0, -(-worth // step)) if step > 0 else 0
+
+    worth: int
+    step: int
+    stage: int
+
+    @classmethod
+    def of(cls, states: GrowthStates, prices: GrowthPrices) -> GrowthProof:
+        """Return what whole prices prove."""
+
+        def most(change: Change) -> IntArray:
+            added: IntArray = prices.added(change, prices.places(change)).max(axis=1)
+            return added
+
+        step = max((int(most(change)[0]) for change in states.steps()), default=0)
+        stage = max((int(most(change)[0]) for change in states.stages()), default=0)
+        worth = prices.token * states.tokens
+        worth += prices.at_end - prices.at_start if states.slots else 0
+        for numbers, changes in ((states.starts, states.begun()), (states.ends, states.ended())):
+            gained = np.full(len(numbers), np.iinfo(np.int64).min)
+            for can, change in changes:
+                gained[can] = np.maximum(gained[can], most(change))
+            worth -= sum(
+                int(each) * int(number) for each, number in zip(gained, numbers.tolist(), strict=True)
+            )
+        return cls(worth, max(0, step), max(0, stage))
+
+    def steps(self, stages: IntArray) -> IntArray:
+        """Return the decode steps of any schedule with so many prefill stages, at least."""
+        if self.step == 0:
+            return np.zeros_like(stages)
+        left: IntArray = -((self.stage * stages - self.worth) // self.step)
+        return np.maximum(0, left)
 
 
-def _most_gained(states: GrowthStates, prices: GrowthPrices, tokens: int, sign: int) -> int:
-    """Return what a start (sign 1) or an end (sign -1) of a request can be worth at most."""
-    gained = []
-    for active in range(states.slots) if sign > 0 else range(1, states.slots + 1):
-        span = states.starts(active, tokens) if sign > 0 else states.ends(active, tokens)
-        held = states.points(span, sign * tokens, prices.gap)
-        if len(held):
-            more = prices.at(active + sign, held + sign * tokens) - prices.at(active, held)
-            gained.append(int(more.max()))
-    return max(gained)
+def growth_bound(problem: Problem, counts: Counts, proof: GrowthProof, prices: GrowthPrices) -> Bound:
+    """
+    Return the bound that whole prices prove, over all numbers of prefill stages.
+
+    Parameters
+    ----------
+    problem
+        A problem with a KV capacity.
+    counts
+        The least stages and steps.
+    proof
+        What the prices prove of the problem's states on the slots of the counts.
+    prices
+        Whole parts.
+    """
+    stages = np.arange(counts.stages, len(problem) + 1)
+    steps = np.maximum(counts.rounds, proof.steps(stages))
+    seconds = prefill_seconds(problem, counts.stages) + problem.cost.decode_base * steps
+    cheapest = int(seconds.argmin())
+    terms = cost_terms(problem, int(stages[cheapest]), int(steps[cheapest]))
+    values = dict(zip(("closed", "open"), prices.values.tolist(), strict=True))
+    growth = {"points": prices.points.tolist(), "token": prices.token, "end": prices.end, **values}
+    certificate = {"kind": "growth", "slots": counts.slots, **counts.claims, "growth": growth}
+    return Bound(sum(terms.values()), "growing keys and values", terms, certificate)

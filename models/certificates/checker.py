@@ -99,6 +99,7 @@ def source_of(certificate: Mapping[str, Any]) -> str:
 
 _SOURCES = {
     "trivial": "fewest stages and rounds",
+    "growth": "growing keys and values",
     "enumeration": "enumeration of packings and orders",
     "states": "every stage from every state",
     "fleet shares": "shares of the fleet",
@@ -128,7 +129,7 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
             raise RefutedError("states", "prompts that requests share are not tried stage by stage")
         check_no_cheaper(problem, bound.seconds * (1 - ROUNDING), work)
         return bound.seconds
-    if certificate["kind"] not in ("trivial", "difference set"):
+    if certificate["kind"] not in ("trivial", "difference set", "growth"):
         raise RefutedError("a certificate is of a known kind", f"{certificate['kind']!r} is not")
     slots = _checked_slots(problem, whole(certificate, "slots", "slots", least=1))
     stages = _checked_stages(problem, slots, _object(certificate, "stages"), work)
@@ -136,6 +137,12 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
     if certificate["kind"] == "trivial":
         least = _LeastSeconds(problem)
         return least(least.from_cheapest(stages)[0], rounds)
+    if certificate["kind"] == "growth":
+        growth = proven_by_growth(problem, slots, _object(certificate, "growth"), work)
+        least = _LeastSeconds(problem)
+        return min(
+            least(number, max(rounds, growth.steps(number))) for number in range(stages, least.requests + 1)
+        )
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
     claims = _WasteClaims(
         wholes(certificate, "charges", "charges"),
@@ -265,13 +272,31 @@ def _checked_rounds(problem: Problem, slots: int, claim: Mapping[str, Any], work
     elif claim["kind"] == "KV tokens over capacity":
         held = _held_over_rounds(problem)
         proven = -(-held // (problem.kv_capacity or held or 1))
-    elif claim["kind"] == "growing keys and values":
-        proven = proven_by_growth(problem, slots, claim, work)
+    elif claim["kind"] == "two requests":
+        proven = _rounds_of_two(problem, wholes(claim, "requests", "rounds"))
     else:
         raise RefutedError("rounds", f"no argument is called {claim['kind']!r}")
     if claimed > proven:
         raise RefutedError("rounds", f"{claimed} claimed, {proven} proven")
     return claimed
+
+
+def _rounds_of_two(problem: Problem, pair: list[int]) -> int:
+    """Return the rounds that two requests need, whichever ends first, as the capacity keeps them apart."""
+    if problem.kv_capacity is None or len(set(pair)) != 2 or max(pair) >= len(problem):
+        raise RefutedError("rounds", f"{pair} are not two requests under a KV capacity")
+    needed = []
+    for ends_first, ends_last in (pair, pair[::-1]):
+        rounds, others = int(problem.rounds[ends_first]), int(problem.rounds[ends_last])
+        prompts = [int(problem.prompt_tokens[each]) for each in (ends_first, ends_last)]
+        if not rounds or not others:
+            return 0
+        emitted = int(problem.prefill_emits_first_token)
+        # In its last round the first to end holds this, and the other what it began with and a token a round.
+        peak = prompts[0] + emitted + rounds - 1
+        left = problem.kv_capacity - peak - (prompts[1] + emitted)
+        needed.append(rounds + others - max(0, left + 1))
+    return max(0, min(needed))
 
 
 def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) -> tuple[int, int, int]:

@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ...data.problem import Problem
 from .claims import RefutedError, Work, entries, unreadable, whole
 from .reads import tokens_read
 
-RULE = "rounds"
+RULE = "growth"
 """What is refuted."""
 
+FINEST = 10**12
+"""Most parts that distances between points may make it necessary to tell apart."""
 
-def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> int:
+
+@dataclass(frozen=True, slots=True)
+class Growth:
     """
-    Return the decode steps that a claim's values of states prove.
+    What steps and stages of any schedule come to at least.
 
-    A schedule walks over states: how many requests are under way, and the tokens they read in the next step.
-    It begins and ends with none, so what all its changes add to the value of the state is nothing. What each
-    step can add, with a price for each token it reads, is bounded by its greatest over all states, and so is
-    what each start and each end can add; all tokens read, and the starts and ends, are known.
+    Parameters
+    ----------
+    worth, step, stage
+        Steps times ``step`` and stages times ``stage`` are ``worth`` at least.
+    """
+
+    worth: int
+    step: int
+    stage: int
+
+    def steps(self, stages: int) -> int:
+        """Return the decode steps of any schedule with so many prefill stages, at least."""
+        left = self.worth - self.stage * stages
+        return -(-left // self.step) if self.step > 0 and left > 0 else 0
+
+
+def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], work: Work) -> Growth:
+    """
+    Return what a claim's values of states prove of steps and stages.
+
+    A schedule walks over states: how many requests are under way, the tokens they read in the next step, and
+    whether it is in a prefill stage. It begins and ends with none, so what all its changes add to the value
+    of the state is known. What each step can add, with a price for each token it reads, is bounded by its
+    greatest over all states, and so is what each stage, each start and each end can add; all tokens read,
+    and the starts and ends, are known.
 
     Parameters
     ----------
@@ -31,8 +59,9 @@ def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], wor
     slots
         Requests that are ever under way together, as checked.
     claim
-        ``token``, the price of a token read; ``values``, a row for each number of requests from 0 on, of the
-        values of states at every ``gap`` tokens, straight lines between them.
+        ``token``, the price of a token read; ``closed`` and ``open``, a row for each number of requests from
+        0 on, of the values of states out of stages and in one at every of ``points`` tokens, straight lines
+        between them; ``end``, the value of none at the end.
     work
         What is left of the steps of the check.
 
@@ -44,12 +73,15 @@ def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], wor
     if problem.kv_capacity is None:
         raise RefutedError(RULE, "nothing grows over a KV capacity where there is none")
     walk = _Walk(problem, slots, problem.kv_capacity, claim, work)
-    token = whole(claim, "token", RULE)
-    step = max(walk.steps(token), default=0)
-    worth = token * sum(tokens_read(last - first, first) for first, last in walk.requests)
+    step = max(walk.steps(whole(claim, "token", RULE)), default=0)
+    stage = max(walk.stages(), default=0)
+    worth = whole(claim, "token", RULE) * sum(
+        tokens_read(last - first, first) for first, last in walk.requests
+    )
+    worth += walk.end - walk.start
     worth -= sum(number * max(walk.starts(first)) for first, number in Counter(walk.first).items())
     worth -= sum(number * max(walk.ends(last)) for last, number in Counter(walk.last).items())
-    return max(0, -(-worth // step)) if step > 0 else 0
+    return Growth(worth, max(0, step), max(0, stage))
 
 
 class _Walk:
@@ -66,53 +98,91 @@ class _Walk:
         self._slots, self._capacity, self._work = min(slots, len(self.requests)), capacity, work
         self._least = [0, *accumulate(self.first)]
         self._most = [0, *accumulate(self.last)]
-        self._gap = whole(claim, "gap", RULE, least=1)
-        self._values = [self._row(row) for row in entries(claim, "values")]
-        if len(self._values) <= self._slots:
-            raise RefutedError(
-                RULE, f"{len(self._values)} rows of values for {self._slots} requests and none"
-            )
+        self._points = self._read_points(claim)
+        self._parts = math.lcm(*(after - before for before, after in pairwise(self._points)))
+        if self._parts > FINEST:
+            raise RefutedError(RULE, f"points at distances that make {self._parts} parts of a token")
+        self._closed, self._open = self._rows(claim, "closed"), self._rows(claim, "open")
+        self.start = self._value(self._closed, 0, 0)
+        # Nothing under way may be met before the end as well, and then begins again.
+        end = max(self.start, self._parts * _number(claim.get("end"), "end"))
+        self.end = end if self.requests else self.start
 
-    def _row(self, row: object) -> list[int]:
-        if not isinstance(row, list) or any(type(value) is not int for value in row):
-            raise unreadable("values", row, "rows of whole numbers")
-        if (len(row) - 1) * self._gap < self._capacity + self._slots:
-            raise RefutedError(RULE, f"{len(row)} values {self._gap} tokens apart leave states without one")
-        return row
+    def _read_points(self, claim: Mapping[str, Any]) -> list[int]:
+        points = [_number(point, "points") for point in entries(claim, "points")]
+        if len(points) < 2 or any(before >= after for before, after in pairwise(points)):
+            raise RefutedError(RULE, "points do not ascend")
+        if points[0] > 0 or points[-1] < self._capacity + self._slots:
+            raise RefutedError(RULE, f"points from {points[0]} to {points[-1]} leave states without a value")
+        return points
 
-    def _value(self, active: int, held: int) -> int:
-        point, beyond = divmod(held, self._gap)
-        row = self._values[active]
-        return row[point] * (self._gap - beyond) + (row[point + 1] * beyond if beyond else 0)
+    def _rows(self, claim: Mapping[str, Any], name: str) -> list[list[int]]:
+        rows: list[list[int]] = []
+        for row in entries(claim, name):
+            if not isinstance(row, list) or len(row) != len(self._points):
+                raise unreadable(name, row, f"{len(self._points)} whole numbers")
+            rows.append([_number(value, name) for value in row])
+        if len(rows) <= self._slots:
+            raise RefutedError(RULE, f"{len(rows)} rows of {name} values for {self._slots} requests and none")
+        return rows
 
-    def _changes(self, active: int, least: int, most: int, then: int, more: int) -> Iterator[tuple[int, int]]:
-        """Yield the tokens and what is added, wherever that can be greatest among so many tokens."""
+    def _value(self, rows: list[list[int]], active: int, held: int) -> int:
+        place = min(bisect_right(self._points, held), len(self._points) - 1)
+        left, right = self._points[place - 1], self._points[place]
+        row = rows[active]
+        whole_line = row[place - 1] * (right - held) + row[place] * (held - left)
+        return whole_line * (self._parts // (right - left))
+
+    def _held(self, least: int, most: int, more: int) -> Iterator[int]:
+        """Yield the tokens among so many at which a change by more can be worth most."""
         if least > most:
             return
-        turns = range(least - least % self._gap, most + 1, self._gap)
-        shifted = range(least + more - (least + more) % self._gap, most + more + 1, self._gap)
-        self._work.spend(3 * (len(turns) + len(shifted) + 2))
-        for held in (least, most, *turns, *(turn - more for turn in shifted)):
-            if least <= held <= most:
-                yield held, self._value(then, held + more) - self._value(active, held)
+        self._work.spend(6 * (len(self._points) + 1))
+        yield least
+        yield most
+        for point in self._points:
+            if least <= point <= most:
+                yield point
+            if least <= point - more <= most:
+                yield point - more
 
     def steps(self, token: int) -> Iterator[int]:
         """Yield what a step can add, each token read priced."""
         for active in range(1, self._slots + 1):
-            most = min(self._capacity, self._most[active] - active)
-            for held, added in self._changes(active, self._least[active], most, active, active):
-                yield token * held + added
+            for held in self._held(
+                self._least[active], min(self._capacity, self._most[active] - active), active
+            ):
+                after = token * held + self._value(self._closed, active, held + active)
+                yield after - self._value(self._closed, active, held)
+                yield after - self._value(self._open, active, held)
+
+    def stages(self) -> Iterator[int]:
+        """Yield what a stage can add in which a request starts."""
+        for active in range(self._slots):
+            most = min(self._capacity - self.first[0], self._most[active])
+            for held in self._held(self._least[active], most, 0):
+                yield self._value(self._open, active, held) - self._value(self._closed, active, held)
 
     def starts(self, first: int) -> Iterator[int]:
         """Yield what the start of a request can add that reads so many tokens first."""
         for active in range(self._slots):
-            most = min(self._capacity - first, self._most[active])
-            for _, added in self._changes(active, self._least[active], most, active + 1, first):
-                yield added
+            for held in self._held(
+                self._least[active], min(self._capacity - first, self._most[active]), first
+            ):
+                after = self._value(self._open, active + 1, held + first)
+                yield after - self._value(self._open, active, held)
 
     def ends(self, last: int) -> Iterator[int]:
         """Yield what the end of a request can add that holds so many tokens then."""
         for active in range(1, self._slots + 1):
             most = min(self._capacity + active, last + self._most[active - 1])
-            for _, added in self._changes(active, last + self._least[active - 1], most, active - 1, -last):
-                yield added
+            for held in self._held(last + self._least[active - 1], most, -last):
+                after = self._value(self._closed, active - 1, held - last) if active > 1 else self.end
+                yield after - self._value(self._closed, active, held)
+
+
+def _number(value: object, name: str) -> int:
+    """Return a whole number of any sign."""
+    if type(value) is not int:
+        raise unreadable(name, value, "a whole number")
+    return value

@@ -14,7 +14,7 @@ from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.slot_ends import SlotEnds
 from ..packing.partition import partition_bound
 from .loading import time_for_programmes
-from .memory_growth import growth_bound
+from .memory_growth import growing_bound
 from .rounded_packing import refute_rounds
 from .slot_ends import refute_case
 
@@ -86,11 +86,9 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     rules = _memory_rules(problem, counts)
     if programmes and problem.memory_can_run_out:
         left = seconds if rules else PACKING_SHARE * seconds
-        grown = growth_bound(problem, counts.slots, counts.rounds, left)
+        grown = growing_bound(problem, counts, left)
         if grown is not None:
-            counts = counts.with_packing(grown)
-            differences = differences.with_counts(counts)
-            best = max(best, trivial_bound(problem, counts), key=lambda bound: bound.seconds)
+            best = max(best, grown, key=lambda bound: bound.seconds)
     if rules:
         return max(best, differences.bound(), key=lambda bound: bound.seconds)
     while True:

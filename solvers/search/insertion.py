@@ -23,8 +23,14 @@ MOST_REQUESTS = 130
 HOT, COLD = 0.005, 0.0002
 """Temperatures at the start and the end, as shares of the rounds."""
 
+HOT_OF_ALL = 0.2
+"""The first at most over all requests: the more there are, the less each can lose."""
+
 REACHES = (0, 4, 16, 64, 10**9)
 """Rounds by which a request may start earlier than it has to, to share a prefill stage: one at a time."""
+
+NEAR, DISTANCE = 0.5, 5.0
+"""How often a request goes to, or is swapped with, a place near its own, and how far from it on average."""
 
 OTHER_REACH = 0.1
 """How often another one is tried, where rounds are hardly more than there must be."""
@@ -57,6 +63,8 @@ class InsertionAnnealing:
         self._reach, self._spare = REACHES[0], False
         self._fewest = least_counts(problem).rounds
         self._now = self._least = np.inf
+        self._ends = [0] * len(self._order)
+        self._marks: list[_Mark] = [(_Profile(problem), {})]
 
     def step(self, done: float) -> Schedule | None:
         """
@@ -67,36 +75,55 @@ class InsertionAnnealing:
         done
             The share of the walk that is over, 0 to 1.
         """
-        order = self._order if np.isinf(self._now) else self._changed()
+        begins = np.isinf(self._now)
+        order, since = (self._order, 0) if begins else self._changed()
         other = self._spare and self._rng.random() < OTHER_REACH
         reach = int(self._rng.choice(REACHES)) if other else self._reach
-        ends = self._ends(order, reach)
-        begins = [end + request[0] for end, request in zip(ends, self._requests, strict=True)]
-        rounds = max(begins)
-        costs = rounds + self._stage * len(set(begins))
-        temperature = rounds * HOT * (COLD / HOT) ** done
-        if costs <= self._now + temperature * self._rng.exponential():
+        hot = min(HOT, HOT_OF_ALL / len(self._order))
+        loss = hot * (COLD / hot) ** done * self._rng.exponential()
+        most = np.inf if begins else self._now + loss * self._least
+        placed = self._placed(order, reach, since if reach == self._reach else 0, most)
+        if placed is None:
+            return None
+        ends, marks = placed
+        starts = [end + request[0] for end, request in zip(ends, self._requests, strict=True)]
+        rounds = max(starts)
+        costs = rounds + self._stage * len(set(starts))
+        if costs <= most:
             self._order, self._reach, self._now = order, reach, costs
+            self._ends, self._marks = ends, marks
             self._spare = rounds <= HARDLY_MORE * self._fewest
         if costs >= self._least:
             return None
         self._least = costs
-        return schedule_backwards(self._problem, self._running, np.array(begins))
+        return schedule_backwards(self._problem, self._running, np.array(starts))
 
-    def _changed(self) -> list[int]:
-        """Return the order with two requests swapped, or one put elsewhere."""
-        order, (one, other) = list(self._order), self._rng.integers(len(self._order), size=2).tolist()
-        if self._rng.random() < 0.5:
+    def _changed(self) -> tuple[list[int], int]:
+        """Return the order with two requests swapped, or one put elsewhere, and where it first differs."""
+        rng, order = self._rng, list(self._order)
+        one, other = rng.integers(len(order), size=2).tolist()
+        if rng.random() < NEAR:
+            by = int(rng.geometric(1.0 / DISTANCE))
+            other = min(max(0, one + by if rng.random() < 0.5 else one - by), len(order) - 1)
+        if rng.random() < 0.5:
             order[one], order[other] = order[other], order[one]
         else:
             order.insert(other, order.pop(one))
-        return order
+        return order, min(one, other)
 
-    def _ends(self, order: list[int], reach: int) -> list[int]:
-        """Return the round after each request's last one, counted back from the end of the job."""
-        profile = _Profile(self._problem)
-        cap, ends, taken = self._problem.prefill_token_cap, [0] * len(order), dict[int, int]()
-        for request in order:
+    def _placed(
+        self, order: list[int], reach: int, since: int, most: float
+    ) -> tuple[list[int], list[_Mark]] | None:
+        """
+        Return the round after each request's last one, counted back from the end, or None beyond so many.
+
+        The places before ``since`` are as they were; with the ends comes what was held before each place.
+        """
+        ends, marks = list(self._ends), self._marks[:since]
+        profile, taken = self._marks[since]
+        profile, taken, cap = profile.copy(), dict(taken), self._problem.prefill_token_cap
+        for request in order[since:]:
+            marks.append((profile.copy(), dict(taken)))
             rounds, peak, prompt = self._requests[request]
             end = profile.first_fit(0, rounds, peak)
             shared = (begin for begin in taken if 0 <= begin - rounds - end <= reach)
@@ -106,10 +133,12 @@ class InsertionAnnealing:
                     break
             while cap is not None and taken.get(end + rounds, 0) + prompt > cap:
                 end = profile.first_fit(end + 1, rounds, peak)
+            if end + rounds > most:
+                return None
             taken[end + rounds] = taken.get(end + rounds, 0) + prompt
             profile.put(end, rounds, peak)
             ends[request] = end
-        return ends
+        return ends, marks
 
 
 class _Profile:
@@ -126,6 +155,13 @@ class _Profile:
         assert problem.kv_capacity is not None
         self._capacity, self._slots = problem.kv_capacity, problem.slots
         self._times, self._held, self._active = [0], [0], [0]
+
+    def copy(self) -> _Profile:
+        """Return another that is as this one, and changes by itself."""
+        other = object.__new__(_Profile)
+        other._capacity, other._slots = self._capacity, self._slots
+        other._times, other._held, other._active = self._times[:], self._held[:], self._active[:]
+        return other
 
     def first_fit(self, start: int, rounds: int, peak: int) -> int:
         """Return the first round from some round on from which a request of these rounds fits."""
@@ -144,16 +180,13 @@ class _Profile:
                     start = times[at]
                     continue
             # Others that end further back hold most there: up to the last of them that stands against it.
-            room, over, against = self._capacity - peak - start, start + rounds, 0
-            for place in range(at + 1, last + 1):
-                time = times[place]
-                if time >= over:
+            room = self._capacity - peak - start
+            for place in range(bisect_left(times, start + rounds) - 1, at, -1):
+                if held[place] - times[place] > room or active[place] >= self._slots:
+                    at, start = place, times[place]
                     break
-                if held[place] - time > room or active[place] >= self._slots:
-                    against = place
-            if not against:
+            else:
                 return start
-            at, start = against, times[against]
 
     def put(self, start: int, rounds: int, peak: int) -> None:
         """Put a request of these rounds."""
@@ -172,3 +205,7 @@ class _Profile:
             self._active.insert(at, self._active[before])
             self._times.insert(at, time)
         return at
+
+
+_Mark = tuple[_Profile, dict[int, int]]
+"""What is held before a place of the order, and the prompt tokens of the stages there are."""

@@ -249,10 +249,24 @@ def test_slots_that_the_kv_capacity_cannot_fill_do_not_count() -> None:
 
 
 def test_the_kv_read_over_the_job_needs_rounds_of_the_capacity() -> None:
-    problem = problem_of([1, 1, 1], [9, 9, 9], slots=3, kv_capacity=12)
-    assert problem.kv_token_rounds == 3 * sum(range(1, 10))
-    assert least_counts(problem).rounds == 12
+    problem = problem_of([1] * 8, [9] * 8, slots=8, kv_capacity=12)
+    assert problem.kv_token_rounds == 8 * sum(range(1, 10))
+    assert least_counts(problem).rounds == 30
     assert least_counts(problem).claims["rounds"]["kind"] == "KV tokens over capacity"
+
+
+def test_two_requests_that_memory_keeps_apart_need_nearly_the_rounds_of_both() -> None:
+    # At the end of one of ten tokens five are left: the other of ten has begun at most five rounds before.
+    problem = problem_of([1, 1, 1], [10, 10, 2], slots=3, kv_capacity=15)
+    counts = least_counts(problem)
+    assert (counts.rounds, problem.kv_token_rounds // 15) == (15, 7)
+    assert counts.claims["rounds"] == {"at_least": 15, "kind": "two requests", "requests": [0, 1]}
+
+
+def test_the_shorter_of_two_may_end_last_where_that_takes_fewer_rounds() -> None:
+    # Ending first, the one of eight rounds leaves room for 7 of the other; the other way round for 5.
+    problem = problem_of([1, 5], [10, 8], slots=2, kv_capacity=19)
+    assert least_counts(problem).rounds == 18 - 7
 
 
 def test_prices_of_lengths_prove_rounds_that_no_average_shows() -> None:

@@ -67,6 +67,12 @@ CAPPED_STAGES = priced(4, 10, 1, {5: 1, 6: 1})
 TIGHT = problem_of([2, 2, 2], [1, 2, 3], 3, UNIT, kv_capacity=5)
 READING = problem_of([1, 1, 1], [9, 9, 9], 3, UNIT, kv_capacity=12)
 BY_READING = {"kind": "KV tokens over capacity", "at_least": 12}
+# At the end of one of ten tokens five are left: the other of ten has begun at most five rounds before.
+APART = problem_of([1, 1, 1], [10, 10, 2], 3, UNIT, kv_capacity=15)
+BY_TWO = {"kind": "two requests", "at_least": 15, "requests": [1, 0]}
+# The one of ten rounds ends first after five beside the other, or last after seven.
+UNEVEN = problem_of([1, 5], [10, 8], 2, UNIT, kv_capacity=19)
+UNEVEN_TWO = {"kind": "two requests", "at_least": 11, "requests": [0, 1]}
 # With the first token at prefill, a request of one token has no round: it fits any slot for nothing.
 DONE_AT_ONCE = problem_of([1, 1, 1], [1, 4, 4], 1, UNIT, prefill_emits_first_token=True)
 
@@ -118,6 +124,14 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
         1,
     ),
     "keys and values read": (READING, trivial(3, by_slots(1), BY_READING), 1, 12),
+    "two requests": (APART, trivial(3, by_slots(1), BY_TWO), 1, 15),
+    "two uneven requests": (UNEVEN, trivial(2, by_slots(1), UNEVEN_TWO), 1, 11),
+    "two requests of a first token at prefill": (
+        replace(APART, prefill_emits_first_token=True),
+        trivial(3, by_slots(1), {**BY_TWO, "at_least": 14}),
+        1,
+        14,
+    ),
     "requests of no rounds": (DONE_AT_ONCE, trivial(1, by_slots(3), priced(6, 5, 1, {0: 0, 3: 1})), 3, 6),
     "an enumeration": (SMALL, {"kind": "enumeration", "stages": 2, "rounds": 6}, 2, 6),
     "an enumeration of single rounds": (
@@ -399,6 +413,36 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         READING,
         trivial(3, by_slots(1), {**BY_READING, "at_least": 13}),
         "rounds: 13 claimed, 12 proven",
+    ),
+    "a round more than two requests take": (
+        APART,
+        trivial(3, by_slots(1), {**BY_TWO, "at_least": 16}),
+        "rounds: 16 claimed, 15 proven",
+    ),
+    "a round more than two uneven requests take": (
+        UNEVEN,
+        trivial(2, by_slots(1), {**UNEVEN_TWO, "at_least": 12}),
+        "rounds: 12 claimed, 11 proven",
+    ),
+    "one request twice": (
+        APART,
+        trivial(3, by_slots(1), {**BY_TWO, "requests": [1, 1]}),
+        "rounds: [1, 1] are not two requests under a KV capacity",
+    ),
+    "a request that is not there": (
+        APART,
+        trivial(3, by_slots(1), {**BY_TWO, "requests": [0, 3]}),
+        "rounds: [0, 3] are not two requests under a KV capacity",
+    ),
+    "two requests where there is no capacity": (
+        SMALL,
+        trivial(2, by_slots(2), {**BY_TWO, "at_least": 2}),
+        "rounds: [1, 0] are not two requests under a KV capacity",
+    ),
+    "two requests of which one has no round": (
+        replace(DONE_AT_ONCE, kv_capacity=5),
+        trivial(1, by_slots(3), {**BY_TWO, "at_least": 1}),
+        "rounds: 1 claimed, 0 proven",
     ),
     "reading where there is no capacity": (
         SMALL,

@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.least_counts import least_counts
-from batchbound.models.bounds.memory_growth import GrowthPrices, GrowthStates, growth_rounds
+from batchbound.models.bounds.makespan import trivial_bound
+from batchbound.models.bounds.memory_growth import GrowthPrices, GrowthProof, GrowthStates, growth_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
-from batchbound.models.certificates.memory_growth import proven_by_growth
-from batchbound.solvers.bounds.memory_growth import growth_bound
+from batchbound.models.certificates.memory_growth import Growth, proven_by_growth
+from batchbound.solvers.bounds.memory_growth import growing_bound
 from batchbound.solvers.bounds.proven_bound import proven_bound
 
 BY_ROUNDS = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+BOTH = replace(BY_ROUNDS, prefill_base=0.5)
+"""A stage takes half as long as a step."""
 
 
-def job(prompts: list[int], rounds: list[int], slots: int, capacity: int) -> Problem:
-    return Problem(Workload.from_lengths(prompts, rounds), BY_ROUNDS, slots, kv_capacity=capacity)
+def job(prompts: list[int], rounds: list[int], slots: int, capacity: int, cost: CostModel = BOTH) -> Problem:
+    return Problem(Workload.from_lengths(prompts, rounds), cost, slots, kv_capacity=capacity)
 
 
-def least_rounds(problem: Problem) -> int:
-    """The fewest decode steps of any schedule, by trying all starts before every step."""
+def least_steps(problem: Problem) -> dict[int, int]:
+    """The fewest decode steps by the number of stages, by trying all starts before every step."""
     prompts, lengths = problem.kv_at_start.tolist(), problem.rounds.tolist()
-    states = {(tuple(lengths), tuple([0] * len(lengths)))}
-    for rounds in range(sum(lengths) + 1):
+    states = {(tuple(lengths), tuple([0] * len(lengths)), 0)}
+    fewest: dict[int, int] = {}
+    for steps in range(sum(lengths) + 1):
         after = set()
-        for left, held in states:
+        for left, held, stages in states:
             if not any(left):
-                return rounds
+                fewest.setdefault(stages, steps)
+                continue
             waiting = [k for k, tokens in enumerate(held) if not tokens and left[k]]
             for chosen in range(1 << len(waiting)):
                 now = list(held)
@@ -46,114 +53,221 @@ def least_rounds(problem: Problem) -> int:
                 reads = sum(now[k] for k in active)
                 if active and len(active) <= problem.slots and reads <= (problem.kv_capacity or 0):
                     rest = tuple(n - (k in active) for k, n in enumerate(left))
-                    after.add(
-                        (rest, tuple(t + 1 if k in active and rest[k] else 0 for k, t in enumerate(now)))
-                    )
+                    grown = tuple(t + 1 if k in active and rest[k] else 0 for k, t in enumerate(now))
+                    after.add((rest, grown, stages + bool(chosen)))
         states = after
-    raise AssertionError("every request ends")
+    return fewest
+
+
+def least_seconds(problem: Problem) -> float:
+    return min(problem.cost.prefill_base * stages + steps for stages, steps in least_steps(problem).items())
 
 
 def test_it_proves_more_than_the_tokens_read_over_the_capacity() -> None:
     # Each reads 1 to 6 tokens: 84 in all, seven times the capacity; but two side by side leave room at first.
     problem = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12)
-    counts = least_counts(problem)
-    bound = growth_bound(problem, counts.slots, counts.rounds, 10.0)
+    bound = growing_bound(problem, least_counts(problem), 10.0)
     assert bound is not None
-    assert counts.rounds < bound.value <= least_rounds(problem)
+    assert trivial_bound(problem).seconds < bound.seconds <= least_seconds(problem)
 
 
-@settings(deadline=None, max_examples=60)
+def test_stages_that_cost_something_are_counted_with_the_steps() -> None:
+    # All four never fit at their ends, so that one stage, which is all that slots ask for, takes more steps.
+    problem = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12, replace(BY_ROUNDS, prefill_base=3.0))
+    counts = replace(least_counts(problem), rounds=0)
+    with_stages = growing_bound(problem, counts, 10.0)
+    free = growing_bound(replace(problem, cost=BY_ROUNDS), counts, 10.0)
+    assert with_stages is not None
+    assert free is not None
+    assert counts.stages == 1
+    assert free.seconds + 3.0 < with_stages.seconds <= least_seconds(problem)
+
+
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4),
     st.integers(1, 4),
     st.integers(0, 9),
+    st.sampled_from([0.0, 0.5, 3.0]),
 )
-def test_it_is_never_above_the_fewest_steps(pairs: list[tuple[int, int]], slots: int, room: int) -> None:
+def test_it_is_never_above_the_least_seconds(
+    pairs: list[tuple[int, int]], slots: int, room: int, stage: float
+) -> None:
     prompts, lengths = [prompt for prompt, _ in pairs], [length for _, length in pairs]
-    problem = job(prompts, lengths, slots, max(p + n - 1 for p, n in pairs) + room)
-    bound = growth_bound(problem, slots, 0, 10.0)
+    capacity = max(p + n - 1 for p, n in pairs) + room
+    problem = job(prompts, lengths, slots, capacity, replace(BY_ROUNDS, prefill_base=stage))
+    bound = growing_bound(problem, replace(least_counts(problem), rounds=0), 10.0)
     assert bound is not None
-    assert bound.value <= least_rounds(problem)
-    claim = {"at_least": bound.value, **bound.witness}
-    assert proven_by_growth(problem, slots, claim, Work()) == bound.value
+    assert bound.seconds <= least_seconds(problem) + 1e-9
+
+
+def drawn_prices(rng: np.random.Generator, problem: Problem) -> GrowthPrices:
+    assert problem.kv_capacity is not None
+    most = problem.kv_capacity + problem.slots
+    points = [most + int(rng.integers(3))]
+    while points[-1] > 0:
+        points.append(points[-1] - int(rng.choice([1, 2, 4])))
+    scale = int(rng.choice([2, 40]))
+    values = rng.integers(-scale, scale, (2, problem.slots + 1, len(points)))
+    token, end = int(rng.integers(0, 20 * scale)), int(rng.integers(-scale, scale))
+    return GrowthPrices(np.array(points[::-1]), token, values, end)
+
+
+def claimed(prices: GrowthPrices) -> dict[str, Any]:
+    closed, opened = prices.values.tolist()
+    points = prices.points.tolist()
+    return {"points": points, "token": prices.token, "closed": closed, "open": opened, "end": prices.end}
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.data())
-def test_any_values_prove_something_true_and_the_checker_says_the_same(data: st.DataObject) -> None:
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+@given(st.integers(0, 2**32 - 1))
+def test_any_values_prove_something_true_and_the_checker_says_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     problem = job(rng.integers(1, 4, 3).tolist(), rng.integers(1, 6, 3).tolist(), 2, 8)
     problem = replace(problem, prefill_emits_first_token=bool(rng.integers(2)))
-    gap = int(rng.integers(1, 5))
-    scale = int(rng.choice([2, 40]))
-    values = rng.integers(-scale, scale, (3, -(-10 // gap) + 1))
-    prices = GrowthPrices(gap, int(rng.integers(0, scale)), values)
-    proven = growth_rounds(GrowthStates.of(problem, 2), prices)
-    assert proven <= least_rounds(problem)
-    claim = {"gap": gap, "token": prices.token, "values": values.tolist()}
-    assert proven_by_growth(problem, 2, claim, Work()) == proven
+    prices = drawn_prices(rng, problem)
+    proof = GrowthProof.of(GrowthStates.of(problem, 2), prices)
+    for stages, steps in least_steps(problem).items():
+        assert proof.step * steps + proof.stage * stages >= proof.worth
+        assert proof.steps(np.array([stages])).tolist() <= [steps]
+    assert proven_by_growth(problem, 2, claimed(prices), Work()) == Growth(
+        proof.worth, proof.step, proof.stage
+    )
 
 
 FOUR = job([1, 1, 1, 1], [6, 6, 6, 6], 4, 12)
 
 
+def proven() -> Bound:
+    return proven_bound(FOUR, 5.0)
+
+
+def test_its_certificate_is_found_right() -> None:
+    bound = proven()
+    growth = bound.certificate["growth"]
+    assert isinstance(growth, dict)
+    assert bound.source == "growing keys and values"
+    assert [len(rows) for rows in (growth["closed"], growth["open"])] == [5, 5]
+    assert verify_bound(FOUR, bound) is None
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"at_least": 99}, "rounds: 99 claimed, 8 proven"),
-        ({"gap": 0}, "rounds: gap is 0, less than 1"),
-        ({"token": -1}, "rounds: token is -1, less than 0"),
-        ({"values": [[0] * 99] * 4}, "rounds: 4 rows of values for 4 requests and none"),
+        ({"token": -1}, "growth: token is -1, less than 0"),
+        ({"token": 0.5}, "a certificate is readable: token is 0.5, not a whole number"),
+        ({"points": [0]}, "growth: points do not ascend"),
+        ({"points": [0, 16, 16]}, "growth: points do not ascend"),
+        ({"points": [1, 16]}, "growth: points from 1 to 16 leave states without a value"),
+        ({"points": [0, 15]}, "growth: points from 0 to 15 leave states without a value"),
+        ({"points": [0, "16"]}, "a certificate is readable: points is '16', not a whole number"),
         (
-            {"values": [[0] * 16] * 5},
-            "rounds: 16 values 1 tokens apart leave states without one",
+            {"points": [0, 10**6 + 3, 2 * 10**6 + 10, 3 * 10**6 + 1]},
+            "growth: points at distances that make 1000000999930999811 parts of a token",
+        ),
+        ({"points": None}, "a certificate is readable: points is None, not a list"),
+        (
+            {"points": [0, 16], "closed": [[0, 0]] * 4, "open": [[0, 0]] * 5},
+            "growth: 4 rows of closed values for 4 requests and none",
         ),
         (
-            {"values": [["0"]] * 5},
-            "a certificate is readable: values is ['0'], not rows of whole numbers",
+            {"points": [0, 16], "closed": [[0, 0]] * 5, "open": [[0, 0]] * 4},
+            "growth: 4 rows of open values for 4 requests and none",
         ),
-        ({"values": [0] * 5}, "a certificate is readable: values is 0, not rows of whole numbers"),
-        ({"values": None}, "a certificate is readable: values is None, not a list"),
+        (
+            {"points": [0, 16], "closed": [[0, 0, 0]] * 5},
+            "a certificate is readable: closed is [0, 0, 0], not 2 whole numbers",
+        ),
+        (
+            {"points": [0, 16], "closed": [[0, "0"]] * 5},
+            "a certificate is readable: closed is '0', not a whole number",
+        ),
+        ({"closed": [0] * 5}, "a certificate is readable: closed is 0, not 13 whole numbers"),
+        ({"open": None}, "a certificate is readable: open is None, not a list"),
+        ({"end": None}, "a certificate is readable: end is None, not a whole number"),
     ],
 )
 def test_what_a_claim_does_not_prove_is_refused(changed: dict[str, object], message: str) -> None:
-    bound = proven_bound(FOUR, 5.0)
-    rounds = bound.certificate["rounds"]
-    assert isinstance(rounds, dict)
-    assert (rounds["kind"], rounds["at_least"], rounds["gap"]) == ("growing keys and values", 8, 1)
-    assert [len(row) for row in rounds["values"]] == [17] * 5
-    assert verify_bound(FOUR, bound) is None
-    told = replace(bound, certificate={**bound.certificate, "rounds": {**rounds, **changed}})
+    bound = proven()
+    growth = bound.certificate["growth"]
+    assert isinstance(growth, dict)
+    told = replace(bound, certificate={**bound.certificate, "growth": {**growth, **changed}})
     assert str(verify_bound(FOUR, told)) == message
+
+
+@pytest.mark.parametrize("name", ["token", "closed", "open", "end"])
+def test_other_prices_prove_less_and_are_refused(name: str) -> None:
+    bound = proven()
+    growth = bound.certificate["growth"]
+    assert isinstance(growth, dict)
+    changed: object = growth[name]
+    if isinstance(changed, int):
+        changed = 0 if name == "token" else changed - 10**10
+    else:
+        assert isinstance(changed, list)
+        changed = [[value + 10**10 * (place % 2) for place, value in enumerate(row)] for row in changed]
+    told = replace(bound, certificate={**bound.certificate, "growth": {**growth, name: changed}})
+    violation = verify_bound(FOUR, told)
+    assert violation is not None
+    assert violation.rule == "the certificate proves the bound"
+
+
+def test_a_claim_that_is_missing_is_refused() -> None:
+    bound = proven()
+    told = {name: claim for name, claim in bound.certificate.items() if name != "growth"}
+    violation = verify_bound(FOUR, replace(bound, certificate=told))
+    assert str(violation) == "a certificate is readable: growth is None, not a claim"
 
 
 def test_without_a_capacity_nothing_is_proven() -> None:
     problem = Problem(Workload.from_lengths([1], [3]), BY_ROUNDS, 1)
     with pytest.raises(RefutedError) as refused:
-        proven_by_growth(problem, 1, {"gap": 1, "token": 0, "values": [[0], [0]]}, Work())
-    assert refused.value.args == ("rounds", "nothing grows over a KV capacity where there is none")
+        proven_by_growth(problem, 1, {}, Work())
+    assert refused.value.args == ("growth", "nothing grows over a KV capacity where there is none")
 
 
-def test_each_place_looked_at_is_three_steps_of_the_check() -> None:
-    # One request: a step, a start and an end, each at a point, a shifted point and the two ends of its span.
-    problem = job([1], [2], 1, 5)
-    claim = {"gap": 5, "token": 1, "values": [[0, 0, 0]] * 2}
-    assert proven_by_growth(problem, 1, claim, Work(36)) == 2
-    with pytest.raises(RefutedError, match="takes more than 35 steps"):
-        proven_by_growth(problem, 1, claim, Work(35))
+ONE = job([1], [2], 1, 5)
+OF_TOKENS = {"points": [0, 6], "token": 1, "closed": [[0, 0]] * 2, "open": [[0, 0]] * 2, "end": 0}
+
+
+def test_each_span_looked_at_takes_steps_of_the_check() -> None:
+    # One request: a step, a stage, a start and an end, each at two points, as many shifted and both ends.
+    assert proven_by_growth(ONE, 1, OF_TOKENS, Work(72)) == Growth(3, 2, 0)
+    with pytest.raises(RefutedError, match="takes more than 71 steps"):
+        proven_by_growth(ONE, 1, OF_TOKENS, Work(71))
 
 
 def test_prices_of_tokens_alone_prove_the_tokens_read_over_the_capacity() -> None:
-    claim = {"gap": 16, "token": 1, "values": [[0, 0]] * 5}
-    assert proven_by_growth(FOUR, 4, claim, Work()) == 84 // 12
-    assert proven_by_growth(FOUR, 4, {**claim, "token": 0}, Work()) == 0
+    claim = {"points": [-4, 16], "token": 1, "closed": [[0, 0]] * 5, "open": [[0, 0]] * 5, "end": 0}
+    assert proven_by_growth(FOUR, 4, claim, Work()).steps(1) == 84 // 12
+    assert proven_by_growth(FOUR, 4, {**claim, "token": 0}, Work()).steps(1) == 0
 
 
-def test_a_single_step_that_reads_a_single_token_is_proven() -> None:
-    claim = {"gap": 2, "token": 1, "values": [[0, 0]] * 2}
-    assert proven_by_growth(job([1], [1], 1, 1), 1, claim, Work()) == 1
+def test_the_price_of_a_stage_takes_steps_away() -> None:
+    # Worth 10 in parts: 3 for a step, 2 for a stage.
+    assert [Growth(10, 3, 2).steps(stages) for stages in (0, 1, 2, 5, 6)] == [4, 3, 2, 0, 0]
+    assert GrowthProof(10, 3, 2).steps(np.array([0, 1, 2, 5, 6])).tolist() == [4, 3, 2, 0, 0]
+    assert Growth(10, 0, 2).steps(1) == 0
+    assert GrowthProof(10, 0, 2).steps(np.array([1])).tolist() == [0]
+
+
+def test_the_end_is_worth_no_less_than_the_start() -> None:
+    # Worth less at the end, what ends would seem to lose: yet it may begin again from there.
+    claim = {**OF_TOKENS, "closed": [[7, 7], [0, 0]]}
+    assert proven_by_growth(ONE, 1, claim, Work()) == proven_by_growth(ONE, 1, {**claim, "end": -9}, Work())
 
 
 def test_requests_of_no_step_need_none() -> None:
     problem = replace(job([3, 3], [1, 1], 2, 6), prefill_emits_first_token=True)
-    assert proven_by_growth(problem, 2, {"gap": 6, "token": 1, "values": [[0, 0]]}, Work()) == 0
+    claim = {"points": [0, 6], "token": 1, "closed": [[0, 0]], "open": [[0, 0]], "end": 0}
+    assert proven_by_growth(problem, 2, claim, Work()) == Growth(0, 0, 0)
+
+
+def test_a_bound_is_the_least_over_all_numbers_of_stages() -> None:
+    # Of tokens alone: as many steps whatever the stages, so the fewest stages there can be.
+    counts = least_counts(FOUR)
+    states = GrowthStates.of(FOUR, counts.slots)
+    values = np.zeros((2, 5, 2), dtype=np.int64)
+    prices = GrowthPrices(np.array([-4, 16]), 1, values, 0)
+    bound = growth_bound(FOUR, counts, GrowthProof.of(states, prices), prices)
+    assert bound.seconds == 0.5 * counts.stages + 7

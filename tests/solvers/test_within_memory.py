@@ -55,6 +55,15 @@ def test_stages_too_near_for_the_longest_request_serve_nothing() -> None:
     assert served_within_memory(problem, np.array([0, 10, 20]), 5.0, np.random.default_rng(0)) is None
 
 
+def test_a_last_stage_beyond_the_longest_request_is_no_obstacle() -> None:
+    # Whatever starts at 0 or 11 is through before the end: no request holds anything right before it.
+    workload = Workload.from_lengths([1] * 6, [1, 11, 11, 1, 11, 11])
+    problem = Problem(workload, COST, 3, kv_capacity=19)
+    found = served_within_memory(problem, np.array([0, 11, 23]), 5.0, np.random.default_rng(0))
+    assert found is not None
+    assert found.check(replace(problem, kv_capacity=None)) is None
+
+
 def test_too_few_slots_at_these_times_serve_nothing() -> None:
     problem = job(0)
     longest = int(problem.rounds.max())

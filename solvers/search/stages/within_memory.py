@@ -144,7 +144,8 @@ class _Flow:
             flow = _least_holding(spans, profile, slots, held, seconds)
             if flow is None:
                 return None
-            full = np.bincount(held.stage, flow[held.span] * held.tokens) > (1.0 + NEAR) * capacity
+            tokens = np.bincount(held.stage, flow[held.span] * held.tokens, len(times))
+            full = tokens > (1.0 + NEAR) * capacity
             middle = np.setdiff1d((times[:-1] + times[1:])[full[1:]] // 2, times)
             if splits == SPLITS or not len(middle):
                 return cls(times, profile, spans, held, flow)
