@@ -1,0 +1,232 @@
+"""States of the search back from the end, and which of them no other is ahead of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ...data.costs.cost import FloatArray, IntArray
+from .least_rounds import Shapes
+from .request_sets import BoolArray, RequestSets
+
+GROUP_BITS = 14
+"""Requests of a problem at most: their sets are numbered."""
+DUE = 1 << GROUP_BITS
+WHO = GROUP_BITS + 1
+OVER = WHO + 4
+COMPARED = 12
+"""Neighbours that a state is compared with."""
+ROUNDING = 1e-12
+"""What rounding may change in a cost, relative to it."""
+
+
+def packed(over: IntArray, who: IntArray, group: IntArray) -> IntArray:
+    """Return what a slot serves as a number, the later over the larger; 0 is a free slot."""
+    number: IntArray = (over << OVER) | (who << WHO) | group
+    return number
+
+
+def over_of(slots: IntArray) -> IntArray:
+    """Return the round back at which each slot is free again, 0 for a free one."""
+    over: IntArray = slots >> OVER
+    return over
+
+
+def group_of(slots: IntArray) -> IntArray:
+    """Return the requests that share the stage of each slot's, a bit each."""
+    group: IntArray = slots & (DUE - 1)
+    return group
+
+
+def who_of(slots: IntArray) -> IntArray:
+    """Return the request that each slot serves."""
+    who: IntArray = (slots >> WHO) & 15
+    return who
+
+
+def due_of(slots: IntArray) -> BoolArray:
+    """Return whether another request has to join the group of each slot's."""
+    due: BoolArray = (slots & DUE) > 0
+    return due
+
+
+def heads_of(slots: IntArray) -> BoolArray:
+    """Return whether each slot serves the first request of its group."""
+    group = group_of(slots)
+    heads: BoolArray = (slots > 0) & (1 << who_of(slots) == (group & -group))
+    return heads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EndStates:
+    """
+    States right after a request begins, back from the end, as columns.
+
+    Parameters
+    ----------
+    waiting
+        The requests that wait, a bit each, shape (states,).
+    now
+        The round in which the last one begins, shape (states,).
+    spent, stages, least
+        Seconds of the stages of what is over, the least seconds of all stages, and those of any schedule,
+        shape (states,).
+    slots
+        Of each request under way, the latest over first: the round back at which it is over, its number,
+        whether another has to join its group, and the bits of its group, as :func:`packed`. Shape (slots,
+        states).
+    parent, request, joined
+        The state it came from (a row of the layer before), what begins, and the group it joins or 0,
+        shape (states,).
+    """
+
+    waiting: IntArray
+    now: IntArray
+    spent: FloatArray
+    stages: FloatArray
+    least: FloatArray
+    slots: IntArray
+    parent: IntArray
+    request: IntArray
+    joined: IntArray
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def take(self, rows: IntArray | BoolArray | slice) -> EndStates:
+        """Return some of the states."""
+        return EndStates(*(getattr(self, column.name)[..., rows] for column in fields(self)))
+
+    def cheapest(self, number: int) -> EndStates:
+        """Return so many states with the least seconds."""
+        return self.take(np.argpartition(self.least, number)[:number]) if len(self) > number else self
+
+    @staticmethod
+    def together(parts: list[EndStates]) -> EndStates:
+        """Return the states of all parts."""
+        columns = (column.name for column in fields(EndStates))
+        return EndStates(
+            *(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in columns)
+        )
+
+    @property
+    def left(self) -> IntArray:
+        """Rounds left of what each slot serves, shape (slots, states)."""
+        return np.where(self.slots > 0, over_of(self.slots) - self.now, 0)
+
+    def distinct(self, seconds_per_round: float) -> EndStates:
+        """Return the cheapest of each of the states that differ in no more than when they are reached."""
+        relative = np.where(self.slots > 0, self.slots - (self.now << OVER), 0)
+        columns = np.vstack((self.waiting, relative))
+        factors = np.random.default_rng(0).integers(1, 2**62, len(columns)) * 2 + 1
+        mixed = (columns * factors[:, None]).sum(axis=0)
+        order = np.lexsort((self.spent + seconds_per_round * self.now, mixed))
+        columns = columns[:, order]
+        new = np.ones(len(order), dtype=np.bool_)
+        new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+        return self.take(order[new])
+
+
+class Dominance:
+    r"""
+    Which states another one is ahead of.
+
+    A state A is ahead of B, with the same requests waiting, if whatever follows B can follow A in the same
+    rounds, or all of it so many rounds earlier, for no more seconds. A is moved back from its end by as many
+    rounds d as it is cheaper; then it holds at no time more slots and tokens than B. Groups are open for
+    others to join: one that both have, with the same requests, is over in B no earlier and counts in A as
+    delayed to then. Any other that is open in B may save at most the seconds of a stage of no tokens, as
+    stages are convex in their tokens, so A has to be cheaper by those. A group of A that has to be joined
+    must have to be in B.
+
+    Parameters
+    ----------
+    sets, shapes
+        The requests.
+    seconds_per_round
+        Seconds of a round.
+    shared
+        The most seconds that two sets of requests save in one stage.
+    """
+
+    def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_round: float, shared: float) -> None:
+        self._sets, self._shapes = sets, shapes
+        self._round, self._shared = seconds_per_round, shared
+
+    def ahead(self, states: EndStates) -> EndStates:
+        """Return the states that no neighbour is ahead of."""
+        heads = heads_of(states.slots)
+        stages = np.where(heads, self._sets.stages[group_of(states.slots)], 0.0).sum(axis=0)
+        cost, left = states.spent + stages + self._round * states.now, states.left
+        about = cost + self._round * left.sum(axis=0) / self._shapes.slots
+        order = np.lexsort((about, states.waiting))
+        ordered, cost = states.take(order), cost[order]
+        kept = np.ones(len(order), dtype=np.bool_)
+        for by in range(1, COMPARED + 1):
+            rows = np.flatnonzero(kept)
+            one, other = rows[:-by], rows[by:]
+            same = ordered.waiting[one] == ordered.waiting[other]
+            if not same.any():
+                break
+            cheaper = np.flatnonzero(same & (cost[one] <= cost[other] * (1 + ROUNDING)))
+            one, other = one[cheaper], other[cheaper]
+            kept[self._behind(ordered, cost, one, other)] = False
+        return states.take(np.sort(order[kept]))
+
+    def _behind(self, states: EndStates, cost: FloatArray, one: IntArray, other: IntArray) -> IntArray:
+        """Return those of the others that the one beside them is ahead of."""
+        mine, its = states.slots[:, one], states.slots[:, other]
+        # A free slot's rounds left are below 0 and so are those of none.
+        until = states.left[:, other]
+        aligned, saved = self._matched(mine, its, until, states.waiting[other])
+        slack = cost[other] * (1 + ROUNDING) - saved - cost[one]
+        both = aligned >= 0
+        moved = np.maximum(0, states.left[:, one] - np.maximum(0, slack // self._round).astype(np.int64))
+        ahead = (slack >= 0) & ~(due_of(mine) & ~both).any(axis=0) & (~both | (moved <= aligned)).all(axis=0)
+        moved = np.where(both, aligned, moved)
+        ahead &= ((moved > 0).sum(axis=0) <= (until > 0).sum(axis=0)) & (moved.max(axis=0) <= until[0])
+        rows = np.flatnonzero(ahead)
+        first = self._shapes.first
+        fits = _holds_no_more(
+            moved[:, rows], first[who_of(mine[:, rows])], until[:, rows], first[who_of(its[:, rows])]
+        )
+        behind: IntArray = other[rows[fits]]
+        return behind
+
+    def _matched(
+        self, mine: IntArray, its: IntArray, until: IntArray, waiting: IntArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Return when a group that both have is over in the other, else -1, and what others may save."""
+        open_in_its = heads_of(its) & ((self._sets.joining[group_of(its)] & waiting) > 0)
+        saved = self._shared * open_in_its.sum(axis=0)
+        aligned, heads = np.full(mine.shape, -1), heads_of(mine)
+        group, other, due, demanded = group_of(mine), group_of(its), due_of(mine), due_of(its)
+        for at in range(len(its)):
+            same = (group == other[at]) & (mine > 0) & (~due | demanded[at])
+            aligned = np.where(same, until[at], aligned)
+            saved = saved - self._shared * (open_in_its[at] & (same & heads).any(axis=0))
+        return aligned, saved
+
+
+def _holds_no_more(left: IntArray, first: IntArray, until: IntArray, first_then: IntArray) -> BoolArray:
+    """
+    Return whether requests use no more slots and tokens than others from now on.
+
+    With no more of them, the difference of what they hold is largest right before one is over.
+
+    Parameters
+    ----------
+    left, until
+        Rounds left of each, 0 for none, and of the others, shape (slots, pairs).
+    first, first_then
+        Tokens that each holds in its first round, shape (slots, pairs).
+    """
+    fits = np.ones(left.shape[1], dtype=np.bool_)
+    for at in np.concatenate((left, until)):
+        last = np.maximum(at - 1, 0)
+        mine, its = left > last, until > last
+        fits &= mine.sum(axis=0) <= its.sum(axis=0)
+        held = ((first + left - 1 - last) * mine).sum(axis=0)
+        fits &= held <= ((first_then + until - 1 - last) * its).sum(axis=0)
+    return fits
