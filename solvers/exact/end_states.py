@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -154,8 +155,8 @@ class Dominance:
         self._sets, self._shapes = sets, shapes
         self._round, self._shared = seconds_per_round, shared
 
-    def ahead(self, states: EndStates) -> EndStates:
-        """Return the states that no neighbour is ahead of."""
+    def ahead(self, states: EndStates, tick: Callable[[int], None]) -> EndStates:
+        """Return the states that no neighbour is ahead of; the clock is looked at now and then."""
         heads = heads_of(states.slots)
         stages = np.where(heads, self._sets.stages[group_of(states.slots)], 0.0).sum(axis=0)
         cost, left = states.spent + stages + self._round * states.now, states.left
@@ -164,6 +165,7 @@ class Dominance:
         ordered, cost = states.take(order), cost[order]
         kept = np.ones(len(order), dtype=np.bool_)
         for by in range(1, COMPARED + 1):
+            tick(0)
             rows = np.flatnonzero(kept)
             one, other = rows[:-by], rows[by:]
             same = ordered.waiting[one] == ordered.waiting[other]

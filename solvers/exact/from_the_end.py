@@ -25,6 +25,7 @@ from .end_states import (
     packed,
     who_of,
 )
+from .group_orders import GroupOrders, Groups, Order, started_at
 from .least_rounds import NEVER, Shapes, earliest
 from .outcome import ExactOutcome, LimitReachedError
 from .request_sets import PRECISION, BoolArray, RequestSets
@@ -154,6 +155,7 @@ class _EndSearch:
         # Seconds are convex in tokens: two sets in one stage take no less than this below two stages.
         self.shared = float(cost.prefill_seconds(0))
         self.dominance = Dominance(self.sets, self.shapes, self.round, self.shared)
+        self.orders = GroupOrders(self.shapes, self.sets, self.round)
         self.relaxed = np.inf
         self.kept: list[EndStates] = []
 
@@ -192,7 +194,7 @@ class _EndSearch:
             if beam is not None:
                 every &= len(states) <= beam
                 states = states.cheapest(COMPARED_IN_BEAM * beam)
-            states = self.dominance.ahead(states)
+            states = self.dominance.ahead(states, self.tick)
             if beam is not None:
                 states = states.cheapest(beam)
             if len(states) > MOST_STATES:
@@ -305,37 +307,45 @@ class _EndSearch:
 
     def _end(self, states: EndStates) -> None:
         """Make schedules of the cheapest ends, and note the cheapest that costs more as a schedule."""
-        settled: BoolArray = ~due_of(states.slots).any(axis=0)
-        states = states.take(settled)
+        states = states.take(np.count_nonzero(due_of(states.slots), axis=0) == 0)
         seconds = states.spent + self._open(states.slots) + self.round * over_of(states.slots[0])
         for number, row in enumerate(np.argsort(seconds)):
             if seconds[row] >= self.to_beat:
                 break
-            schedule = None if number >= TRIED else self._schedule(states, int(row))
-            if schedule is not None and schedule.makespan(self.problem) - self.constant < self.to_beat:
-                self.best = schedule
-                self.seconds = schedule.makespan(self.problem) - self.constant
+            if number < TRIED:
+                self._try(states, int(row), float(seconds[row]))
             self.relaxed = min(self.relaxed, float(seconds[row]))
 
-    def _schedule(self, states: EndStates, row: int) -> Schedule | None:
-        """Return the schedule of a state's order and groups, or None if it takes as long as the best."""
-        order: list[int] = []
-        joined: list[int] = []
+    def _try(self, states: EndStates, row: int, goal: float) -> None:
+        """Take over the schedule of an end's order and groups, or a better order's, if it is the best."""
+        order, groups = self._path(states, row)
+        most = int(self.seconds / self.round) + 1
+        if self.orders.seconds(order, groups, most) > goal * (1 + PRECISION):
+            self.tick(0)
+            order = self.orders.better(order, groups, most, goal * (1 + PRECISION))
+        over = self.orders.over(order, groups, most)
+        if over is None:
+            return
+        schedule = self._schedule(started_at(over, groups))
+        seconds = schedule.makespan(self.problem) - self.constant
+        if seconds < self.to_beat:
+            self.best, self.seconds = schedule, seconds
+
+    def _path(self, states: EndStates, row: int) -> tuple[Order, Groups]:
+        """Return the order and the groups that lead to a state in which nothing waits."""
+        begun: list[tuple[int, int]] = []
         for layer in range(len(self.order), 0, -1):
             states = states if layer == len(self.order) else self.kept[layer]
-            order.append(int(states.request[row]))
-            joined.append(int(states.joined[row]))
+            begun.append((int(states.request[row]), int(states.joined[row])))
             row = int(states.parent[row])
-        leader: dict[int, int] = {}
-        for request, group in zip(reversed(order), reversed(joined), strict=True):
-            leader[request] = leader[group.bit_length() - 1] if group else request
-        times = self._times(order[::-1], leader)
-        if times is None:
-            return None
-        started: dict[int, int] = {}
-        for request in order:
-            at = times[leader[request]]
-            started[at] = started.get(at, 0) | 1 << request
+        groups: Groups = {}
+        for request, joined in reversed(begun):
+            # The first of a group has the lowest number.
+            groups[request] = (joined & -joined).bit_length() - 1 if joined else request
+        return list(groups), groups
+
+    def _schedule(self, started: dict[int, int]) -> Schedule:
+        """Return the schedule of stages, each with the requests that it starts, by rounds back."""
         bin_of, bursts = np.empty(len(self.order), dtype=np.int64), list[int]()
         for at, before in itertools.pairwise([*sorted(started, reverse=True), 0]):
             for stage in self.sets.split(started[at]):
@@ -344,38 +354,6 @@ class _EndSearch:
                 bursts.append(0)
             bursts[-1] = at - before
         return Schedule.from_bins(self.problem, bin_of, bursts)
-
-    def _times(self, order: list[int], leader: dict[int, int]) -> dict[int, int] | None:
-        """Return the least rounds back at which groups are over, by their leaders; None if too many."""
-        rounds = self.shapes.rounds.tolist()
-        over, most = dict.fromkeys(order, 0), int(self.seconds / self.round) + 1
-        settled = False
-        while not settled:
-            settled, now = True, 0
-            for place, request in enumerate(order):
-                mine = leader[request]
-                now = max(now, over[mine] - rounds[request])
-                placed = [(other, leader[other]) for other in order[:place]]
-                while not self._fits(request, now, placed, over, mine):
-                    now += 1
-                    if now > most:
-                        return None
-                ends = now + rounds[request]
-                if ends > over[mine]:
-                    over[mine] = ends
-                    if any(group == mine for _, group in placed):
-                        settled = False
-                        break
-        return over
-
-    def _fits(
-        self, request: int, now: int, placed: list[tuple[int, int]], over: dict[int, int], mine: int
-    ) -> bool:
-        """Return whether a request that begins in a round fits there, its group over no earlier than it."""
-        shapes, ends = self.shapes, max(over[mine], now + int(self.shapes.rounds[request]))
-        until = [(other, ends if group == mine else over[group]) for other, group in placed]
-        held = [int(shapes.first[other]) + end - 1 - now for other, end in until if end > now]
-        return len(held) < shapes.slots and sum(held) + int(shapes.peaks[request]) <= shapes.capacity
 
 
 class _Block:
@@ -392,7 +370,7 @@ class _Block:
         self.sizes = np.where(part.slots > 0, self.first + self.over - 1, 0)
         self.joining = np.where(heads_of(part.slots), sets.joining[self.group], 0)
         self._due = due_of(part.slots)
-        self._some_due = self._due.any(axis=0)
+        self._some_due = np.count_nonzero(self._due, axis=0) > 0
 
     def joined(self, begins: _Begins, joins: IntArray) -> BoolArray:
         """Return which slots serve the groups that requests join, shape (slots, joins)."""
