@@ -157,12 +157,12 @@ class Dominance:
 
     def ahead(self, states: EndStates, tick: Callable[[int], None]) -> EndStates:
         """Return the states that no neighbour is ahead of; the clock is looked at now and then."""
-        heads = heads_of(states.slots)
+        heads, left = heads_of(states.slots), states.left
         stages = np.where(heads, self._sets.stages[group_of(states.slots)], 0.0).sum(axis=0)
-        cost, left = states.spent + stages + self._round * states.now, states.left
+        cost = states.spent + stages + self._round * states.now
         about = cost + self._round * left.sum(axis=0) / self._shapes.slots
         order = np.lexsort((about, states.waiting))
-        ordered, cost = states.take(order), cost[order]
+        ordered = _Compared.of(states.take(order), cost[order], left[:, order], self._sets, self._shapes)
         kept = np.ones(len(order), dtype=np.bool_)
         for by in range(1, COMPARED + 1):
             tick(0)
@@ -171,51 +171,82 @@ class Dominance:
             same = ordered.waiting[one] == ordered.waiting[other]
             if not same.any():
                 break
-            cheaper = np.flatnonzero(same & (cost[one] <= cost[other] * (1 + ROUNDING)))
-            one, other = one[cheaper], other[cheaper]
-            kept[self._behind(ordered, cost, one, other)] = False
+            one, other = one[same], other[same]
+            slack = ordered.cost[other] * (1 + ROUNDING) - ordered.cost[one]
+            longest = ordered.left[0, one] - np.maximum(0, slack // self._round)
+            likely = np.flatnonzero((slack >= 0) & (longest <= ordered.left[0, other]))
+            kept[self._behind(ordered, one[likely], other[likely], slack[likely])] = False
         return states.take(np.sort(order[kept]))
 
-    def _behind(self, states: EndStates, cost: FloatArray, one: IntArray, other: IntArray) -> IntArray:
-        """Return those of the others that the one beside them is ahead of."""
-        mine, its = states.slots[:, one], states.slots[:, other]
-        # A free slot's rounds left are below 0 and so are those of none.
-        until = states.left[:, other]
-        aligned, saved = self._matched(mine, its, until, states.waiting[other])
-        slack = cost[other] * (1 + ROUNDING) - saved - cost[one]
+    def _behind(self, states: _Compared, one: IntArray, other: IntArray, slack: FloatArray) -> IntArray:
+        """Return those of the others that the one beside them is ahead of, given how much cheaper it is."""
+        until, aligned, saved = states.left[:, other], np.full((len(states.left), len(one)), -1), 0
+        group, heads, due = states.group[:, one], states.heads[:, one], states.due[:, one]
+        for at in range(len(until)):
+            same = (group == states.group[at, other]) & (group > 0) & (~due | states.due[at, other])
+            aligned = np.where(same, until[at], aligned)
+            saved = saved + (states.open[at, other] & ~_any(same & heads))
+        slack = slack - self._shared * saved
         both = aligned >= 0
         moved = np.maximum(0, states.left[:, one] - np.maximum(0, slack // self._round).astype(np.int64))
-        ahead = (slack >= 0) & ~(due_of(mine) & ~both).any(axis=0) & (~both | (moved <= aligned)).all(axis=0)
+        ahead = (slack >= 0) & ~_any(np.where(both, moved > aligned, due))
         moved = np.where(both, aligned, moved)
-        ahead &= ((moved > 0).sum(axis=0) <= (until > 0).sum(axis=0)) & (moved.max(axis=0) <= until[0])
-        rows = np.flatnonzero(ahead)
-        first = self._shapes.first
+        rows = np.flatnonzero(ahead & ~_any(moved > until[0]))
         fits = _holds_no_more(
-            moved[:, rows], first[who_of(mine[:, rows])], until[:, rows], first[who_of(its[:, rows])]
+            moved[:, rows], states.first[:, one[rows]], until[:, rows], states.first[:, other[rows]]
         )
         behind: IntArray = other[rows[fits]]
         return behind
 
-    def _matched(
-        self, mine: IntArray, its: IntArray, until: IntArray, waiting: IntArray
-    ) -> tuple[IntArray, FloatArray]:
-        """Return when a group that both have is over in the other, else -1, and what others may save."""
-        open_in_its = heads_of(its) & ((self._sets.joining[group_of(its)] & waiting) > 0)
-        saved = self._shared * open_in_its.sum(axis=0)
-        aligned, heads = np.full(mine.shape, -1), heads_of(mine)
-        group, other, due, demanded = group_of(mine), group_of(its), due_of(mine), due_of(its)
-        for at in range(len(its)):
-            same = (group == other[at]) & (mine > 0) & (~due | demanded[at])
-            aligned = np.where(same, until[at], aligned)
-            saved = saved - self._shared * (open_in_its[at] & (same & heads).any(axis=0))
-        return aligned, saved
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Compared:
+    """
+    What states are compared by, as columns.
+
+    Parameters
+    ----------
+    waiting, cost
+        The requests that wait, a bit each, and the seconds so far, with the stages of what is under way,
+        shape (states,).
+    left, first, group
+        Of each slot, the rounds left, the tokens held in its first round and the requests of its group,
+        shape (slots, states).
+    heads, open, due
+        Whether it serves the first request of its group, such that another may, and whether one has to join,
+        shape (slots, states).
+    """
+
+    waiting: IntArray
+    cost: FloatArray
+    left: IntArray
+    first: IntArray
+    group: IntArray
+    heads: BoolArray
+    open: BoolArray
+    due: BoolArray
+
+    @classmethod
+    def of(
+        cls, states: EndStates, cost: FloatArray, left: IntArray, sets: RequestSets, shapes: Shapes
+    ) -> _Compared:
+        slots, group, heads = states.slots, group_of(states.slots), heads_of(states.slots)
+        open_to_others = heads & ((sets.joining[group] & states.waiting) > 0)
+        first = shapes.first[who_of(slots)]
+        return cls(states.waiting, cost, left, first, group, heads, open_to_others, due_of(slots))
+
+
+def _any(columns: BoolArray) -> BoolArray:
+    found: BoolArray = np.logical_or.reduce(columns, axis=0)
+    return found
 
 
 def _holds_no_more(left: IntArray, first: IntArray, until: IntArray, first_then: IntArray) -> BoolArray:
     """
     Return whether requests use no more slots and tokens than others from now on.
 
-    With no more of them, the difference of what they hold is largest right before one is over.
+    What they use more is most right before one of them is over: of slots, as long as it is not, the others
+    only become fewer, and of tokens, with no more slots, they hold ever less than the others.
 
     Parameters
     ----------
@@ -225,10 +256,12 @@ def _holds_no_more(left: IntArray, first: IntArray, until: IntArray, first_then:
         Tokens that each holds in its first round, shape (slots, pairs).
     """
     fits = np.ones(left.shape[1], dtype=np.bool_)
-    for at in np.concatenate((left, until)):
-        last = np.maximum(at - 1, 0)
-        mine, its = left > last, until > last
-        fits &= mine.sum(axis=0) <= its.sum(axis=0)
-        held = ((first + left - 1 - last) * mine).sum(axis=0)
-        fits &= held <= ((first_then + until - 1 - last) * its).sum(axis=0)
+    begun, begun_then = left + first, until + first_then
+    for over in left:
+        number, held = np.zeros(len(over), dtype=np.int8), np.zeros(len(over), dtype=np.int64)
+        for at in range(len(left)):
+            mine, its = left[at] >= over, until[at] >= over
+            number += mine.view(np.int8) - its.view(np.int8)
+            held += np.where(mine, begun[at] - over, 0) - np.where(its, begun_then[at] - over, 0)
+        fits &= (over == 0) | ((number <= 0) & (held <= 0))
     return fits
