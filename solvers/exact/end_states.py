@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...data.costs.cost import FloatArray, IntArray
 from .least_rounds import Shapes
@@ -57,6 +60,12 @@ def heads_of(slots: IntArray) -> BoolArray:
     group = group_of(slots)
     heads: BoolArray = (slots > 0) & (1 << who_of(slots) == (group & -group))
     return heads
+
+
+def total(columns: NDArray[Any]) -> NDArray[Any]:
+    """Return the sum over all slots of each state, faster than numpy's for short numbers, shape (states,)."""
+    numbers: NDArray[Any] = columns.view(np.int8) if columns.dtype == np.bool_ else columns
+    return functools.reduce(np.add, numbers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,9 +167,9 @@ class Dominance:
     def ahead(self, states: EndStates, tick: Callable[[int], None]) -> EndStates:
         """Return the states that no neighbour is ahead of; the clock is looked at now and then."""
         heads, left = heads_of(states.slots), states.left
-        stages = np.where(heads, self._sets.stages[group_of(states.slots)], 0.0).sum(axis=0)
+        stages = total(np.where(heads, self._sets.stages[group_of(states.slots)], 0.0))
         cost = states.spent + stages + self._round * states.now
-        about = cost + self._round * left.sum(axis=0) / self._shapes.slots
+        about = cost + self._round * total(left) / self._shapes.slots
         order = np.lexsort((about, states.waiting))
         ordered = _Compared.of(states.take(order), cost[order], left[:, order], self._sets, self._shapes)
         kept = np.ones(len(order), dtype=np.bool_)
@@ -237,7 +246,7 @@ class _Compared:
 
 
 def _any(columns: BoolArray) -> BoolArray:
-    found: BoolArray = np.logical_or.reduce(columns, axis=0)
+    found: BoolArray = functools.reduce(np.logical_or, columns)
     return found
 
 

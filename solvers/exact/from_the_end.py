@@ -23,6 +23,7 @@ from .end_states import (
     heads_of,
     over_of,
     packed,
+    total,
     who_of,
 )
 from .group_orders import GroupOrders, Groups, Order, started_at
@@ -52,6 +53,7 @@ def can_search_from_the_end(problem: Problem) -> bool:
         and problem.memory_can_run_out
         and problem.cost.decode_base > 0
         and bool((problem.rounds > 0).all())
+        and int(problem.rounds.sum()) + (problem.kv_capacity or 0) < NEVER // 2
         and can_list_states(problem)
     )
 
@@ -144,6 +146,8 @@ class _EndSearch:
         self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
         rounds, first = problem.rounds[self.order], problem.kv_at_start[self.order]
         self.shapes = Shapes(rounds, first, problem.slots, problem.kv_capacity)
+        # In numbers half as long what is placed takes less time.
+        self.short = replace(self.shapes, rounds=rounds.astype(np.int32), first=first.astype(np.int32))
         self.sets = RequestSets(problem, self.shapes, problem.prompt_tokens[self.order])
         # Of requests alike, the one with the lower number begins first.
         self.twins = np.flatnonzero((np.diff(rounds) == 0) & (np.diff(first) == 0))
@@ -206,12 +210,12 @@ class _EndSearch:
 
     def _open(self, slots: IntArray) -> FloatArray:
         """Return the seconds of the stages of what is under way, shape (states,)."""
-        seconds: FloatArray = np.where(heads_of(slots), self.sets.stages[group_of(slots)], 0.0).sum(axis=0)
+        seconds: FloatArray = total(np.where(heads_of(slots), self.sets.stages[group_of(slots)], 0.0))
         return seconds
 
     def _after(self, states: EndStates, first: int) -> list[EndStates]:
         """Return what follows states from a row on when one more request begins."""
-        block = _Block(states, first, self.shapes, self.sets)
+        block = _Block(states, first, self.short, self.sets)
         able = (states.waiting[block.rows, None] >> np.arange(len(self.order))) & 1
         able[:, self.twins + 1] &= 1 - able[:, self.twins]
         row, request = np.nonzero(able)
@@ -233,21 +237,21 @@ class _EndSearch:
     def _placed(self, block: _Block, begins: _Begins) -> _Begins:
         """Return when requests begin, as far as they fit and may be of use."""
         row, request, slot = begins.row, begins.request, begins.slot
-        over, sizes, rounds = block.over[:, row], block.sizes[:, row], self.shapes.rounds[request]
-        start, room = block.now[row], self.shapes.capacity - self.shapes.peaks[request]
-        number = np.zeros(len(row), dtype=np.int64)
+        over, sizes, rounds = block.over[:, row], block.sizes[:, row], self.short.rounds[request]
+        start, room = block.now[row], self.short.capacity - self.short.peaks[request]
+        number = np.zeros(len(row), dtype=np.int32)
         joins = np.flatnonzero(slot >= 0)
         joined = block.joined(begins, joins)
         ends = block.over[slot[joins], row[joins]]
         # What is fixed holds as much whenever the request begins.
         sizes[:, joins] = np.where(joined, 0, sizes[:, joins])
-        room[joins] -= (joined * (block.first[:, row[joins]] - 1 + rounds[joins])).sum(axis=0)
-        number[joins] = joined.sum(axis=0)
+        room[joins] -= total(joined * (block.first[:, row[joins]] - 1 + rounds[joins]))
+        number[joins] = total(joined)
         start[joins] = np.maximum(start[joins], ends - rounds[joins])
         some, due, still = block.due(begins)
         sizes[:, some] = np.where(due, 0, sizes[:, some])
-        room[some] -= (due * (block.first[:, row[some]] - 1 + still)).sum(axis=0)
-        number[some] += due.sum(axis=0)
+        room[some] -= total(due * (block.first[:, row[some]] - 1 + still))
+        number[some] += total(due)
         free = self.shapes.slots - 1 - number
         begin = earliest(start, over, sizes, room, free)
         least = np.maximum(begin + np.maximum(self.sets.least[block.waiting[row]], rounds), over[0])
@@ -259,7 +263,7 @@ class _EndSearch:
 
     def _begun(self, block: _Block, begins: _Begins) -> EndStates:
         """Return the states after requests begin, as far as they may be of use."""
-        row, request, begin = begins.row, begins.request, begins.begin
+        row, request, begin = begins.row, begins.request, begins.begin.astype(np.int64)
         slots, bit, ends = block.slots[:, row], 1 << request, begin + self.shapes.rounds[request]
         before, gone = slots, (slots > 0) & (block.over[:, row] <= begin)
         group = np.zeros(len(row), dtype=np.int64)
@@ -287,11 +291,11 @@ class _EndSearch:
         sets, waiting, left = self.sets, states.waiting, states.left
         who = who_of(states.slots)
         first = self.shapes.first[who]
-        rounds = -(-(left.sum(axis=0) + sets.rounds[waiting]) // self.shapes.slots)
-        read = (left * first + left * (left - 1) // 2).sum(axis=0) + sets.tokens_read[waiting]
+        rounds = -(-(total(left) + sets.rounds[waiting]) // self.shapes.slots)
+        read = total(left * (2 * first + left - 1)) // 2 + sets.tokens_read[waiting]
         np.maximum(rounds, -(-read // self.shapes.capacity), out=rounds)
         new = (left > 0) & (left >= self.shapes.rounds[who])
-        np.maximum(rounds, sets.least[waiting | np.where(new, 1 << who, 0).sum(axis=0)], out=rounds)
+        np.maximum(rounds, sets.least[waiting | total(np.where(new, 1 << who, 0))], out=rounds)
         least: IntArray = np.maximum(states.now + rounds, over_of(states.slots[0]))
         return least
 
@@ -300,14 +304,14 @@ class _EndSearch:
         sets, heads, group = self.sets, heads_of(slots), group_of(slots)
         under_way = self._open(slots)
         joinable = heads & ((sets.joining[group] & waiting) > 0)
-        apart = under_way + sets.apart[waiting] - self.shared * joinable.sum(axis=0)
+        apart = under_way + sets.apart[waiting] - self.shared * total(joinable)
         together = sets.apart[waiting | np.bitwise_or.reduce(group, axis=0)]
         least: FloatArray = np.maximum(under_way, np.maximum(apart, together))
         return least
 
     def _end(self, states: EndStates) -> None:
         """Make schedules of the cheapest ends, and note the cheapest that costs more as a schedule."""
-        states = states.take(np.count_nonzero(due_of(states.slots), axis=0) == 0)
+        states = states.take(total(due_of(states.slots)) == 0)
         seconds = states.spent + self._open(states.slots) + self.round * over_of(states.slots[0])
         for number, row in enumerate(np.argsort(seconds)):
             if seconds[row] >= self.to_beat:
@@ -362,15 +366,17 @@ class _Block:
     def __init__(self, states: EndStates, begin: int, shapes: Shapes, sets: RequestSets) -> None:
         self.begin, self.rows = begin, slice(begin, begin + AT_ONCE)
         self._sets, part = sets, states.take(self.rows)
-        self.waiting, self.now, self.slots = part.waiting, part.now, part.slots
+        self.waiting, self.slots = part.waiting.astype(np.int32), part.slots
+        self.now = part.now.astype(np.int32)
         self.spent, self.stages = part.spent, part.stages
-        self.over, self.group = over_of(part.slots), group_of(part.slots)
-        self.first = np.where(part.slots > 0, shapes.first[who_of(part.slots)], 0)
+        self.over = over_of(part.slots).astype(np.int32)
+        self.group = group_of(part.slots).astype(np.int32)
+        self.first = np.where(part.slots > 0, shapes.first[who_of(part.slots)], np.int32(0))
         # What each would hold in round 0, counted back, if it held a token more in each round before.
         self.sizes = np.where(part.slots > 0, self.first + self.over - 1, 0)
         self.joining = np.where(heads_of(part.slots), sets.joining[self.group], 0)
         self._due = due_of(part.slots)
-        self._some_due = np.count_nonzero(self._due, axis=0) > 0
+        self._some_due = total(self._due) > 0
 
     def joined(self, begins: _Begins, joins: IntArray) -> BoolArray:
         """Return which slots serve the groups that requests join, shape (slots, joins)."""
