@@ -33,7 +33,7 @@ FEW_BOUND_SHARE = 0.4
 """The share of its time that the bound of few requests gets at most, which mostly ends by itself before."""
 PROOF_SHARE = 0.8
 """The share of its time that bound and enumeration get."""
-SCARCE_SHARE = 0.1
+SCARCE_SHARE = 0.05
 """The shares of bound and of search where memory is scarce: there only a search from the end is near."""
 
 

@@ -16,6 +16,8 @@ NEVER = 2**27
 """A round that no schedule has."""
 MOST_ROWS = 15_000
 """Ways to serve sets of one size from which larger sets are bounded by those they contain."""
+HOPELESS = 4
+"""How many times as many ways are not compared with each other any more."""
 COMPARED = 8
 """Neighbours that a way to serve a set is compared with."""
 FEW = 64
@@ -124,7 +126,8 @@ def least_rounds(shapes: Shapes) -> IntArray:
         rounds = np.full(1 << count, NEVER)
         np.minimum.at(rounds, done, over[0])
         least = np.where(rounds < NEVER, rounds, least)
-        if size == count:
+        # Of too many, those ahead of others are too many as well, mostly.
+        if size == count or len(done) > HOPELESS * MOST_ROWS:
             break
         kept = _kept(done, now, over, shapes.first[who])
         if len(kept) > MOST_ROWS:
