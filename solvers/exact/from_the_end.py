@@ -194,6 +194,7 @@ class _EndSearch:
             if not parts:
                 break
             states = EndStates.together(parts)
+            self.tick(0)
             states = states.take(states.least < self.to_beat).distinct(self.round)
             if beam is not None:
                 every &= len(states) <= beam
@@ -203,6 +204,7 @@ class _EndSearch:
                 states = states.cheapest(beam)
             if len(states) > MOST_STATES:
                 raise LimitReachedError(StoppedBy.GAVE_UP)
+            self.tick(0)
             self.kept.append(states)
         else:
             self._end(states)

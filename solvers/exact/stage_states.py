@@ -299,6 +299,7 @@ class _StateSearch:
         for waiting in range(count, 0, -1):
             if not layers[waiting]:
                 continue
+            self.tick(0)
             states = self._distinct(_States.together(layers[waiting]))
             layers[waiting] = []
             if beam is not None and len(states.waiting) > beam:
