@@ -78,8 +78,8 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     in the schedule of that order and those groups, so no cost is above its cost. A state is which requests
     wait, and of those under way when each is over and its group. Of equal states the cheapest is kept, and
     none that another is ahead of (:class:`~batchbound.solvers.exact.end_states.Dominance`). Schedules are
-    made of the cheapest ends; if one costs more than the relaxation says, and that is below the best, nothing
-    is proven.
+    made of the cheapest ends; if one costs more than the relaxation says, and that is below the best, all
+    orders and groups that may be better are followed, none dropped for another, and made schedules.
 
     *Groups joined late.* A request joins groups under way only. A group that would be over when another
     request begins is over then, or it is due: the rounds of the shortest request that may join it are then
@@ -103,6 +103,8 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     try:
         if not search.run(BEAM):
             search.run(None)
+        if not search.tight:
+            search.run(None, every_path=True)
         stopped_by = StoppedBy.PROOF if search.tight else StoppedBy.GAVE_UP
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
@@ -179,8 +181,12 @@ class _EndSearch:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise LimitReachedError(StoppedBy.TIME)
 
-    def run(self, beam: int | None) -> bool:
-        """Go through all layers, with a beam's states at most in each; return whether these were all."""
+    def run(self, beam: int | None, every_path: bool = False) -> bool:
+        """
+        Go through all layers, with a beam's states at most in each; return whether these were all.
+
+        With every path, no state is dropped for another: each order and groups that may be better has an end.
+        """
         every, self.relaxed = True, np.inf
         none, nothing = np.zeros(1, dtype=np.int64), np.zeros(1)
         free = np.zeros((self.shapes.columns, 1), dtype=np.int64)
@@ -195,11 +201,14 @@ class _EndSearch:
                 break
             states = EndStates.together(parts)
             self.tick(0)
-            states = states.take(states.least < self.to_beat).distinct(self.round)
+            states = states.take(states.least < self.to_beat)
+            if not every_path:
+                states = states.distinct(self.round)
             if beam is not None:
                 every &= len(states) <= beam
                 states = states.cheapest(COMPARED_IN_BEAM * beam)
-            states = self.dominance.ahead(states, self.tick)
+            if not every_path:
+                states = self.dominance.ahead(states, self.tick)
             if beam is not None:
                 states = states.cheapest(beam)
             if len(states) > MOST_STATES:
@@ -207,7 +216,7 @@ class _EndSearch:
             self.tick(0)
             self.kept.append(states)
         else:
-            self._end(states)
+            self._end(states, every_path)
         return every
 
     def _open(self, slots: IntArray) -> FloatArray:
@@ -311,13 +320,17 @@ class _EndSearch:
         least: FloatArray = np.maximum(under_way, np.maximum(apart, together))
         return least
 
-    def _end(self, states: EndStates) -> None:
-        """Make schedules of the cheapest ends, and note the cheapest that costs more as a schedule."""
+    def _end(self, states: EndStates, every_path: bool) -> None:
+        """Make schedules of the cheapest ends, or all; note the cheapest that costs more as a schedule."""
         states = states.take(total(due_of(states.slots)) == 0)
         seconds = states.spent + self._open(states.slots) + self.round * over_of(states.slots[0])
         for number, row in enumerate(np.argsort(seconds)):
             if seconds[row] >= self.to_beat:
                 break
+            if every_path:
+                self.tick(1)
+                self._try(states, int(row), np.inf)
+                continue
             if number < TRIED:
                 self._try(states, int(row), float(seconds[row]))
             self.relaxed = min(self.relaxed, float(seconds[row]))
@@ -330,7 +343,7 @@ class _EndSearch:
             self.tick(0)
             order = self.orders.better(order, groups, most, goal * (1 + PRECISION))
         over = self.orders.over(order, groups, most)
-        if over is None:
+        if over is None or self.orders.seconds(order, groups, most) >= self.to_beat:
             return
         schedule = self._schedule(started_at(over, groups))
         seconds = schedule.makespan(self.problem) - self.constant
