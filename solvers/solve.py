@@ -16,6 +16,7 @@ from .backends.backend import BACKENDS
 from .bounds.loading import time_for_programmes
 from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .exact.enumeration import best_by_enumeration, can_enumerate
+from .exact.from_the_end import can_search_from_the_end
 from .exact.outcome import ExactOutcome
 from .formulated import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
@@ -32,6 +33,8 @@ FEW_BOUND_SHARE = 0.4
 """The share of its time that the bound of few requests gets at most, which mostly ends by itself before."""
 PROOF_SHARE = 0.8
 """The share of its time that bound and enumeration get."""
+SCARCE_SHARE = 0.05
+"""The shares of bound and of search where memory is scarce: there only a search from the end is near."""
 
 
 def solve(
@@ -71,14 +74,16 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    searched = seconds if seconds is None or not few else seconds * (1 - PROOF_SHARE)
+    scarce = few and can_search_from_the_end(problem)
+    shares = (SCARCE_SHARE, SCARCE_SHARE) if scarce else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
+    searched = seconds if seconds is None or not few else seconds * shares[0]
     search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
     ours, enumerated, interrupted = None, None, False
     try:
         # First whatever could be run instead: a bound or a search may take all the time there is.
         search.begin(start)
         left = search.incumbent.left if seconds else None
-        least = FEW_BOUND_SHARE * seconds if few and seconds and time_for_programmes(seconds) else 0.0
+        least = shares[1] * seconds if few and seconds and time_for_programmes(seconds) else 0.0
         ours, _ = bound_within(problem, left, least)
         search.improve(ours.seconds)
         found = search.outcome()

@@ -32,8 +32,6 @@ FIRST_STATES = 30_000
 """States looked at before packings are enumerated: they settle the smallest problems."""
 LEAST_SECONDS = 1e-6
 """What is left of a time limit at least: a limit must be positive."""
-SHORT = 20
-"""Rounds of the longest request up to which it takes less to try every number of rounds between stages."""
 START_SHARE = 0.25
 """Most of the time limit that search may take."""
 MOST_ORDERS = 5_040
@@ -126,7 +124,7 @@ def _best_of_states(
     problem: Problem, limits: Limits, deadline: float | None, start: Schedule
 ) -> ExactOutcome:
     """Return the best schedule by states; of scarce memory by orders from the end first, which take less."""
-    if int(problem.rounds.max()) <= SHORT or not can_search_from_the_end(problem):
+    if not can_search_from_the_end(problem):
         return best_by_states(problem, _left(limits, deadline, 0), start)
     first = best_from_the_end(problem, _left(limits, deadline, 0), start)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK):

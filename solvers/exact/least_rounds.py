@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...data.costs.cost import IntArray
 
-NEVER = 2**40
+AnyIntArray = NDArray[np.signedinteger[Any]]
+
+NEVER = 2**27
 """A round that no schedule has."""
 MOST_ROWS = 15_000
 """Ways to serve sets of one size from which larger sets are bounded by those they contain."""
+HOPELESS = 4
+"""How many times as many ways are not compared with each other any more."""
 COMPARED = 8
 """Neighbours that a way to serve a set is compared with."""
 FEW = 64
@@ -49,8 +54,8 @@ class Shapes:
 
 
 def earliest(
-    start: IntArray, over: IntArray, sizes: IntArray, room: IntArray, free: IntArray | int
-) -> IntArray:
+    start: AnyIntArray, over: AnyIntArray, sizes: AnyIntArray, room: AnyIntArray, free: AnyIntArray | int
+) -> AnyIntArray:
     """
     Return the first round back from which another request fits, :data:`NEVER` for none; shape (states,).
 
@@ -67,15 +72,15 @@ def earliest(
     room, free
         Tokens that the others may hold, and how many of them there may be, shape (states,).
     """
-    counted = sizes > 0
-    held = np.cumsum(np.where(over > start, sizes, 0), axis=0)
-    number = np.cumsum((over > start) & counted, axis=0)
+    live = over > start
+    held = np.cumsum(np.where(live, sizes, 0), axis=0, dtype=over.dtype)
+    number = np.cumsum(live & (sizes > 0), axis=0, dtype=over.dtype)
     found = np.where(room >= 0, np.maximum(start, over[0]), NEVER)
     for last in range(len(over)):
         # While those up to this one are under way: what they hold falls by their number in a round.
         begin = start if last + 1 == len(over) else np.maximum(start, over[last + 1])
         lacking = held[last] - room
-        shrunk = -(-lacking // np.maximum(number[last], 1))
+        shrunk = np.ceil(lacking / np.maximum(number[last], 1)).astype(over.dtype)
         none = np.where(lacking <= 0, begin, NEVER)
         at = np.maximum(begin, np.where(number[last] > 0, shrunk, none))
         found = np.where((number[last] <= free) & (at < over[last]), at, found)
@@ -121,7 +126,8 @@ def least_rounds(shapes: Shapes) -> IntArray:
         rounds = np.full(1 << count, NEVER)
         np.minimum.at(rounds, done, over[0])
         least = np.where(rounds < NEVER, rounds, least)
-        if size == count:
+        # Of too many, those ahead of others are too many as well, mostly.
+        if size == count or len(done) > HOPELESS * MOST_ROWS:
             break
         kept = _kept(done, now, over, shapes.first[who])
         if len(kept) > MOST_ROWS:

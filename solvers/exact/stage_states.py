@@ -299,6 +299,7 @@ class _StateSearch:
         for waiting in range(count, 0, -1):
             if not layers[waiting]:
                 continue
+            self.tick(0)
             states = self._distinct(_States.together(layers[waiting]))
             layers[waiting] = []
             if beam is not None and len(states.waiting) > beam:
@@ -402,6 +403,7 @@ class _StateSearch:
             binds = self._can_bind(begun)
             at_ends, any_time = begun.take(~binds), begun.take(binds)
             for rounds in range(1, int(any_time.left[0].max(initial=0)) + 1):
+                self.tick(0)
                 any_time = any_time.take(any_time.left[0] >= rounds)
                 later = self._waited(any_time, np.full(len(any_time.waiting), rounds))
                 promising = later.least < self.to_beat

@@ -54,6 +54,30 @@ def test_what_it_proves_is_the_optimum(optimal_makespan: Optimum) -> None:
     assert proven >= 20
 
 
+def shared_stages(seed: int) -> Problem:
+    """Return a few requests whose stages take as long as some rounds, so that waiting for others pays."""
+    rng = np.random.default_rng(seed)
+    count, slots = 4, int(rng.integers(2, 5))
+    prompts, outputs = rng.integers(1, 6, count), rng.integers(2, 7, count)
+    peaks = np.sort(prompts + outputs - 1)
+    capacity = int(rng.integers(peaks[-1], peaks[-slots:].sum() + 1))
+    cost = CostModel(float(rng.choice([0.5, 3.0, 12.0])), 0.0, 1.0, 0.0)
+    return problem_of(prompts.tolist(), outputs.tolist(), slots, cost, capacity)
+
+
+def test_it_proves_optima_of_stages_worth_waiting_for(optimal_makespan: Optimum) -> None:
+    proven = 0
+    for seed in range(25):
+        problem = shared_stages(seed)
+        if not can_search_from_the_end(problem):
+            continue
+        found = best_from_the_end(problem, Limits(), one_by_one(problem))
+        if found.stopped_by is StoppedBy.PROOF:
+            assert found.schedule.makespan(problem) == pytest.approx(optimal_makespan(problem)), seed
+            proven += 1
+    assert proven >= 15
+
+
 def test_a_request_waits_without_an_end_until_it_is_small_enough_beside_another() -> None:
     # The first one holds 6 to 11 tokens in its six rounds, the longer one 3 to 11 in nine. Begun together
     # they hold 11 + 8 in the sixth round; begun one round later, where no request ends, 11 + 7.

@@ -1,0 +1,93 @@
+"""Of states back from the end one is dropped only if another is ahead of it whatever follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from batchbound.data.costs.cost import CostModel
+from batchbound.data.problem import Problem
+from batchbound.data.workload import Workload
+from batchbound.solvers.exact.end_states import DUE, Dominance, EndStates, packed
+from batchbound.solvers.exact.least_rounds import Shapes
+from batchbound.solvers.exact.request_sets import RequestSets
+
+STAGE = 5.0
+"""Seconds of a stage: what sharing it saves."""
+
+
+def requests(capacity: int = 100) -> tuple[RequestSets, Shapes]:
+    """Return three requests of 8, 6 and 3 rounds and two prompt tokens on three slots."""
+    prompts = np.array([2, 2, 2])
+    workload = Workload.from_lengths(prompts, np.array([8, 6, 3]))
+    problem = Problem(workload, CostModel(STAGE, 0.0, 1.0, 0.0), 3, kv_capacity=capacity)
+    shapes = Shapes(problem.rounds, problem.kv_at_start, 3, capacity)
+    return RequestSets(problem, shapes, prompts), shapes
+
+
+def state(spent: float, *slots: int, now: int = 4) -> EndStates:
+    """Return a state in which the last of three requests waits."""
+    row, column = np.zeros(1, dtype=np.int64), np.array([*slots, 0, 0, 0][:3])[:, None]
+    seconds = np.array([spent])
+    return EndStates(row + 0b100, row + now, seconds, seconds, seconds, column, row, row, row)
+
+
+def serving(over: int, who: int, group: int, due: bool = False) -> int:
+    return int(packed(np.array(over), np.array(who), np.array(group))) | (DUE if due else 0)
+
+
+def left_of(one: EndStates, other: EndStates, capacity: int = 100) -> list[float]:
+    """Return the seconds spent of those of two states that are kept."""
+    sets, shapes = requests(capacity)
+    dominance = Dominance(sets, shapes, 1.0, STAGE)
+    kept = dominance.ahead(EndStates.together([one, other]), lambda steps: None)
+    return sorted(kept.spent.tolist())
+
+
+def test_who_may_join_a_stage_is_no_longer_and_has_room() -> None:
+    sets, _ = requests()
+    assert sets.joining.tolist() == [0, 0b110, 0b100, 0b100, 0, 0, 0, 0]
+    # In its last round the shortest one holds 4 tokens beside 4 of another and no more than 8 in all.
+    sets, _ = requests(9)
+    assert sets.joining.tolist() == [0, 0b100, 0b100, 0, 0, 0, 0, 0]
+
+
+def test_a_state_as_cheap_whose_request_is_over_sooner_is_ahead() -> None:
+    early, late = state(1.0, serving(9, 0, 0b1)), state(2.0, serving(10, 0, 0b1))
+    assert left_of(early, late) == [1.0]
+
+
+def test_a_cheaper_state_may_be_moved_by_the_rounds_it_is_cheaper() -> None:
+    cheap, early = state(1.0, serving(10, 0, 0b1)), state(4.0, serving(7, 0, 0b1))
+    assert left_of(cheap, early) == [1.0]
+    assert left_of(cheap, replace(early, spent=np.array([3.0]))) == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(("spent", "kept"), [(STAGE + 1, [1.0]), (STAGE + 0.5, [1.0, STAGE + 0.5])])
+def test_an_open_stage_is_worth_what_sharing_it_saves(spent: float, kept: list[float]) -> None:
+    # Another may share the stage of the second request, but in the one state the first one is under way.
+    one, other = state(1.0, serving(9, 0, 0b1)), state(spent, serving(9, 1, 0b10))
+    assert left_of(one, other) == kept
+
+
+def test_a_group_that_has_to_be_joined_is_ahead_only_of_one_that_has_to_be() -> None:
+    due, free = state(1.0, serving(9, 0, 0b1, due=True)), state(2.0, serving(9, 0, 0b1))
+    assert left_of(due, free) == [1.0, 2.0]
+    assert left_of(due, state(2.0, serving(9, 0, 0b1, due=True))) == [1.0]
+
+
+def test_what_holds_less_is_not_ahead_if_it_uses_more_slots() -> None:
+    # Both requests share a stage and are over in five rounds; the other state serves one of them for longer.
+    both, alone = state(1.0, serving(9, 0, 0b11), serving(9, 1, 0b11)), serving(20, 0, 0b1)
+    assert left_of(both, state(STAGE + 2, alone)) == [1.0, STAGE + 2]
+    # Five seconds cheaper, beside the stage that may be shared, it is moved until both are over.
+    assert left_of(both, state(2 * STAGE + 1, alone)) == [1.0]
+
+
+def test_of_states_that_differ_in_time_alone_the_cheapest_is_kept() -> None:
+    early, late = state(3.0, serving(9, 0, 0b1)), state(2.0, serving(11, 0, 0b1), now=6)
+    together = EndStates.together([early, late])
+    assert together.distinct(1.0).spent.tolist() == [3.0]
+    assert together.distinct(0.4).spent.tolist() == [2.0]
