@@ -28,7 +28,7 @@ import numpy as np
 from cpu_clock import limit_cpu_seconds
 
 from batchbound.data.costs.cost import CostModel
-from batchbound.data.fleet import Fleet, FleetSchedule
+from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.dispatch import RULES, dispatch
@@ -97,8 +97,7 @@ def measured_fleet(name: str, fleet: Fleet, limits: Limits, best_rule: float) ->
     plan = make_fleet_plan(fleet, limits=limits)
     cpu = time.process_time() - begun
     assert limits.seconds is not None
-    assert isinstance(plan.schedule, FleetSchedule)
-    schedules = [schedule for schedule in plan.schedule.schedules if schedule is not None]
+    schedules = [schedule for schedule in plan.shares.schedules if schedule is not None]
     stages = sum(schedule.prefill_stages() for schedule in schedules)
     rounds = sum(int(schedule.rounds.sum()) for schedule in schedules)
     bound = plan.bound
