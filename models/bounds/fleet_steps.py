@@ -14,6 +14,9 @@ from .partition import lifted_bound
 EVALUATIONS = 40
 """Weights of the replica tried."""
 
+WORTH = 1.0 + 1e-6
+"""Times of what is proven already from which more is looked for."""
+
 GOLDEN = (5.0**0.5 - 1.0) / 2.0
 """By how much the interval of the best weight shrinks with each."""
 
@@ -107,6 +110,7 @@ def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: fl
         Seconds that are proven already.
     """
     slots = sum(replica.slots for replica in fleet.replicas)
+    enough *= WORTH
     # No slot needs to hold more than this.
     at_most = float(fleet.rounds.max(initial=0)) + float(fleet.rounds.sum()) / slots
     cases = [_Case(fleet, costs, weights, at) for at in _one_of_each(fleet)]
