@@ -246,6 +246,15 @@ def test_requests_of_no_rounds_leave_stages_alone() -> None:
     is_proven_and_no_more(problem, bound)
 
 
+def test_requests_of_no_rounds_are_in_no_packing() -> None:
+    # The first of seven has its only token from its stage, and six of 1 to 6 rounds are left.
+    problem = problem_of([1] * 7, [1, 2, 3, 4, 5, 6, 7], 3, UNIT, prefill_emits_first_token=True)
+    bound = difference_set_bound(problem)
+    certificate = {**bound.certificate, "refuted": [{**REFUTED, "capacity": 1, "limit": 1}]}
+    priced = replace(bound, source="difference set and prices", certificate=certificate)
+    is_proven_and_no_more(problem, priced)
+
+
 def test_ends_add_up_and_must_be_more_than_the_room() -> None:
     # Two values of 3 and five end values of 2 are taken away, and four late rounds of 7 are added.
     claim = EndClaim(rounds=9, constant=20, value=3, end_value=2, rest=7)
