@@ -2,6 +2,10 @@
 The default plan on real rollouts: proven gap, and the best built-in rule, for jobs of RL steps and of models.
 
     BATCHBOUND_DATA=../shared/data python benchmarks/rollouts_plan.py --seconds 1.2 10 --every 8 > gaps.json
+    BATCHBOUND_DATA=../shared/data python benchmarks/rollouts_plan.py --steps --replicas 4 > replicas.json
+
+The second shares each job among replicas of a quarter of the slots each, 8 and 16 for steps. Its best rule is
+the best of the rules that share requests out, each replica with its own best policy.
 
 Takes the folder of data/README's rollouts (17 RL steps, planned on 32 and 64 slots; the answers of 44 models,
 on 64 and 200), at the hybrid paper's costs. Limits are CPU seconds. Prints one JSON object: the jobs, and the
@@ -17,16 +21,19 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from cpu_clock import limit_cpu_seconds
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.heuristics.dispatch import RULES, dispatch
 from batchbound.heuristics.registry import POLICIES
+from batchbound.planning.fleet import make_fleet_plan
 from batchbound.solvers import Limits, solve
 from batchbound.solvers.search.starts import simulated_schedule
 
@@ -84,6 +91,33 @@ def measured(name: str, problem: Problem, limits: Limits, best_rule: float) -> R
     return Row(name, len(problem), problem.slots, limits.seconds, round(cpu, 3), *figures)
 
 
+def measured_fleet(name: str, fleet: Fleet, limits: Limits, best_rule: float) -> Row:
+    """Return what one plan for replicas comes to, after the referee has looked at it."""
+    begun = time.process_time()
+    plan = make_fleet_plan(fleet, limits=limits)
+    cpu = time.process_time() - begun
+    assert limits.seconds is not None
+    schedules = [schedule for schedule in plan.shares.schedules if schedule is not None]
+    stages = sum(schedule.prefill_stages() for schedule in schedules)
+    rounds = sum(int(schedule.rounds.sum()) for schedule in schedules)
+    bound = plan.bound
+    assert bound is not None
+    figures = plan.makespan, bound.seconds, bound.gap(plan.makespan), best_rule, stages, rounds
+    slots = sum(replica.slots for replica in fleet.replicas)
+    return Row(name, len(fleet), slots, limits.seconds, round(cpu, 3), *figures)
+
+
+def best_fleet_rule(fleet: Fleet) -> float:
+    """Return the seconds of the best rule that shares requests out, each replica with its best policy."""
+    return min(
+        max(
+            best_rule(fleet.problem_of(k, np.flatnonzero(replica_of == k)))
+            for k in np.unique(replica_of).tolist()
+        )
+        for replica_of in (dispatch(fleet, rule, "any") for rule in RULES)
+    )
+
+
 def best_rule(problem: Problem) -> float:
     """Return the seconds of the best built-in rule that follows the limits."""
     made = [simulated_schedule(problem, policy, np.inf) for policy in POLICIES]
@@ -106,19 +140,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, nargs="+", default=[1.2])
     parser.add_argument("--every", type=int, default=1, help="plan only every so many-th job")
+    parser.add_argument("--steps", action="store_true", help="steps alone, no models")
+    parser.add_argument("--replicas", type=int, default=1, help="replicas that share each job")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     limit_cpu_seconds()
     folder = Path(os.environ.get("BATCHBOUND_DATA", "../shared/data")) / "rollouts"
     rows: list[Row] = []
-    for name, workload, slots in rollouts(folder)[:: options.every]:
+    jobs = [job for job in rollouts(folder) if not options.steps or job[0].partition(":")[0] in STEPS]
+    for name, workload, slots in jobs[:: options.every]:
         problem = Problem(workload, CostModel.paper(), slots)
-        rule = best_rule(problem)
+        fleet = (
+            Fleet.of(replace(problem, slots=slots // 4), options.replicas) if options.replicas > 1 else None
+        )
+        rule = best_rule(problem) if fleet is None else best_fleet_rule(fleet)
         for seconds in options.seconds:
-            rows.append(measured(name, problem, Limits(seconds=seconds, seed=options.seed), rule))
+            limits = Limits(seconds=seconds, seed=options.seed)
+            if fleet is None:
+                rows.append(measured(name, problem, limits, rule))
+            else:
+                rows.append(measured_fleet(name, fleet, limits, rule))
             print(json.dumps(asdict(rows[-1])), file=sys.stderr, flush=True)
-    limits = {str(s): summary([row for row in rows if row.limit_s == s]) for s in options.seconds}
-    print(json.dumps({"limits": limits, "jobs": [asdict(row) for row in rows]}, indent=1))
+    by_limit = {str(s): summary([row for row in rows if row.limit_s == s]) for s in options.seconds}
+    print(json.dumps({"limits": by_limit, "jobs": [asdict(row) for row in rows]}, indent=1))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ MOST_PACKED = 10_000
 MOST_TRIED = 5000
 """Requests, in times of those a slot serves, up to which a walk is worth it: beyond, changes are too few."""
 
-MOST_STAGES = 0.04
+MOST_STAGES = 0.03
 """What a stage for each request costs at most for that, as a share of the decode steps."""
 
 TRIES = 100

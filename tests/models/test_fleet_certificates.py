@@ -247,6 +247,9 @@ def test_one_replicas_decode_steps_and_what_is_left_for_the_others_prove_more_th
         (beside(cases=[case(0, "all")]), "a certificate is readable: weights is 'all', not a list"),
         (beside(rounds=None), "a certificate is readable: rounds is None, not a claim about slots"),
         (beside(rounds={"kind": "faith"}), "a certificate is readable: rounds is {'kind': 'faith'}"),
+        (beside(rounds=lifted(-1)), "rounds: at_least is -1, less than 0"),
+        (beside(kind=["decode steps and shares"]), "a certificate is of a known kind"),
+        (beside(0.001, cases=[case(0, (0.0, 0.0))]), "the certificate proves the bound"),
         (beside(rounds=lifted(11)), "rounds: 11 claimed, 10 proven"),
         (beside(rounds=lifted(10, machines=5)), "rounds: 5 of 4 slots cannot be chosen"),
         (beside(rounds=lifted(10, machines=0)), "rounds: machines is 0, less than 1"),
@@ -293,3 +296,9 @@ def test_two_of_five_requests_share_one_of_four_slots() -> None:
     assert verify_fleet_bound(fleet, bound) is None
     fits = {**bound.certificate, "rounds": lifted(20, heaviest=4)}
     assert str(verify_fleet_bound(fleet, replace(bound, certificate=fits))) == "rounds: 20 claimed, 10 proven"
+
+
+def test_of_several_cases_of_one_kind_of_replica_the_best_counts() -> None:
+    weak = case(0, (1.0, 0.0))
+    for cases in ([case(), weak], [weak, case()]):
+        assert verify_fleet_bound(TWINS, beside(cases=cases)) is None
