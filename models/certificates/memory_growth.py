@@ -73,11 +73,10 @@ def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], wor
     if problem.kv_capacity is None:
         raise RefutedError(RULE, "nothing grows over a KV capacity where there is none")
     walk = _Walk(problem, slots, problem.kv_capacity, claim, work)
-    step = max(walk.steps(whole(claim, "token", RULE)), default=0)
+    token = whole(claim, "token", RULE)
+    step = max(walk.steps(token), default=0)
     stage = max(walk.stages(), default=0)
-    worth = whole(claim, "token", RULE) * sum(
-        tokens_read(last - first, first) for first, last in walk.requests
-    )
+    worth = token * sum(tokens_read(last - first, first) for first, last in walk.requests)
     worth += walk.end - walk.start
     worth -= sum(number * max(walk.starts(first)) for first, number in Counter(walk.first).items())
     worth -= sum(number * max(walk.ends(last)) for last, number in Counter(walk.last).items())

@@ -439,9 +439,19 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
         trivial(2, by_slots(2), {**BY_TWO, "at_least": 2}),
         "rounds: [1, 0] are not two requests under a KV capacity",
     ),
+    "a request before the first": (
+        APART,
+        trivial(3, by_slots(1), {**BY_TWO, "requests": [-1, 0]}),
+        "rounds: requests is -1, less than 0",
+    ),
     "two requests of which one has no round": (
-        replace(DONE_AT_ONCE, kv_capacity=5),
+        replace(DONE_AT_ONCE, kv_capacity=4),
         trivial(1, by_slots(3), {**BY_TWO, "at_least": 1}),
+        "rounds: 1 claimed, 0 proven",
+    ),
+    "two requests that fit side by side": (
+        replace(APART, kv_capacity=100),
+        trivial(3, by_slots(1), {**BY_TWO, "at_least": 1}),
         "rounds: 1 claimed, 0 proven",
     ),
     "reading where there is no capacity": (

@@ -21,9 +21,11 @@ from batchbound.models.bounds.difference_set import (
 )
 from batchbound.models.bounds.makespan import trivial_bound
 from batchbound.models.certificates.checker import (
+    _difference_seconds,
     _end_values,
     _near_beside,
     _near_in_chain,
+    _WasteClaims,
     source_of,
     verify_bound,
 )
@@ -246,6 +248,15 @@ def test_requests_of_no_rounds_leave_stages_alone() -> None:
     is_proven_and_no_more(problem, bound)
 
 
+def test_requests_of_no_rounds_are_in_no_packing() -> None:
+    # The first of seven has its only token from its stage, and six of 1 to 6 rounds are left.
+    problem = problem_of([1] * 7, [1, 2, 3, 4, 5, 6, 7], 3, UNIT, prefill_emits_first_token=True)
+    bound = difference_set_bound(problem)
+    certificate = {**bound.certificate, "refuted": [{**REFUTED, "capacity": 1, "limit": 1}]}
+    priced = replace(bound, source="difference set and prices", certificate=certificate)
+    is_proven_and_no_more(problem, priced)
+
+
 def test_ends_add_up_and_must_be_more_than_the_room() -> None:
     # Two values of 3 and five end values of 2 are taken away, and four late rounds of 7 are added.
     claim = EndClaim(rounds=9, constant=20, value=3, end_value=2, rest=7)
@@ -260,6 +271,30 @@ def test_ends_add_up_and_must_be_more_than_the_room() -> None:
 def test_ends_of_endless_requests_are_given_up() -> None:
     with pytest.raises(RefutedError, match="its check takes more than"):
         checked_ends([(10**9, 1)], 1, ENDS, Work())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slots", "stages", "rounds", "claims", "needed"),
+    [
+        # One stage leaves no two points near, and 7 rounds are refuted for as few.
+        ([3], 1, 1, 3, _WasteClaims([], [0], [(0, 7)], []), 8),
+        # Ends refute 5 rounds, and nothing refutes 6.
+        ([3], 1, 1, 5, _WasteClaims([], [0], [], [EndClaim(5, 1000, 0, 0, 0)]), 6),
+        # The ends of a span that may last a round longer are two values: they take away all that ends waste.
+        ([2, 3], 1, 2, 5, _WasteClaims([], [1], [], [EndClaim(5, 2, 0, 1, 0)]), 5),
+        # Nothing is left of 6 rounds after spans of 3, so no end value is one from both ends: four remain.
+        ([1, 2, 3], 1, 3, 6, _WasteClaims([], [0], [], [EndClaim(6, 4, 0, 1, 0)]), 6),
+        # Two spans of 5, one after the other: with fewer, one of the three is held for 10 rounds more.
+        ([5, 5, 5], 2, 2, 8, _WasteClaims([], [9], [], []), 10),
+        # A span of 6 to 10 rounds may fill all 7, so that the point in it may be near both its ends.
+        ([6, 6], 3, 2, 7, _WasteClaims([], [4], [(1, 9)], []), 7),
+    ],
+)
+def test_the_case_that_needs_the_fewest_rounds_decides(
+    lengths: list[int], slots: int, stages: int, rounds: int, claims: _WasteClaims, needed: int
+) -> None:
+    problem = problem_of([1] * len(lengths), lengths, slots, UNIT)
+    assert _difference_seconds(problem, slots, stages, rounds, claims, Work()) == stages + needed
 
 
 SMALL_COUNTS = [

@@ -19,7 +19,7 @@ from batchbound.models.bounds.makespan import trivial_bound
 from batchbound.models.bounds.memory_growth import GrowthPrices, GrowthProof, GrowthStates, growth_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
-from batchbound.models.certificates.memory_growth import Growth, proven_by_growth
+from batchbound.models.certificates.memory_growth import FINEST, Growth, proven_by_growth
 from batchbound.solvers.bounds.memory_growth import growing_bound
 from batchbound.solvers.bounds.proven_bound import proven_bound
 
@@ -158,7 +158,7 @@ def test_its_certificate_is_found_right() -> None:
         ({"token": 0.5}, "a certificate is readable: token is 0.5, not a whole number"),
         ({"points": [0]}, "growth: points do not ascend"),
         ({"points": [0, 16, 16]}, "growth: points do not ascend"),
-        ({"points": [1, 16]}, "growth: points from 1 to 16 leave states without a value"),
+        ({"points": [1, 8, 16]}, "growth: points from 1 to 16 leave states without a value"),
         ({"points": [0, 15]}, "growth: points from 0 to 15 leave states without a value"),
         ({"points": [0, "16"]}, "a certificate is readable: points is '16', not a whole number"),
         (
@@ -230,6 +230,40 @@ ONE = job([1], [2], 1, 5)
 OF_TOKENS = {"points": [0, 6], "token": 1, "closed": [[0, 0]] * 2, "open": [[0, 0]] * 2, "end": 0}
 
 
+def of_growth(problem: Problem, growth: dict[str, Any], seconds: float) -> Bound:
+    stages = {"kind": "requests over slots", "at_least": 1}
+    rounds = {"kind": "lifted", "at_least": 0, "heaviest": 1, "machines": 1}
+    certificate = {"kind": "growth", "slots": problem.slots, "stages": stages, "rounds": rounds}
+    terms = {"decode rounds": seconds}
+    return Bound(seconds, "growing keys and values", terms, {**certificate, "growth": growth})
+
+
+PRICED_STAGES = {"points": [0, 6], "token": 2, "closed": [[0, 0], [1, 1]], "open": [[1, 1]] * 2, "end": 0}
+"""For one request a stage is priced 6 and a step 4, and all are worth 12."""
+OF_TWO = {**PRICED_STAGES, "points": [0, 7], "closed": [[0, 0], [1, 1], [1, 1]], "open": [[1, 1]] * 3}
+"""For two requests a stage is priced 7 and a step, of 4 tokens at most, 8; all are worth 12."""
+
+
+@pytest.mark.parametrize(
+    ("problem", "growth", "seconds"),
+    [
+        # Two steps whatever the stages: with a stage, since none is too few.
+        (ONE, OF_TOKENS, 0.5 + 2),
+        # Two steps with a stage, and none with two, of which one request has but one.
+        (ONE, PRICED_STAGES, 0.5 + 2),
+        # A step with one stage, and with two none, which is cheaper.
+        (job([1, 1], [2, 2], 2, 5), OF_TWO, 2 * 0.5),
+    ],
+)
+def test_it_is_the_least_from_the_fewest_stages_to_one_a_request(
+    problem: Problem, growth: dict[str, Any], seconds: float
+) -> None:
+    assert verify_bound(problem, of_growth(problem, growth, seconds)) is None
+    violation = verify_bound(problem, of_growth(problem, growth, seconds + 0.25))
+    assert violation is not None
+    assert violation.message == f"it proves {seconds!r} s, the bound says {seconds + 0.25!r} s"
+
+
 def test_each_span_looked_at_takes_steps_of_the_check() -> None:
     # One request: a step, a stage, a start and an end, each at two points, as many shifted and both ends.
     assert proven_by_growth(ONE, 1, OF_TOKENS, Work(72)) == Growth(3, 2, 0)
@@ -247,6 +281,8 @@ def test_the_price_of_a_stage_takes_steps_away() -> None:
     # Worth 10 in parts: 3 for a step, 2 for a stage.
     assert [Growth(10, 3, 2).steps(stages) for stages in (0, 1, 2, 5, 6)] == [4, 3, 2, 0, 0]
     assert GrowthProof(10, 3, 2).steps(np.array([0, 1, 2, 5, 6])).tolist() == [4, 3, 2, 0, 0]
+    assert Growth(7, 3, 2).steps(3) == 1, "what is left of 1 takes a step of 3"
+    assert Growth(7, 1, 2).steps(3) == 1
     assert Growth(10, 0, 2).steps(1) == 0
     assert GrowthProof(10, 0, 2).steps(np.array([1])).tolist() == [0]
 
@@ -259,8 +295,22 @@ def test_the_end_is_worth_no_less_than_the_start() -> None:
 
 def test_requests_of_no_step_need_none() -> None:
     problem = replace(job([3, 3], [1, 1], 2, 6), prefill_emits_first_token=True)
-    claim = {"points": [0, 6], "token": 1, "closed": [[0, 0]], "open": [[0, 0]], "end": 0}
+    # No request ends, so that what the end is worth proves nothing.
+    claim = {"points": [0, 6], "token": 1, "closed": [[0, 0]], "open": [[0, 0]], "end": 5}
     assert proven_by_growth(problem, 2, claim, Work()) == Growth(0, 0, 0)
+
+
+def test_values_are_exact_however_great() -> None:
+    # A step reads 2 tokens at most. After a stage it gains what closed is worth more than open, in 6 parts.
+    great = 2**60 + 1
+    claim = {**OF_TOKENS, "closed": [[0, 0], [great, great]]}
+    assert proven_by_growth(ONE, 1, claim, Work()).step == 2 + 6 * great
+
+
+def test_points_may_tell_so_many_parts_apart_and_no_more() -> None:
+    assert proven_by_growth(ONE, 1, {**OF_TOKENS, "points": [0, FINEST]}, Work()) == Growth(3, 2, 0)
+    with pytest.raises(RefutedError, match="points at distances that make 1000000000001 parts of a token"):
+        proven_by_growth(ONE, 1, {**OF_TOKENS, "points": [0, FINEST + 1]}, Work())
 
 
 def test_a_bound_is_the_least_over_all_numbers_of_stages() -> None:
