@@ -170,7 +170,9 @@ class Dominance:
         stages = total(np.where(heads, self._sets.stages[group_of(states.slots)], 0.0))
         cost = states.spent + stages + self._round * states.now
         about = cost + self._round * total(left) / self._shapes.slots
+        tick(0)
         order = np.lexsort((about, states.waiting))
+        tick(0)
         ordered = _Compared.of(states.take(order), cost[order], left[:, order], self._sets, self._shapes)
         kept = np.ones(len(order), dtype=np.bool_)
         for by in range(1, COMPARED + 1):

@@ -204,6 +204,7 @@ class _EndSearch:
             states = states.take(states.least < self.to_beat)
             if not every_path:
                 states = states.distinct(self.round)
+                self.tick(0)
             if beam is not None:
                 every &= len(states) <= beam
                 states = states.cheapest(COMPARED_IN_BEAM * beam)
