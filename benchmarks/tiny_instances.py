@@ -9,7 +9,8 @@ under way, decode round by decode round, and shares nothing with solver or check
 requests share prompts, which are kept or not. With `--kind mixed` it is engines that mix prompts and
 generated tokens: their bounds and certificates, and the plan that the search of orders makes of each, which
 is no better than the optimum and no worse than a simple rule; with `mixed-groups` such engines keep prompts.
-Counts are written as JSON; whatever is wrong is listed by its seed.
+With `--kind fleets` it is two or three replicas, alike or not; every way to share requests out is tried. Counts are
+written as JSON; whatever is wrong is listed by its seed.
 
     python benchmarks/tiny_instances.py --instances 10000 [--kind groups] --json tiny.json
 """
@@ -23,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -38,20 +39,24 @@ from tiny_optima import (
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.executor.serving.release import fits, predict
+from batchbound.models.bounds.fleet import fleet_bound
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
 from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.models.certificates.iterations import verify_iterations
 from batchbound.planning.release import Releasable, named_orders
 from batchbound.planning.release_search import search_release
 from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.exact.from_the_end import best_from_the_end, can_search_from_the_end
 from batchbound.solvers.exact.stage_states import best_by_states
+from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits, StoppedBy
 
 SECONDS = 0.5
@@ -238,7 +243,70 @@ def mixed_groups(seed: int) -> tuple[list[str], bool, list[str]]:
     return present, tight, faults_of_iterations(work, limits, least)
 
 
-KINDS = {"alone": alone, "groups": groups, "mixed": mixed, "mixed-groups": mixed_groups}
+def random_fleet(seed: int) -> Fleet:
+    """Return two or three replicas and up to five requests, one of them mostly long."""
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(2, 6))
+    prompts, outputs = rng.integers(1, 5, requests), rng.integers(1, 4, requests)
+    outputs[0] = rng.integers(3, 9)
+    replicas = [random_replica(rng) for _ in range(int(rng.integers(2, 4 if requests < 5 else 3)))]
+    if rng.random() < 0.6:
+        replicas = [replicas[0]] * len(replicas)
+    return Fleet(Workload.from_lengths(prompts, outputs), tuple(replicas), bool(rng.random() < 0.3))
+
+
+def random_replica(rng: np.random.Generator) -> Replica:
+    """Return a replica that has each option or not."""
+    cost = CostModel(
+        prefill_base=float(rng.choice([0.0, 0.1, 0.5])),
+        prefill_per_token=float(rng.choice([0.0, 0.05])),
+        decode_base=1.0,
+        decode_per_slot=float(rng.choice([0.0, 0.1, 0.4])),
+        prefill_floor=float(rng.choice([0.0, 0.7])),
+        decode_per_kv_token=float(rng.choice([0.0, 0.02])),
+    )
+    return Replica(
+        cost,
+        int(rng.integers(1, 4)),
+        kv_capacity=int(rng.integers(13, 20)) if rng.random() < 0.3 else None,
+        prefill_token_cap=int(rng.integers(4, 9)) if rng.random() < 0.3 else None,
+        busy=float(rng.choice([0.0, 0.0, 1.5])),
+    )
+
+
+def optimum_of_fleet(fleet: Fleet) -> float:
+    """Return the least seconds of all ways to share the requests out."""
+    met: dict[tuple[Replica, tuple[int, ...]], float] = {}
+    best = np.inf
+    for way in product(range(len(fleet.replicas)), repeat=len(fleet)):
+        ends = [replica.busy for replica in fleet.replicas]
+        for k in set(way):
+            mine = np.flatnonzero(np.array(way) == k)
+            key = fleet.replicas[k], tuple(mine.tolist())
+            if key not in met:
+                met[key] = optimum(fleet.problem_of(k, mine))
+            ends[k] += met[key]
+        best = min(best, max(ends))
+    return best
+
+
+def fleets(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the same of a fleet, with what its bound is by."""
+    fleet = random_fleet(seed)
+    least, bound = optimum_of_fleet(fleet), fleet_bound(fleet)
+    wrong = []
+    if bound.seconds > least * (1 + ROUNDING):
+        wrong.append(f"{bound.source}: above the optimum")
+    if verify_fleet_bound(fleet, bound) is not None:
+        wrong.append(f"{bound.source}: its certificate is refused")
+    planned = plan_fleet(fleet, limits=Limits(work=1))
+    if planned.schedule.check(fleet) is not None or planned.makespan < least * (1 - ROUNDING):
+        wrong.append("the plan is better than the optimum")
+    alike = ["replicas alike"] if len(set(fleet.replicas)) == 1 else []
+    return [bound.source, *alike], bound.seconds >= least * (1 - ROUNDING), wrong
+
+
+KINDS = {"alone": alone, "groups": groups, "mixed": mixed, "mixed-groups": mixed_groups, "fleets": fleets}
 
 
 def main() -> None:
