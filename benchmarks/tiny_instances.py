@@ -9,8 +9,8 @@ under way, decode round by decode round, and shares nothing with solver or check
 requests share prompts, which are kept or not. With `--kind mixed` it is engines that mix prompts and
 generated tokens: their bounds and certificates, and the plan that the search of orders makes of each, which
 is no better than the optimum and no worse than a simple rule; with `mixed-groups` such engines keep prompts.
-With `--kind fleets` it is two or three replicas, alike or not; every way to share requests out is tried. Counts are
-written as JSON; whatever is wrong is listed by its seed.
+With `--kind fleets` it is two or three replicas, alike or not, and every way to share requests out is tried.
+Counts are written as JSON; whatever is wrong is listed by its seed.
 
     python benchmarks/tiny_instances.py --instances 10000 [--kind groups] --json tiny.json
 """
