@@ -300,8 +300,10 @@ class _StateSearch:
             if not layers[waiting]:
                 continue
             self.tick(0)
-            states = self._distinct(_States.together(layers[waiting]))
+            states = _States.together(layers[waiting])
             layers[waiting] = []
+            self.tick(0)
+            states = self._distinct(states)
             if beam is not None and len(states.waiting) > beam:
                 states, every = states.take(np.argpartition(self._expected(states), beam)[:beam]), False
             if len(states.waiting) > MOST_STATES:
