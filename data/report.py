@@ -89,7 +89,8 @@ class Report:
     requests
         Requests served in this run.
     resumed
-        Requests of the problem that an earlier, interrupted run had completed.
+        Requests of the problem that are in no trace of this run: an earlier one had completed them, or they
+        failed.
     slots
         Slots of the engine.
     prefill_stages, decode_rounds

@@ -77,7 +77,8 @@ class ChainAnnealing:
     Parameters
     ----------
     problem
-        A problem without a KV capacity and a token cap for which :func:`packing_pays`.
+        A problem for which :func:`packing_pays`. A token cap and a KV capacity are left out of account: the
+        caller checks that a schedule keeps them.
     rng
         Draws the changes.
     seconds

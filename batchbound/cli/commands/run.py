@@ -289,7 +289,9 @@ def _show(result: RunResult, args: argparse.Namespace) -> None:
     if args.json:
         print_report(report, as_json=True)
         return
-    before = f" after {report.resumed:,} from before" if report.resumed else ""
+    # Requests that failed are in no trace either; they are told on their own.
+    resumed = report.resumed - result.failed
+    before = f" after {resumed:,} from before" if resumed > 0 else ""
     where = f" from {len(traces)} replicas" if len(traces) > 1 else ""
     print(f"{args.output}: {report.requests:,} completions{before}{where} {run_line(report)}")
     if len(traces) > 1:
