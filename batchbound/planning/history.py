@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from ..data.costs.cost import FloatArray, IntArray
 from ..data.problem import Problem
+from ..data.readers.completions import is_output, lengths_by_name
 from ..data.readers.tables import NoColumnError, read_column, read_lengths
 from ..data.workload import Workload
 from ..heuristics.rollouts.agreement import prompt_scores
@@ -154,30 +157,57 @@ class History:
 
 def read_history(files: Mapping[str, str], column: str | None) -> History:
     """
-    Return the history of tables of earlier completions.
+    Return the history of files of earlier completions.
 
     Parameters
     ----------
     files
         The SHA-256 of each file, by its name.
     column
-        That tells a table's steps apart; one without it, or with None all, are of a step each.
+        That tells a table's steps apart; files without it, or with None all, are of a step each.
 
     Raises
     ------
     InputError
-        If a file is no table of lengths.
+        As of :func:`earlier_completions`.
     """
     found: list[Workload] = []
     for path in files:
-        workload = read_lengths(path)
+        workload = earlier_completions(path)
+        labelled = column is not None and not is_output(path)
         try:
-            labels = read_column(path, column) if column is not None else [""] * len(workload)
+            labels = read_column(path, str(column)) if labelled else [""] * len(workload)
         except NoColumnError:
             labels = [""] * len(workload)
         of_step = np.array(labels)
         found += [workload.select(np.flatnonzero(of_step == label)) for label in dict.fromkeys(labels)]
     return History(tuple(found), files)
+
+
+def earlier_completions(path: str | os.PathLike[str]) -> Workload:
+    """
+    Return the lengths and groups of earlier completions; prompts count as one token where no table has them.
+
+    Parameters
+    ----------
+    path
+        A table of lengths, the trace of a run or its output. In the last two, completions named ``a#0``,
+        ``a#1`` and on are those of request ``a``, as a run names them.
+
+    Raises
+    ------
+    InputError
+        If the file is none of these, or an output that states the tokens of several completions together.
+    """
+    if not is_output(path):
+        return read_lengths(path)
+    lengths = lengths_by_name(path, apart=True)
+    request = [name.rpartition("#")[0] if re.search(r"#\d+$", name) else "" for name in lengths]
+    first = {name.removesuffix("#0") for name in lengths if name.endswith("#0")}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(request)) if name in first}
+    group = np.array([numbers.get(name, -1) for name in request], dtype=np.int64)
+    tokens = np.array(list(lengths.values()), dtype=np.int64)
+    return Workload(np.array(list(lengths)), np.ones_like(tokens), tokens, group=group)
 
 
 def groups_of(workload: Workload) -> IntArray:

@@ -11,11 +11,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..files.arrow import reading_arrow
 from ..files.disk import InputError, atomic_write, discard_partial
 from ..files.jsonl import json_lines
+from ..files.kinds import is_of_kind
+from ..trace import Trace
 from ..workload import LONGEST
 from .openai_batch import CHAT, PromptRecord
+from .tables import is_table, read_table
 
 
 def answer_line(
@@ -190,6 +195,7 @@ def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompl
             yield failed
 
 
+_HINT = "Give the output file of an earlier run."
 _COLUMNS = [field.name for field in fields(BatchCompletion)]
 _SHOWN = {"index", "text", "message", "finish_reason", "role", "content"}
 
@@ -272,12 +278,66 @@ def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...
     return tuple(BatchCompletion(**row) for row in rows)
 
 
-def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
+def is_output(path: str | os.PathLike[str]) -> bool:
+    """
+    Return whether a file is no table of lengths: OpenAI batch output, a Parquet table of it, or a trace.
+
+    Raises
+    ------
+    InputError
+        If it is no Parquet file, for all that its name says.
+    """
+    if not is_table(path):
+        return True
+    if Path(path).suffix.lower() != ".parquet":
+        return False
+    from pyarrow import parquet
+
+    with reading_arrow(path, _HINT):
+        return "finish_reason" in parquet.read_schema(path).names
+
+
+def lengths_by_name(path: str | os.PathLike[str], *, apart: bool = False) -> dict[str, int]:
+    """
+    Return how long completions are that have ended, tokens by name.
+
+    Parameters
+    ----------
+    path
+        A table of lengths, the trace of a run, or its output as of :func:`read_answer_lengths`.
+    apart
+        As there.
+
+    Raises
+    ------
+    InputError
+        If the file is none of these, or no completion in it has ended.
+    """
+    if is_of_kind(path, "batchbound_trace"):
+        trace = Trace.load(path)
+        ended = np.flatnonzero(~np.isnan(trace.finished)).tolist()
+        if not ended:
+            raise InputError("no request has finished", file=path, hint="Give the trace of a whole run.")
+        return {trace.ids[request]: max(1, int(trace.tokens[request])) for request in ended}
+    if is_output(path):
+        return read_answer_lengths(path, apart=apart)
+    table = read_table(path, need_input=False)
+    return dict(zip(table["id"].tolist(), table["output_tokens"].tolist(), strict=True))
+
+
+def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) -> dict[str, int]:
     """
     Return the completions' lengths in an earlier output file, tokens by ``custom_id``.
 
-    Lines that report an error are passed over; an empty completion counts as the one token that ends it. Of
-    a request with several completions, it is their mean.
+    Lines that report an error are passed over; an empty completion counts as the one token that ends it.
+
+    Parameters
+    ----------
+    path
+        OpenAI batch output, or the Parquet table that a run writes.
+    apart
+        Refuse a request with several completions, of which only the tokens of all are stated; else each
+        counts as their mean.
 
     Raises
     ------
@@ -285,17 +345,30 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
         If the file is not one of completions, one does not state its ``usage``, or none does.
     """
     lengths: dict[str, int] = {}
-    if Path(path).suffix.lower() == ".parquet":
-        answered = [one for one in read_completions(path) if one.completion_tokens is not None]
-        several = Counter(one.custom_id for one in answered)
-        for one in answered:
-            if one.error is None and one.completion_tokens is not None:
-                lengths[one.custom_id] = max(1, -(-one.completion_tokens // several[one.custom_id]))
-        if not lengths:
-            raise InputError(
-                "no row holds a completion", file=path, hint="Give the output of an earlier run."
-            )
-        return lengths
+    rows = _table_tokens(path) if Path(path).suffix.lower() == ".parquet" else _line_tokens(path)
+    for where, name, tokens, answers in rows:
+        if apart and answers > 1:
+            what = f"states the tokens of the {answers} completions of {name!r} together, not of each"
+            hint = "Give the trace of the run (trace.jsonl) instead."
+            raise InputError(what, file=path, where=where, hint=hint)
+        lengths[name] = max(1, -(-tokens // answers))
+    if not lengths:
+        raise InputError("holds no completion", file=path, hint=_HINT)
+    return lengths
+
+
+def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int, int]]:
+    """Yield where each completed request stands, its name, its tokens, and of how many completions."""
+    answered = [one for one in read_completions(path) if one.error is None]
+    several = Counter(one.custom_id for one in answered)
+    for row, one in enumerate(answered, 1):
+        if one.completion_tokens is not None:
+            yield f"row {row}", one.custom_id, one.completion_tokens, several[one.custom_id]
+
+
+def _line_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int, int]]:
+    """Yield the same of OpenAI batch output."""
+    seen = set[str]()
     for number, line in json_lines(path):
         name, response = line.get("custom_id"), line.get("response")
         if not isinstance(name, str) or ("response" not in line and "error" not in line):
@@ -303,9 +376,9 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
                 "is not a completion in the OpenAI batch output format",
                 file=path,
                 where=f"line {number}, field '{'response' if isinstance(name, str) else 'custom_id'}'",
-                hint="Give the output file of an earlier run.",
+                hint=_HINT,
             )
-        if name in lengths:
+        if name in seen:
             where = f"line {number}, field 'custom_id'"
             hint = "Remove one of the two lines."
             raise InputError(f"{name!r} is answered a second time", file=path, where=where, hint=hint)
@@ -313,6 +386,7 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
             continue
         if response.get("status_code", 200) != 200:
             continue
+        seen.add(name)
         tokens = _at(response, "body", "usage", "completion_tokens")
         if type(tokens) is not int or not 0 <= tokens <= LONGEST:
             raise InputError(
@@ -322,12 +396,7 @@ def read_answer_lengths(path: str | os.PathLike[str]) -> dict[str, int]:
                 hint="Each completion must state its usage.",
             )
         choices = _at(response, "body", "choices")
-        answers = len(choices) if isinstance(choices, list) and choices else 1
-        lengths[name] = max(1, -(-tokens // answers))
-    if not lengths:
-        hint = "Give the output file of an earlier run."
-        raise InputError("no line holds a completion", file=path, hint=hint)
-    return lengths
+        yield f"line {number}", name, tokens, len(choices) if isinstance(choices, list) and choices else 1
 
 
 def _at(value: object, *path: str) -> Any:

@@ -14,8 +14,7 @@ from ..files.record import Positive, plain, record, refuse_unknown
 from ..lengths.distributions import FAMILIES, LengthDistribution
 from ..lengths.history import LengthHistory
 from ..workload import LONGEST
-from .completions import read_answer_lengths
-from .tables import is_table, read_table
+from .completions import lengths_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,10 @@ class LengthSource:
             return cls(kind)
         if kind == "constant" and rest:
             tokens = _number(
-                rest, spec, "a whole number of tokens", lambda n: n == int(n) and 1 <= n <= LONGEST
+                rest,
+                spec,
+                f"a whole number of tokens from 1 to {LONGEST}",
+                lambda n: n == int(n) and 1 <= n <= LONGEST,
             )
             return cls(kind, value=int(tokens))
         if kind in ("completions", "answers", "history") and rest:
@@ -104,6 +106,7 @@ class LengthSource:
         caps: Sequence[int | None] | None = None,
         known: Sequence[int | None] | None = None,
         prompts: Sequence[object] | None = None,
+        names: Sequence[str] | None = None,
     ) -> IntArray:
         """
         Return the planned completion length of each request: tokens, at least one, never above its cap.
@@ -118,6 +121,8 @@ class LengthSource:
             The lengths the requests carry, None where they carry none.
         prompts
             What each request asks, as :func:`.prompt_key` takes it; None for lengths without prompts.
+        names
+            The completions' own names, where requests ask for several: a trace has each by its own.
 
         Raises
         ------
@@ -126,7 +131,9 @@ class LengthSource:
         """
         nothing: Sequence[int | None] = [None] * len(ids)
         caps, known = self.capped(nothing if caps is None else caps), nothing if known is None else known
-        lengths = self._of_history(prompts) if self.kind == "history" else self._choose(ids, caps, known)
+        lengths = (
+            self._of_history(prompts) if self.kind == "history" else self._choose(ids, caps, known, names)
+        )
         missing = [i for i, length in enumerate(lengths) if length is None]
         if missing:
             raise InputError(
@@ -146,7 +153,11 @@ class LengthSource:
         return [self.longest if cap is None else min(cap, self.longest) for cap in caps]
 
     def _choose(
-        self, ids: Sequence[str], caps: Sequence[int | None], known: Sequence[int | None]
+        self,
+        ids: Sequence[str],
+        caps: Sequence[int | None],
+        known: Sequence[int | None],
+        names: Sequence[str] | None,
     ) -> Sequence[int | None]:
         if self.kind == "known":
             return known
@@ -154,9 +165,11 @@ class LengthSource:
             return caps
         if self.kind == "constant":
             return [int(self.value or 0)] * len(ids)
-        found = _lengths_in(self.file or "")
+        found = lengths_by_name(self.file or "")
         if self.kind == "completions":
-            return [found.get(name) for name in ids]
+            return [
+                found.get(own, found.get(request)) for own, request in zip(names or ids, ids, strict=True)
+            ]
         try:
             fitted = LengthDistribution.fit(list(found.values()), self.family)
         except ValueError as error:
@@ -231,10 +244,3 @@ def _number(text: str, spec: str, what: str, holds: Callable[[float], bool]) -> 
     if not good:
         raise InputError(f"{text!r} in {spec!r} is not {what}", where="lengths", hint=f"Give {what}.")
     return number
-
-
-def _lengths_in(path: str) -> Mapping[str, int]:
-    if not is_table(path):
-        return read_answer_lengths(path)
-    table = read_table(path, need_input=False)
-    return dict(zip(table["id"].tolist(), table["output_tokens"].tolist(), strict=True))

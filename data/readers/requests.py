@@ -138,7 +138,8 @@ def _read_prompts(
     source = replace(source, longest=longest)
     ids = [record.custom_id for record in records]
     caps, asked = [record.max_tokens for record in records], [record.says for record in records]
-    outputs = source.resolve(ids, caps=caps, known=known, prompts=asked)
+    names = [record.name for record in records]
+    outputs = source.resolve(ids, caps=caps, known=known, prompts=asked, names=names)
     if count_tokens is not None:
         inputs = count_tokens(records)
     else:
@@ -150,8 +151,7 @@ def _read_prompts(
                 "the prompt is text, whose tokens are unknown", file=path, where=where, hint=hint
             )
     try:
-        names = np.array([record.name for record in records])
-        workload = Workload(names, np.array(inputs, dtype=np.int64), outputs, group=_alike(records))
+        workload = Workload(np.array(names), np.array(inputs, dtype=np.int64), outputs, group=_alike(records))
         workload = workload.with_shared_prompts()
     except WorkloadError as error:
         where = "" if error.row is None else f"line {records[error.row].line}, field '{error.column}'"

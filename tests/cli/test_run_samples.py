@@ -7,14 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchbound.cli import main
 from batchbound.data.plan import Plan
-from batchbound.data.readers.completions import answer_line, error_line, joined_line, read_answer_lengths
+from batchbound.data.readers.completions import (
+    answer_line,
+    error_line,
+    joined_line,
+    lengths_by_name,
+    read_answer_lengths,
+)
 from batchbound.data.readers.openai_batch import each_sample, read_batch
 from batchbound.data.trace import Trace
 from batchbound.executor.runs.journal import Journal
+from batchbound.planning.history import earlier_completions
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
@@ -79,6 +87,32 @@ def test_a_line_holds_every_answer_and_counts_its_prompt_once(tmp_path: Path) ->
     usage = answers[0]["response"]["body"]["usage"]["completion_tokens"]
     assert lengths["r0"] == -(-usage // 4), "the mean of its answers"
     assert run(tmp_path) == answers, "the same command finds the run whole"
+
+
+def test_a_trace_tells_the_lengths_of_the_next_epoch_and_its_steps_where_an_output_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_batch(tmp_path, temperature=1.0)
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:3]))
+    plan(tmp_path)
+    answers = run(tmp_path)
+    trace = tmp_path / "answers.trace.jsonl"
+    tokens = lengths_by_name(trace)
+    for answer in answers:
+        each = [tokens[f"{answer['custom_id']}#{k}"] for k in range(4)]
+        assert sum(each) == answer["response"]["body"]["usage"]["completion_tokens"]
+    again = Plan.load(plan(tmp_path, "--lengths", f"completions:{trace}", "--overwrite")).workload
+    assert dict(zip(again.ids.tolist(), again.output_tokens.tolist(), strict=True)) == tokens
+    earlier = earlier_completions(trace)
+    assert np.bincount(earlier.group).tolist() == [4, 4, 4]
+    words = ["plan", str(prompts), *MODEL, "--steps", "2", "--policy", "fcfs", "--quiet"]
+    words += ["-o", str(tmp_path / "steps.json"), "--history"]
+    assert main([*words, str(trace)]) == 0
+    assert main(["plan", str(tmp_path / "steps.json"), "--ended", str(trace), "--quiet", "--overwrite"]) == 0
+    output = str(tmp_path / "answers.jsonl")
+    assert main([*words, output, "--overwrite"]) == 2
+    said = "line 1: states the tokens of the 4 completions of 'r0' together, not of each. Give the trace"
+    assert said in capsys.readouterr().err
 
 
 def test_an_answer_is_the_same_beside_others_and_on_its_own_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from batchbound.data.readers.completions import (
     answer_line,
     dump_line,
     error_line,
+    lengths_by_name,
     read_answer_lengths,
     read_completions,
     write_completions,
@@ -81,7 +82,7 @@ BAD_ANSWERS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "no name": (({"response": {}},), r"line 1, field 'custom_id': is not a completion"),
     "twice": ((answered(A), answered(A)), r"line 2, field 'custom_id': 'a' is answered a second time"),
-    "errors only": ((error_line(A, "x", "y"),), r"no line holds a completion"),
+    "errors only": ((error_line(A, "x", "y"),), r"holds no completion"),
     "no usage": (
         ({"custom_id": "a", "response": {"body": {}}},),
         r"completion_tokens': None is not a number",
@@ -126,6 +127,9 @@ def test_completions_are_read_as_they_were_written(suffix: str, tmp_path: Path) 
         BatchCompletion("d", error="Too long."),
     ]
     assert read_answer_lengths(path) == {"a": 2, "b": 5}, "the mean of those of one request"
+    assert lengths_by_name(path) == {"a": 2, "b": 5}
+    with pytest.raises(InputError, match="the 2 completions of 'b' together"):
+        lengths_by_name(path, apart=True)
 
 
 def test_a_table_of_something_else_is_no_output_of_a_run(tmp_path: Path) -> None:

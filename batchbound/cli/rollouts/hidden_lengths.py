@@ -14,7 +14,7 @@ from ...data.files.disk import InputError
 from ...data.lengths.steps_plan import BARRIER, COVERAGE, Way
 from ...data.prefix_cache import usual_prefix_cache
 from ...data.problem import Problem
-from ...data.readers.tables import is_table, read_column, read_lengths
+from ...data.readers.tables import is_table, read_column
 from ...data.trace import Trace
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...planning.hidden import (
@@ -25,7 +25,7 @@ from ...planning.hidden import (
     simulate_hidden_steps,
     simulate_told,
 )
-from ...planning.history import History
+from ...planning.history import History, earlier_completions
 from ...solvers.bounds.proven_bound import proven_bound
 from ..inputs import at_least_zero, positive, read_inputs
 from ..reporting import print_rows
@@ -50,8 +50,9 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="FILE",
         nargs="+",
-        help="tables of earlier completions: of other requests, for how lengths are distributed; of the same"
-        " ids (an earlier epoch, another model), for how long each is. Gives an expected makespan, too",
+        help="earlier completions (tables, or a run's trace or output): of other requests, for how lengths"
+        " are distributed; of the same ids (an earlier epoch, another model), for how long each is. Gives an"
+        " expected makespan, too",
     )
     group.add_argument(
         "--swap",
@@ -130,7 +131,7 @@ def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any
             message = "--share-prompts has no effect: no two requests of a group have prompts as long"
             raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
         problem = sharing_prompts(problem, usual_prefix_cache(shared, problem.slots))
-    history = History(tuple(read_lengths(path) for path in args.history or ()))
+    history = History(tuple(earlier_completions(path) for path in args.history or ()))
     if args.steps is None:
         trace, found = _one(args, problem, history)
         return [trace], found

@@ -15,8 +15,8 @@ from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
-from ...data.readers.completions import read_answer_lengths
-from ...data.readers.tables import is_table, read_column, read_table
+from ...data.readers.completions import lengths_by_name
+from ...data.readers.tables import read_column
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
@@ -75,7 +75,8 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="FILE",
         nargs="+",
-        help="tables of earlier completions, of a step each or with the same column of steps",
+        help="earlier completions, of a step each: tables, which may have the same column of steps, or a"
+        " run's trace or output",
     )
     group.add_argument(
         "--policy",
@@ -86,8 +87,8 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ended",
         metavar="FILE",
-        help="all completions that have ended (a table with id and output_tokens, or the output of a run);"
-        " FILE is the plan that is under way, and what to expect of it is stated anew",
+        help="all completions that have ended (a table with id and output_tokens, or a run's trace or"
+        " output); FILE is the plan that is under way, and what to expect of it is stated anew",
     )
     parser.set_defaults(usual=vars(parser.parse_args([""])))
 
@@ -148,11 +149,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
 def _updated(args: argparse.Namespace) -> StepsPlan:
     plan = StepsPlan.load(args.workload)
     history = history_of(plan)
-    if is_table(args.ended):
-        table = read_table(args.ended, need_input=False)
-        ended = dict(zip(table["id"].tolist(), table["output_tokens"].tolist(), strict=True))
-    else:
-        ended = read_answer_lengths(args.ended)
+    ended = lengths_by_name(args.ended, apart=True)
     try:
         return update_steps_plan(plan, history, ended, seconds=args.time_limit)
     except ValueError as error:
