@@ -14,12 +14,12 @@ Run: ``python benchmarks/fleet.py errors`` (``BATCHBOUND_DATA`` names the folder
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel, IntArray
@@ -49,11 +49,8 @@ RIVALS = {"MICO": "mico", "Karmarkar-Karp": "karmarkar-karp", "round robin": "ro
 
 def ssjf() -> tuple[IntArray, IntArray]:
     """Return true lengths and predicted classes."""
-    with (DATA / "ssjf" / "predictions_warmup_cls_1000K.csv").open() as stream:
-        rows = [
-            (int(row["output_token_length"]), int(row["predicted_length"])) for row in csv.DictReader(stream)
-        ]
-    return np.array(rows).T[0], np.array(rows).T[1]
+    table = pd.read_csv(DATA / "ssjf" / "predictions_warmup_cls_1000K.csv")
+    return table["output_token_length"].to_numpy(), table["predicted_length"].to_numpy()
 
 
 def prefill_first(problem: Problem) -> Policy:

@@ -1,24 +1,15 @@
 """
-The engine on a GPU: decode rounds against the bandwidth bound, continuous batching, and a whole job.
+What is measured of the engine on a GPU: decode rounds against the bandwidth bound, a peer, and a whole job.
 
-- ``rounds``: a decode round has to read every weight once and every key and value that its rows hold; at the
-  rate at which the device copies memory, that is the least time it can take.
-- ``peer``: the same requests at pinned lengths by the ragged tier and by transformers' continuous batching,
-  start-up and captures included for both.
-- ``job``: lengths as in the hybrid paper's Table III (GSM8K-like, 1,319 requests, 200 slots), profiled,
-  planned and run; the gap is the run's measured seconds over the bound that was proven for the plan.
+A decode round has to read every weight once and every key and value that its rows hold; at the rate at which
+the device copies memory, that is the least time it can take.
 
-Weights are seeded random numbers: only shapes matter here. Without a GPU the script runs the same steps on
-the CPU with tiny shapes, to show that it works; its figures then say nothing about a GPU.
-
-Run: ``python benchmarks/gpu_decode.py --shape llama-2-7b --slots 8 32 64 128 --context 1024``
+Weights are seeded random numbers: only shapes matter here.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-import transformers
 from engine_speed import Job, continuous_batching, refilled
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -42,7 +32,6 @@ from batchbound.executor.engines.self_check import greedy_shortfall, near_tie
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.captured import Capture, Round, compiled, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
-from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.profiling.calibrate import fit_cost, fit_error
 from batchbound.executor.profiling.grid_run import grid, profile
 from batchbound.heuristics.loop import execute
@@ -51,14 +40,6 @@ from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-2-7b": {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-    },
     "llama-3.1-8b": {
         "vocab_size": 128_256,
         "hidden_size": 4096,
@@ -121,7 +102,6 @@ def ways(gpu: bool, compile_rounds: bool) -> dict[str, Maker]:
 
     capture: Capture = cuda_graph if gpu else again
     found: dict[str, Maker] = {
-        "window": WindowBatch,
         "ragged, not captured": uncaptured,
         "ragged": captured(capture),
     }
@@ -295,79 +275,3 @@ def whole_job(model: Any, count: int, slots: int, longest: int, seconds: float) 
         "gap_of_the_run": trace.makespan / plan.bound.seconds - 1,
         "fit_error": asdict(fit_error(cost, stages)),
     }
-
-
-def show_points(points: Sequence[Point]) -> None:
-    """Print a table of decode rounds."""
-    print(
-        f"{'way':22s} {'slots':>6s} {'context':>8s} {'round ms':>9s} {'bound ms':>9s} {'reached':>8s}  tokens"
-        "  attention"
-    )
-    for point in points:
-        tokens = "right " if point.tokens_right else "WRONG "
-        print(
-            f"{point.way:22s} {point.slots:6d} {point.context:8d} {point.seconds * 1e3:9.3f}"
-            f" {point.bound * 1e3:9.3f} {point.share:8.1%}  {tokens}  {point.kernel}"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--parts", nargs="*", choices=("rounds", "peer", "job"), default=("rounds", "peer", "job")
-    )
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="default: llama-3.1-8b on a GPU, else tiny")
-    parser.add_argument("--slots", type=int, nargs="*")
-    parser.add_argument("--context", type=int, nargs="*")
-    parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--compile", action="store_true", help="also compile whole rounds before the capture")
-    parser.add_argument("--bandwidth", type=float, help="bytes/s to bound by; measured by a copy if left out")
-    parser.add_argument("--requests", type=int, help="of the job and, a quarter of them, of the peer")
-    parser.add_argument("--plan-seconds", type=float, default=5.0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    arguments = parser.parse_args()
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if gpu else "cpu")
-    shape = arguments.shape or ("llama-3.1-8b" if gpu else "tiny")
-    slots = arguments.slots or ([8, 32, 64, 128, 200] if gpu else [4, 16])
-    contexts = arguments.context or ([512, 1024] if gpu else [64])
-    requests = arguments.requests or (1_319 if gpu else 24)
-    job_slots, longest = (200, 1024) if gpu else (8, 24)
-    if not gpu:
-        torch.set_num_threads(1)
-    rounds, repeats = arguments.rounds, arguments.repeats
-    positions = max(2 * longest, max(contexts) + (repeats + 2) * rounds)
-    model = build(shape, device, torch.bfloat16 if gpu else torch.float32, positions)
-    rate = arguments.bandwidth or bandwidth(device)
-    name = torch.cuda.get_device_name(device) if gpu else "CPU (these figures say nothing about a GPU)"
-    source = "given" if arguments.bandwidth else "copied"
-    report: dict[str, Any] = {"device": name, "shape": shape, "bytes_per_s": rate}
-    if not arguments.json:
-        print(f"{name}, {shape}, {rate / 1e9:,.1f} GB/s {source}, median of {repeats}")
-    if "rounds" in arguments.parts:
-        makers = ways(gpu, arguments.compile)
-        points = list(all_points(model, makers, slots, contexts, rounds, rate, repeats))
-        report["rounds"] = [{**asdict(point), "share": point.share} for point in points]
-        if not arguments.json:
-            show_points(points)
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "peer": lambda: against_peer(model, max(8, requests // 4), min(job_slots, 64), longest // 2),
-        "job": lambda: whole_job(model, requests, job_slots, longest, arguments.plan_seconds),
-    }
-    for part, run in parts.items():
-        if part in arguments.parts:
-            report[part] = run()
-            if not arguments.json:
-                print(
-                    f"\n{part}: " + "\n      ".join(f"{key}: {value}" for key, value in report[part].items())
-                )
-    if arguments.json:
-        print(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,21 +12,18 @@ Run: ``python benchmarks/mico.py`` (``BATCHBOUND_DATA`` names the folder of publ
 from __future__ import annotations
 
 import argparse
-import csv
 import heapq
-import os
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+from fleet import ssjf
 
 from batchbound.data.costs.cost import CostModel, IntArray
 from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.workload import Workload
 from batchbound.heuristics.dispatch import dispatch
 
-DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 LARGEST = 10
 DRAWS = 10
 TABLE_1 = {
@@ -51,15 +48,6 @@ class Queries:
         """Return queries drawn with replacement."""
         rows = rng.integers(len(self.answer), size=count)
         return Queries(self.prompt[rows], self.answer[rows], self.predicted[rows])
-
-
-def ssjf() -> tuple[IntArray, IntArray]:
-    """Return true lengths and predicted classes."""
-    with (DATA / "ssjf" / "predictions_warmup_cls_1000K.csv").open() as stream:
-        rows = [
-            (int(row["output_token_length"]), int(row["predicted_length"])) for row in csv.DictReader(stream)
-        ]
-    return np.array(rows).T[0], np.array(rows).T[1]
 
 
 def pools() -> dict[str, Queries]:

@@ -13,6 +13,7 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.heuristics.policy import FREE, Policy, State, Step
 from batchbound.models.certificates import checker
 from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work
 
@@ -110,3 +111,27 @@ def steps_of(check: Callable[[Work], object]) -> int:
     except RefutedError:
         return steps
     raise AssertionError(f"{steps - 1} steps are enough")
+
+
+class Watched:
+    """A policy whose every step is held against the limits."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __call__(self, state: State) -> Step:
+        step = self._policy(state)
+        problem = state.problem
+        chosen = np.array(step.prefill, dtype=np.int64)
+        tokens = int((problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
+        if problem.prefill_token_cap is not None:
+            assert tokens <= problem.prefill_token_cap or len(chosen) == 1
+        active = int((state.slot_request != FREE).sum())
+        if problem.kv_capacity is not None and not step.evict:
+            assert state.kv_held <= problem.kv_capacity or active <= 1
+            assert state.kv_held + tokens <= problem.kv_capacity or active + len(chosen) == 1
+            if not len(chosen) and active > 1:
+                left = problem.rounds - state.decoded
+                rounds = min(step.rounds, max(1, int(left[state.running].min())))
+                assert state.kv_held + active * (rounds - 1) <= problem.kv_capacity
+        return step

@@ -14,8 +14,8 @@ from ..data.lengths.prediction_error import LogNormalError, PredictionError
 from ..data.plan import Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..heuristics.evaluate import replayed_makespans
 from ..heuristics.follow import following, queue_order
+from ..heuristics.simulate import simulate
 from ..solvers.bounds.proven_bound import proven_bound
 from ..solvers.result import Limits, Status
 from ..solvers.search.constructive import ski_rental_schedule
@@ -96,7 +96,9 @@ class _Candidate:
             )
         picture, way = self.picture(), self.expectation(np.zeros(1), {}, {})
         lengths = np.stack([true.workload.output_tokens for true in truths])
-        return replayed_makespans(problem, lambda: following(way, picture, problem), lengths)
+        return np.array(
+            [simulate(problem, following(way, picture, problem), each).makespan for each in lengths]
+        )
 
     def expectation(
         self, seconds: FloatArray, error: Mapping[str, object], compared: Mapping[str, float]

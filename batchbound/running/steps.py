@@ -161,7 +161,7 @@ def run_step(
     journal_at = _journal(files, step)
     written = [files.completions(step), files.plan, files.progress]
     refuse_outputs(written, overwrite or bool(step) or journal_at.exists(), read)
-    job, encoded = load_steps_job(loaded, path, source, chosen, remark or _unheard)
+    job, encoded = load_steps_job(loaded, path, source, chosen, remark or (lambda _: None))
     serving = _Step(job, encoded, files, progress, path)
     return serving.run(_identity(job, step, source, chosen), watching or _unwatched)
 
@@ -350,7 +350,3 @@ def _tokens(line: Mapping[str, Any]) -> list[int]:
 @contextmanager
 def _unwatched(left: int, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
     yield lambda stage, done: None
-
-
-def _unheard(text: str) -> None:
-    """Let a remark pass."""

@@ -39,12 +39,7 @@ def read_profile(path: str | os.PathLike[str], *, expert_parallel: int = 1) -> L
     return LayerProfile.load(path)
 
 
-def read_layer_profiles(
-    folder: str | os.PathLike[str],
-    *,
-    config: str | os.PathLike[str] | None = None,
-    expert_parallel: int = 1,
-) -> LayerProfile:
+def read_layer_profiles(folder: str | os.PathLike[str], *, expert_parallel: int = 1) -> LayerProfile:
     """
     Return a table of per-layer kernel times in LLMServingSim's format.
 
@@ -56,10 +51,9 @@ def read_layer_profiles(
         (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) and ``per_sequence.csv`` (layer, sequences,
         time_us), of a model with experts ``moe.csv`` (ep, tokens, activated_experts, time_us). Its times are
         those of one device of the N. Experts that devices share out whole may stand in the folder of N = 1,
-        and ``prefill_key`` in the place of ``kv_prefill`` counts half of the chunk with it.
-    config
-        The model's HuggingFace configuration; by default ``MODEL.json`` beside the folder, or where
-        LLMServingSim's tree has it (``configs/model/MAKER/MODEL.json``).
+        and ``prefill_key`` in the place of ``kv_prefill`` counts half of the chunk with it. The model's
+        HuggingFace configuration is ``MODEL.json`` beside the folder, or where LLMServingSim's tree has it
+        (``configs/model/MAKER/MODEL.json``).
     expert_parallel
         Devices that share out the experts.
 
@@ -76,7 +70,7 @@ def read_layer_profiles(
         # LLMServingSim's tree: profiler/perf/DEVICE/MAKER/MODEL/VARIANT/tpN.
         of_tree = Path(*folder.resolve().parts[:-7], "configs", "model", maker, f"{model}.json")
         beside = of_tree if of_tree.exists() else beside
-    shape = ModelShape.from_config(read_json_object(beside if config is None else config), model)
+    shape = ModelShape.from_config(read_json_object(beside), model)
     strange = folder / "linear_attention.csv"
     if strange.exists():
         hint = "Give a profile of a model whose layers all have attention."

@@ -32,15 +32,12 @@ class DisaggregatedRun:
         0 if nothing was sent.
     prompt_iterations
         Of the prompts' device.
-    prompt_held
-        Tokens of keys and values on the prompts' device, averaged over its time.
     """
 
     run: ServingRun
     prompt_seconds: float
     transfer_seconds: FloatArray
     prompt_iterations: int
-    prompt_held: float
 
 
 def simulate_disaggregated(
@@ -118,8 +115,7 @@ def simulate_disaggregated(
     )
     transfers = np.zeros(len(workload))
     transfers[going] = stage.sent[going] - stage.end[going]
-    lasted = float(stage.sent[np.isfinite(stage.sent)].max())
-    return DisaggregatedRun(whole, stage.busy, transfers, stage.iterations, stage.held / lasted)
+    return DisaggregatedRun(whole, stage.busy, transfers, stage.iterations)
 
 
 class _Prompts:
@@ -129,7 +125,7 @@ class _Prompts:
         count = len(workload)
         self.workload, self.cost, self.ledger, self.most = workload, cost, ledger, batched_tokens
         self.start, self.end, self.sent = (np.full(count, np.inf) for _ in range(3))
-        self.busy = self.link = self.held = 0.0
+        self.busy = self.link = 0.0
         self.iterations = 0
         self.leaving: list[tuple[float, int]] = []
 
@@ -179,6 +175,5 @@ class _Prompts:
             send = tokens * self.cost.transfer_per_token if self.workload.output_tokens[request] > 1 else 0.0
             self.link = max(self.link, end) + send if send else self.link
             self.sent[request] = self.link if send else end
-            self.held += tokens * (self.sent[request] - now)
             heapq.heappush(self.leaving, (float(self.sent[request]), request))
         return end

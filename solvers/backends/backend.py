@@ -86,16 +86,10 @@ class Backend:
         The package that the library comes in, for its version.
     takes_start
         Whether it starts from a solution given to it.
-    reports_incumbents
-        Whether its best solution survives when it has to be killed.
     stops_when_asked
         Whether it ends early, with its best solution, on Ctrl-C.
-    takes_seed
-        Whether it has a seed to set; one without is deterministic.
     whole_numbers_only
         Whether it solves only models whose columns and coefficients are all whole.
-    work_unit
-        What one unit of ``Limits.work`` is.
     """
 
     name: str
@@ -103,11 +97,8 @@ class Backend:
     imports: str
     distribution: str
     takes_start: bool
-    reports_incumbents: bool
     stops_when_asked: bool
-    takes_seed: bool
     whole_numbers_only: bool = False
-    work_unit: str = "branch-and-bound nodes"
 
     @property
     def installed(self) -> bool:
@@ -153,9 +144,7 @@ BACKENDS: dict[str, Backend] = {
             imports="scipy.optimize",
             distribution="scipy",
             takes_start=False,
-            reports_incumbents=False,
             stops_when_asked=False,
-            takes_seed=False,
         ),
         Backend(
             name="scip",
@@ -163,9 +152,7 @@ BACKENDS: dict[str, Backend] = {
             imports="pyscipopt",
             distribution="pyscipopt",
             takes_start=True,
-            reports_incumbents=True,
             stops_when_asked=True,
-            takes_seed=True,
         ),
         Backend(
             name="cbc",
@@ -173,9 +160,7 @@ BACKENDS: dict[str, Backend] = {
             imports="pulp",
             distribution="pulp",
             takes_start=True,
-            reports_incumbents=False,
             stops_when_asked=True,
-            takes_seed=True,
         ),
         Backend(
             name="ortools-scip",
@@ -183,9 +168,7 @@ BACKENDS: dict[str, Backend] = {
             imports="ortools.math_opt.python.mathopt",
             distribution="ortools",
             takes_start=True,
-            reports_incumbents=False,
             stops_when_asked=True,
-            takes_seed=True,
         ),
         Backend(
             name="ortools-cp-sat",
@@ -193,11 +176,8 @@ BACKENDS: dict[str, Backend] = {
             imports="ortools.math_opt.python.mathopt",
             distribution="ortools",
             takes_start=True,
-            reports_incumbents=True,
             stops_when_asked=True,
-            takes_seed=True,
             whole_numbers_only=True,
-            work_unit="milliseconds of deterministic time",
         ),
     )
 }

@@ -73,8 +73,9 @@ def solve_linear(
     backend
         A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits
-        The work is in the backend's ``work_unit``; seconds count from the worker's start-up on. Threads and
-        seed are ignored by a backend that has no such setting.
+        The work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic time;
+        seconds count from the worker's start-up on. Threads and seed are ignored by a backend that has no
+        such setting.
     start
         A solution to start from, shape (columns,), or None.
 

@@ -160,7 +160,7 @@ def packed_full(
     return best
 
 
-def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int = 0) -> PartitionBound:
+def partition_bound(weights: IntArray, machines: int, seconds: float) -> PartitionBound:
     """
     Return the best lower bound proven within a time limit.
 
@@ -168,12 +168,12 @@ def partition_bound(weights: IntArray, machines: int, seconds: float, seed: int 
 
     Parameters
     ----------
-    weights, machines, seed
+    weights, machines
         As of :func:`solve_partition`.
     seconds
         Seconds after which it stops with what is proven.
     """
-    search = _Search(checked_weights(weights, machines), machines, seconds, seed)
+    search = _Search(checked_weights(weights, machines), machines, seconds, seed=0)
     search.construct()
     search.settle()
     search.resplit(search.bound.value, SHARE_TO_MEET * seconds)

@@ -32,7 +32,6 @@ SMALL: dict[str, str] = {
     "exegpt_run.py": "--scale 0.05 --requests 200 --points 2 2 --passes 1 --repeats 1",
     "exegpt_figures.py": "--machine opt-13b --trace mine=lengths.csv",
     "fleet.py": "--requests 200 --seeds 1",
-    "gpu_decode.py": "--shape tiny --slots 2 --context 16 --rounds 4 --requests 8 --plan-seconds 0.1",
     "gsm8k.py": "--slots 4 --time-limit 0.2",
     "instance_library.py": "--suites paper --seconds 0.1 --folder library",
     "judge_rules.py": "",

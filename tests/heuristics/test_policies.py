@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from builders import Watched
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.heuristics.loop import schedule_of
-from batchbound.heuristics.policy import FREE, UNTIL_CHANGE, Policy, State, Step
+from batchbound.heuristics.policy import UNTIL_CHANGE
 from batchbound.heuristics.queues.admission import Admission
 from batchbound.heuristics.queues.algorithm1 import SortingPreemptive
 from batchbound.heuristics.queues.assignment import Assigned, round_robin
@@ -74,29 +75,6 @@ def problems(draw: st.DrawFn, arrivals: bool = True) -> Problem:
         prefill_token_cap=cap,
         prefill_emits_first_token=emits,
     )
-
-
-class Watched:
-    """A policy whose every step is held against the limits."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def __call__(self, state: State) -> Step:
-        step = self._policy(state)
-        problem = state.problem
-        chosen = np.array(step.prefill, dtype=np.int64)
-        tokens = int((problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
-        if problem.prefill_token_cap is not None:
-            assert tokens <= problem.prefill_token_cap or len(chosen) == 1
-        active = int((state.slot_request != FREE).sum())
-        if problem.kv_capacity is not None and not step.evict:
-            assert state.kv_held + tokens <= problem.kv_capacity or active + len(chosen) == 1
-            if not len(chosen) and active > 1:
-                left = problem.rounds - state.decoded
-                rounds = min(step.rounds, max(1, int(left[state.running].min())))
-                assert state.kv_held + active * (rounds - 1) <= problem.kv_capacity
-        return step
 
 
 def assert_served(problem: Problem, trace: Trace, outputs: IntArray | None = None) -> None:

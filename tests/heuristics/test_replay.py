@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import mostly_slow
+from builders import Watched, mostly_slow
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +12,6 @@ from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.heuristics.loop import schedule_of
-from batchbound.heuristics.policy import FREE, Policy, State, Step
 from batchbound.heuristics.queues.admission import Admission
 from batchbound.heuristics.queues.ordered import Ordered
 from batchbound.heuristics.queues.prefill_rules import PrefillFirst, PrefillRule, SkiRental, Threshold
@@ -54,26 +53,6 @@ def plans(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     plan = schedule_of(simulate(problem, QueuePolicy(Ordered(order), rule, Admission(problem))))
     assert plan.check(problem) is None
     return problem, plan
-
-
-class Watched:
-    """A policy whose every step is held against the limits."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def __call__(self, state: State) -> Step:
-        step = self._policy(state)
-        problem = state.problem
-        chosen = np.array(step.prefill, dtype=np.int64)
-        tokens = int((problem.prompt_tokens[chosen] + state.decoded[chosen]).sum())
-        if problem.prefill_token_cap is not None:
-            assert tokens <= problem.prefill_token_cap or len(chosen) == 1
-        active = int((state.slot_request != FREE).sum())
-        if problem.kv_capacity is not None and not step.evict:
-            assert state.kv_held <= problem.kv_capacity or active <= 1
-            assert state.kv_held + tokens <= problem.kv_capacity or active + len(chosen) == 1
-        return step
 
 
 @settings(max_examples=150, deadline=None)

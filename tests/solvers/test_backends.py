@@ -263,9 +263,7 @@ def fake(module: str, imports: str = "json") -> Backend:
         imports=imports,
         distribution="numpy",
         takes_start=False,
-        reports_incumbents=True,
         stops_when_asked=True,
-        takes_seed=False,
     )
 
 
