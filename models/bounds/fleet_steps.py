@@ -12,13 +12,13 @@ from ...data.fleet import Fleet, Replica
 from .partition import lifted_bound
 
 EVALUATIONS = 40
-"""Weights of the replica tried at most."""
-
-PRECISION = 1e-8
-"""Of the replica's weight."""
+"""Weights of the replica tried."""
 
 WORTH = 1.0 + 1e-6
 """Times of what is proven already from which more is looked for."""
+
+GOLDEN = (5.0**0.5 - 1.0) / 2.0
+"""By how much the interval of the best weight shrinks with each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,7 @@ def steps_bound(fleet: Fleet, costs: FleetCosts, weights: FloatArray, enough: fl
 
     where :math:`c_{ij}` is a request's share: beside a long request others cost little. With weights
     that add up to one, each request costs at least the least of :math:`w_j` times the bracket and
-    :math:`w_k c_{ik}` of all other replicas k. The weight of j is found by Brent's method: what is proven is
+    :math:`w_k c_{ik}` of all other replicas k. The weight of j is found by golden section: what is proven is
     concave in it.
 
     Parameters
@@ -183,12 +183,17 @@ class _Case:
 
     def best(self, steps: int) -> StepsCase:
         """Return the most that some weight proves, about."""
-        from scipy.optimize import minimize_scalar
-
-        found = minimize_scalar(
-            lambda weight: -self.at(weight, steps).seconds,
-            bounds=(0.0, 1.0),
-            method="bounded",
-            options={"xatol": PRECISION, "maxiter": EVALUATIONS},
-        )
-        return self.at(float(found.x), steps)
+        # scipy's search would take a quarter of a second to import, more than short limits allow.
+        low, high = 0.0, 1.0
+        inner = [high - GOLDEN, low + GOLDEN]
+        cases = [self.at(weight, steps) for weight in inner]
+        for _ in range(EVALUATIONS - 2):
+            if cases[0].seconds >= cases[1].seconds:
+                high, inner[1], cases[1] = inner[1], inner[0], cases[0]
+                inner[0] = high - GOLDEN * (high - low)
+                cases[0] = self.at(inner[0], steps)
+            else:
+                low, inner[0], cases[0] = inner[0], inner[1], cases[1]
+                inner[1] = low + GOLDEN * (high - low)
+                cases[1] = self.at(inner[1], steps)
+        return max(cases, key=lambda case: case.seconds)
