@@ -38,7 +38,7 @@ MOST_STATES = 600_000
 """States of a layer beyond which it gives up: some two hundred bytes each are held."""
 AT_ONCE = 5_000
 """States followed together; bounds the memory."""
-BEAM = 200
+BEAM = 1_000
 """States that a layer keeps in the first pass, which looks for a schedule to beat."""
 COMPARED_IN_BEAM = 4
 """States of a layer, for each that a beam keeps, among which those that others are ahead of are left out."""
