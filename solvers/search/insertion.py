@@ -64,7 +64,7 @@ class InsertionAnnealing:
         self._fewest = least_counts(problem).rounds
         self._now = self._least = np.inf
         self._ends = [0] * len(self._order)
-        self._marks: list[_Mark] = [(_Profile(problem), {})]
+        self._marks: list[_Mark] = [(RequestProfile(problem), {})]
 
     def step(self, done: float) -> Schedule | None:
         """
@@ -141,7 +141,7 @@ class InsertionAnnealing:
         return ends, marks
 
 
-class _Profile:
+class RequestProfile:
     """
     What is held from each round on, counted back from the end: a token less a round for each request.
 
@@ -156,9 +156,9 @@ class _Profile:
         self._capacity, self._slots = problem.kv_capacity, problem.slots
         self._times, self._held, self._active = [0], [0], [0]
 
-    def copy(self) -> _Profile:
+    def copy(self) -> RequestProfile:
         """Return another that is as this one, and changes by itself."""
-        other = object.__new__(_Profile)
+        other = object.__new__(RequestProfile)
         other._capacity, other._slots = self._capacity, self._slots
         other._times, other._held, other._active = self._times[:], self._held[:], self._active[:]
         return other
@@ -207,5 +207,5 @@ class _Profile:
         return at
 
 
-_Mark = tuple[_Profile, dict[int, int]]
+_Mark = tuple[RequestProfile, dict[int, int]]
 """What is held before a place of the order, and the prompt tokens of the stages there are."""

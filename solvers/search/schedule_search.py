@@ -17,6 +17,7 @@ from .chains import ChainAnnealing, packing_pays, requests_are_few
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .insertion import MOST_REQUESTS, InsertionAnnealing
+from .joining import JoiningAnnealing
 from .order_search import OrderSearch
 from .reinsertion import MOST_ROUNDS, Reinsertion
 from .stage_merge import merge_stages
@@ -62,6 +63,9 @@ SHORT_SHARE = 0.4
 
 INSERTION_SHARE = 0.45
 """The share of the limits in which few requests are put one by one there, before all else."""
+
+FEWEST, JOINING_SHARE = 16, 0.7
+"""Requests of which each is put off by itself there, before all else, and the share of the limits for it."""
 
 BACKWARD_SHARE = 0.25
 """The share of the limits for backward constructions and orders there, before requests are moved."""
@@ -316,12 +320,15 @@ class ScheduleSearch:
             found[of] += better
             return schedule
 
+        counts = bool(self._problem.cost.decode_base) and bool(self._problem.rounds.any())
+        if counts and len(self._problem) <= FEWEST:
+            self._put_one_by_one(JoiningAnnealing(self._problem, self._rng), JOINING_SHARE)
         served = False
         if slots_are_scarcer(self._problem):
             relaxed = self._relax((RELAXED_SHARE, 1.0))
             served = relaxed is not None and self._serve_within_memory(relaxed)
-        else:
-            self._insert()
+        elif counts and len(self._problem) <= MOST_REQUESTS:
+            self._put_one_by_one(InsertionAnnealing(self._problem, self._rng), INSERTION_SHARE)
         if self._short is not None:
             walk = Reinsertion(self._problem, self._rng, self._short)
             self._until(best.progress + SHORT_SHARE * (1.0 - best.progress), walk.step)
@@ -333,18 +340,15 @@ class ScheduleSearch:
         """Return a schedule without the prefill stages that can be given up."""
         return merge_stages(self._problem, schedule.without_idle_rounds(self._problem))
 
-    def _insert(self) -> None:
-        """Anneal over the orders in which few requests are put one by one."""
-        problem, best = self._problem, self.incumbent
-        if len(problem) > MOST_REQUESTS or not problem.cost.decode_base or not problem.rounds.any():
-            return
-        walk = InsertionAnnealing(problem, self._rng)
+    def _put_one_by_one(self, walk: InsertionAnnealing | JoiningAnnealing, share: float) -> None:
+        """Anneal over the orders in which few requests are put one by one, for a share of what is left."""
 
         def step(done: float) -> Schedule | None:
             schedule = walk.step(done)
             return None if schedule is None else self._merged(schedule)
 
-        self._until(best.progress + INSERTION_SHARE * (1.0 - best.progress), step)
+        progress = self.incumbent.progress
+        self._until(progress + share * (1.0 - progress), step)
 
     def _relax(self, shares: tuple[float, ...]) -> Schedule | None:
         """
