@@ -108,7 +108,8 @@ def test_a_trace_tells_the_lengths_of_the_next_epoch_and_its_steps_where_an_outp
     words = ["plan", str(prompts), *MODEL, "--steps", "2", "--policy", "fcfs", "--quiet"]
     words += ["-o", str(tmp_path / "steps.json"), "--history"]
     assert main([*words, str(trace)]) == 0
-    assert main(["plan", str(tmp_path / "steps.json"), "--ended", str(trace), "--quiet", "--overwrite"]) == 0
+    later = ["-o", str(tmp_path / "later.json"), "--quiet"]
+    assert main(["plan", str(tmp_path / "steps.json"), "--ended", str(trace), *later]) == 0
     output = str(tmp_path / "answers.jsonl")
     assert main([*words, output, "--overwrite"]) == 2
     said = "line 1: states the tokens of the 4 completions of 'r0' together, not of each. Give the trace"
