@@ -80,7 +80,7 @@ def step_shares(fleet: Fleet, replica: Replica, round_by: RoundBy) -> FloatArray
 
 def fleet_bound(fleet: Fleet) -> Bound:
     r"""
-    Return the best proven bound on the makespan of a fleet.
+    Return the best proven bound on the makespan of a fleet, of schedules that preempt no request.
 
     For weights :math:`w_k \ge 0` that add up to one, the makespan is at least the weighted mean of the
     replicas' times, and each request costs at least its cheapest weighted share:

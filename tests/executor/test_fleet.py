@@ -28,7 +28,7 @@ from batchbound.heuristics.fleet.policy import FleetPolicy, choose_fleet_policy,
 from batchbound.heuristics.fleet.simulation import longest_first_policy, simulate_fleet
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
-from batchbound.models.bounds.fleet import fleet_bound
+from batchbound.models.bounds.fleet import fleet_bound, request_costs
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.solvers.fleet import plan_fleet
@@ -366,4 +366,7 @@ def test_parking_answers_everything_once(
     policy = FleetPolicy("shortest-first", 0.5, Tail(share, margin, remaining))
     run = serve_with_backoff(fleet, dispatch(fleet), policy, truth)
     assert sorted(name for trace in run.traces for name in trace.ids) == sorted(fleet.workload.ids.tolist())
-    assert run.makespan >= fleet_bound(fleet.with_output_tokens(truth)).seconds - 1e-9
+    # A parked request may end in another slot, which the bound on the fullest slot leaves out.
+    kind = fleet.replicas[0]
+    shares = request_costs(fleet.with_output_tokens(truth), kind, "slots", "slots")
+    assert run.makespan >= shares.sum() / len(fleet.replicas) - 1e-9
