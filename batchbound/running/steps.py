@@ -153,15 +153,18 @@ def run_step(
     is_parquet_name(files.output)
     loaded = StepsPlan.load(path)
     _refuse_unserved(loaded, path, chosen)
-    progress = _progress(loaded, files, overwrite)
+    before = _progress(loaded, files, overwrite)
+    progress = StepsProgress(loaded.digest()) if before is None or overwrite else before
     step = len(progress.steps)
     read: list[str | Path] = [path, *chosen.files(), *loaded.history]
     prompts = prompts_path(loaded.provenance, path, chosen)
     read += [] if prompts is None else [prompts]
-    journal_at = _journal(files, step)
-    written = [files.completions(step), files.plan, files.progress]
-    refuse_outputs(written, overwrite or bool(step) or journal_at.exists(), read)
+    goes_on = overwrite or _journal(files, step).exists()
+    refuse_outputs([files.completions(step)], goes_on, read)
+    refuse_outputs([files.plan, files.progress], goes_on or bool(step), read)
     job, encoded = load_steps_job(loaded, path, source, chosen, remark or (lambda _: None))
+    if before is not None:
+        _clear(files, before, anew=overwrite)
     serving = _Step(job, encoded, files, progress, path)
     return serving.run(_identity(job, step, source, chosen), watching or _unwatched)
 
@@ -180,24 +183,25 @@ def _refuse_unserved(plan: StepsPlan, path: Path, options: RunOptions) -> None:
             raise InputError(what, file=path, hint="Leave it out.")
 
 
-def _progress(plan: StepsPlan, files: StepsFiles, overwrite: bool) -> StepsProgress:
-    """Return how far the plan has come, by the file beside the outputs."""
-    digest, nothing = plan.digest(), StepsProgress(plan.digest())
+def _progress(plan: StepsPlan, files: StepsFiles, overwrite: bool) -> StepsProgress | None:
+    """Return how far a plan has come, by the file beside the outputs; None if there is none."""
     if not files.progress.exists():
-        return nothing
+        return None
     found = StepsProgress.load(files.progress)
-    if overwrite:
-        for step in range(len(found.steps) + 1):
-            _journal(files, step).unlink(missing_ok=True)
-        files.progress.unlink()
-        return nothing
-    if found.plan != digest:
+    if not overwrite and found.plan != plan.digest():
         hint = "Give the plan that it is of, choose another output, or begin anew with --overwrite."
         raise InputError("is of another plan", file=files.progress, hint=hint)
-    for step in range(len(found.steps)):
-        # Left where a run ended just after its step had.
-        _journal(files, step).unlink(missing_ok=True)
     return found
+
+
+def _clear(files: StepsFiles, progress: StepsProgress, *, anew: bool) -> None:
+    """Remove journals of steps that are over; to begin anew, all that was written of them."""
+    for step in range(len(progress.steps) + int(anew)):
+        _journal(files, step).unlink(missing_ok=True)
+        if anew:
+            files.completions(step).unlink(missing_ok=True)
+    if anew:
+        files.progress.unlink()
 
 
 def _journal(files: StepsFiles, step: int) -> Path:
@@ -250,13 +254,13 @@ class _Step:
             whole, waiting = self._whole(steps, self._lines(journal))
             lines = list(self._joined(whole))
             write_completions(self._files.completions(self._step), lines)
-            plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
-            self._moved(plan).save(self._files.plan)
             # From here on the step is over.
             StepsProgress(self._progress.plan, steps.ends, steps.unfinished, waiting).save(
                 self._files.progress
             )
             journal.remove()
+        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
+        self._moved(plan).save(self._files.plan)
         stale, staleness = self._staleness(whole)
         return StepResult(
             self._step,

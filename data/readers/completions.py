@@ -336,8 +336,8 @@ def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) ->
     path
         OpenAI batch output, or the Parquet table that a run writes.
     apart
-        Refuse a request with several completions, of which only the tokens of all are stated; else each
-        counts as their mean.
+        Name each completion of a request where its ``token_ids`` are told, and refuse a request of which only
+        the tokens of all are stated; else they count as their mean, by the request's name.
 
     Raises
     ------
@@ -345,7 +345,7 @@ def read_answer_lengths(path: str | os.PathLike[str], *, apart: bool = False) ->
         If the file is not one of completions, one does not state its ``usage``, or none does.
     """
     lengths: dict[str, int] = {}
-    rows = _table_tokens(path) if Path(path).suffix.lower() == ".parquet" else _line_tokens(path)
+    rows = _table_tokens(path) if Path(path).suffix.lower() == ".parquet" else _line_tokens(path, apart=apart)
     for where, name, tokens, answers in rows:
         if apart and answers > 1:
             what = f"states the tokens of the {answers} completions of {name!r} together, not of each"
@@ -366,7 +366,7 @@ def _table_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int,
             yield f"row {row}", one.custom_id, one.completion_tokens, several[one.custom_id]
 
 
-def _line_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int, int]]:
+def _line_tokens(path: str | os.PathLike[str], *, apart: bool) -> Iterator[tuple[str, str, int, int]]:
     """Yield the same of OpenAI batch output."""
     seen = set[str]()
     for number, line in json_lines(path):
@@ -396,7 +396,19 @@ def _line_tokens(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, int, 
                 hint="Each completion must state its usage.",
             )
         choices = _at(response, "body", "choices")
-        yield f"line {number}", name, tokens, len(choices) if isinstance(choices, list) and choices else 1
+        yield from ((f"line {number}", *told) for told in _told(name, tokens, choices, apart=apart))
+
+
+def _told(name: str, tokens: int, choices: object, *, apart: bool) -> list[tuple[str, int, int]]:
+    """Return a request's name, tokens and completions; apart, those of each whose token ids are told."""
+    listed = choices if isinstance(choices, list) and choices else [None]
+    ids = [_at(choice, "token_ids") for choice in listed]
+    if not apart or len(listed) == 1 or not all(isinstance(each, list) for each in ids):
+        return [(name, tokens, len(listed))]
+    return [
+        (f"{name}#{choice.get('index', place)}", len(each), 1)
+        for place, (choice, each) in enumerate(zip(listed, ids, strict=True))
+    ]
 
 
 def _at(value: object, *path: str) -> Any:

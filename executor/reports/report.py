@@ -235,7 +235,11 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     model_makespan = max(part.busy + part.model_seconds for part in parts)
     proven = None if bound is None else bound.proven
     as_planned = len(actual) == requests and not wrong
+    evictions = sum(trace.evictions for trace in traces)
     bounds_of_run = [None if run_bound is None else run_bound.proven, proven if as_planned else None]
+    if evictions:
+        # Bounds are of schedules that prefill each request once: a run that puts some back may end sooner.
+        bounds_of_run = []
     padding, padding_seconds = _padding(parts)
     pace, missed, between = _paces(parts) if clock == "measured" else (None, None, None)
     return Report(
@@ -252,7 +256,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
         slots=sum(trace.slots for trace in traces),
         prefill_stages=sum(trace.prefill_stages for trace in traces),
         decode_rounds=sum(trace.decode_rounds for trace in traces),
-        evictions=sum(trace.evictions for trace in traces),
+        evictions=evictions,
         prompt_tokens=sum(part.prompt_tokens for part in parts),
         output_tokens=int(actual.sum()),
         utilization=_utilization(parts, model_makespan),

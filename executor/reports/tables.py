@@ -180,6 +180,11 @@ def _run_gap_row(report: Report, group: str) -> Row:
         return Row(group, name, percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")
+    if report.evictions:
+        note = (
+            f"{report.evictions:,} requests were put back, and the bound is of schedules that put none back"
+        )
+        return Row(group, name, "-", note)
     if report.resumed:
         return Row(group, name, "-", f"{report.resumed} requests were answered by an earlier run")
     return Row(group, name, "-", f"{report.lengths.wrong} completions had another length than planned")

@@ -82,8 +82,12 @@ def test_moving_kv_caches_costs_what_it_takes(tmp_path: Path, capsys: pytest.Cap
     words = (table(tmp_path, "one.csv", 4), "--slots", "24", "--hidden-lengths")
     cheap = printed(capsys, *words, "--swap", "1e-7")
     assert cheap["evictions"] > 0
+    assert cheap["gap"] is None, "the bound is of schedules in which nothing gives way"
+    assert main(["simulate", *words, "--swap", "1e-7"]) == 0
+    assert "requests gave way, and the bound is of" in capsys.readouterr().out
     dear = printed(capsys, *words, "--swap", "1")
     assert dear["evictions"] == 0
+    assert dear["gap"] >= 0
 
 
 def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(

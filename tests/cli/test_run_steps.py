@@ -18,6 +18,7 @@ from batchbound.cli import main
 from batchbound.data.files.disk import InputError
 from batchbound.data.lengths.steps_plan import StepsPlan
 from batchbound.data.lengths.steps_progress import StepsProgress
+from batchbound.data.readers.completions import lengths_by_name
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_sharing
 from batchbound.heuristics.rollouts.steps import simulate_steps
 from batchbound.planning.steps import known_lengths
@@ -99,6 +100,8 @@ def test_steps_end_as_they_would_in_the_simulator_with_the_lengths_that_came(
     assert last.expected.total.low == pytest.approx(expected.makespan)
     assert last.expected.total.high == pytest.approx(expected.makespan)
     assert (results[1].staleness > 0) == ("--keep" in way)
+    read = [lengths_by_name(one.files.completions(one.step), apart=True) for one in results]
+    assert {name: tokens for step in read for name, tokens in step.items()} == lengths
     capsys.readouterr()
     assert main(["run", path, "--model", "tiny:llama", "-o", str(tmp_path / "answers.jsonl")]) == 0
     assert "all steps are served; --overwrite begins anew" in capsys.readouterr().err
@@ -145,6 +148,62 @@ def test_progress_that_was_written_before_the_end_of_the_process_is_gone_on_with
     assert second.step == 1
     assert not left.exists()
     assert len(StepsProgress.load(tmp_path / "answers.progress.json").steps) == 2
+
+
+def test_a_step_is_over_before_what_to_expect_is_stated_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path, output = written(tmp_path), tmp_path / "answers.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr("batchbound.running.steps.update_steps_plan", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_step(path, "tiny:llama", output=output)
+    second = run_step(path, "tiny:llama", output=output)
+    assert second is not None
+    assert (second.step, second.resumed) == (1, 0)
+
+
+def test_somebody_elses_file_in_the_place_of_a_later_step_stays(tmp_path: Path) -> None:
+    path, output = written(tmp_path), tmp_path / "answers.jsonl"
+    run_step(path, "tiny:llama", output=output)
+    other = tmp_path / "answers.2.jsonl"
+    other.write_text("mine")
+    with pytest.raises(InputError, match=r"answers\.2\.jsonl: exists already"):
+        run_step(path, "tiny:llama", output=output)
+    assert other.read_text() == "mine"
+
+
+def test_beginning_anew_waits_for_a_model_that_loads(tmp_path: Path) -> None:
+    path, output = written(tmp_path), tmp_path / "answers.jsonl"
+    run_step(path, "tiny:llama", output=output)
+    with pytest.raises(InputError):
+        run_step(path, "tiny:none", output=output, overwrite=True)
+    second = run_step(path, "tiny:llama", output=output)
+    assert second is not None
+    assert second.step == 1
+    run_step(path, "tiny:llama", output=output, overwrite=True)
+    assert not (tmp_path / "answers.2.jsonl").exists(), "it was of the run before"
+    again = run_step(path, "tiny:llama", output=output)
+    assert again is not None
+    assert again.step == 1
+
+
+def test_a_prompt_that_comes_again_in_another_step_is_a_group_of_that_step(tmp_path: Path) -> None:
+    written(tmp_path)
+    prompts, out = tmp_path / "prompts.jsonl", str(tmp_path / "twice.json")
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()[:2]]
+    rows = [{**line, "custom_id": f"{line['custom_id']}-{at}", "step": at} for at in (1, 2) for line in lines]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["plan", str(prompts), "--model", "tiny:llama", "--slots", "5", "--policy", "fcfs", "--quiet"]
+    words += ["--history", str(tmp_path / "past.csv"), "--longest-completion", "40", "-o", out]
+    assert main([*words, "--steps", "step"]) == 0
+    plan = StepsPlan.load(out)
+    assert plan.step.tolist() == [0] * 8 + [1] * 8
+    assert np.unique(plan.fleet.workload.group, return_counts=True)[1].tolist() == [4] * 4
+    assert [len(choices(one.files.completions(one.step))) for one in steps_of(out, tmp_path)] == [8, 8]
 
 
 def test_a_step_is_printed_and_begins_anew_with_overwrite(

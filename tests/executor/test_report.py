@@ -40,6 +40,7 @@ from batchbound.executor.reports.tables import report_rows, rows_table
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.policy import UNTIL_CHANGE, Policy, State, Step
 from batchbound.heuristics.simulator import Simulator
+from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.plan import make_plan
 from batchbound.solvers.result import Limits
 
@@ -153,6 +154,11 @@ def test_an_evicted_request_leaves_no_slot_time_unexplained() -> None:
 
     trace = served(problem, EvictOnce())
     assert trace.evictions == 1
+    found = report(problem, trace, best_bound(problem), None)
+    assert (found.bound, found.run_bound, found.run_gap) == (best_bound(problem).seconds, None, None)
+    said = next(row for row in report_rows(found) if row.name == "gap of the run")
+    assert said.value == "-"
+    assert "1 requests were put back, and the bound is of schedules that put none back" in said.note
     assert occupied_slots(trace)[:3].tolist() == [2, 2, 2]
     seconds = slot_seconds(trace)
     assert min(seconds.values()) >= 0

@@ -160,7 +160,8 @@ def _one(args: argparse.Namespace, problem: Problem, history: History) -> tuple[
         "fcfs_s": first_come,
         "bound_s": bound.seconds,
         "bound_source": bound.source,
-        "gap": trace.makespan / bound.seconds - 1,
+        # The bound is of schedules in which nothing gives way.
+        "gap": None if trace.evictions else trace.makespan / bound.seconds - 1,
         "recovered": None if lost <= 0 else (first_come - trace.makespan) / lost,
         "recovered_told_lengths": None
         if lost <= 0
@@ -248,6 +249,9 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
         if key in seconds:
             note = str(found.get("bound_source", "")) if key == "bound_s" else ""
             rows.append(Row("seconds", seconds[key], duration(value), note))
+        elif key == "gap" and value is None:
+            note = "requests gave way, and the bound is of schedules in which none does"
+            rows.append(Row("shares", shares[key], "-", note))
         elif key in shares:
             rows.append(Row("shares", shares[key], "none lost" if value is None else percent(value), ""))
         elif key == "expected_mean_s":

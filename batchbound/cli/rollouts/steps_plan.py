@@ -17,6 +17,7 @@ from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
 from ...data.readers.completions import lengths_by_name
 from ...data.readers.tables import read_column
+from ...data.workload import Workload
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
@@ -126,13 +127,15 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
         return _updated(args)
     args.lengths = "constant:1"
     inputs = read_inputs(args, keep_arrivals=False)
-    step = _steps(args, inputs)
+    step, problem = _steps(args, inputs), inputs.problem
+    if inputs.job.records:
+        problem = replace(problem, workload=_apart(problem.workload, step))
     paths = dict.fromkeys(args.history)
     column = None if args.steps.isdecimal() else args.steps
     history = read_history({path: file_digest(path) for path in paths}, column)
     try:
         plan = make_steps_plan(
-            inputs.problem,
+            problem,
             step,
             history,
             Way(args.ahead or 0.0, args.keep, args.restart, args.keep_kv),
@@ -161,7 +164,8 @@ def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
         try:
             return steps_of(inputs.problem, int(args.steps))
         except (ValueError, ZeroDivisionError) as error:
-            raise InputError(str(error), file=args.workload, where="--steps", hint="Give fewer.") from None
+            hint = "Give fewer, or the column or field that says the step of each."
+            raise InputError(str(error), file=args.workload, where="--steps", hint=hint) from None
     if inputs.job.digest is None or Path(args.workload).is_dir():
         message = "--steps COLUMN is for a file, whose rows or lines say of which step they are"
         raise InputError(message, file=args.workload, hint="Give a number of steps.")
@@ -172,6 +176,12 @@ def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
         labels = [labels[row[one.line]] for one in inputs.job.records]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return np.array([number[label] for label in labels], dtype=np.int64)
+
+
+def _apart(workload: Workload, step: IntArray) -> Workload:
+    """Return prompts of which one that comes again in another step begins a group of its own."""
+    group = np.where(workload.group < 0, -1, workload.group * (int(step.max()) + 1) + step)
+    return replace(workload, group=group).with_shared_prompts()
 
 
 def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
