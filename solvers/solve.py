@@ -33,7 +33,7 @@ FEW_BOUND_SHARE = 0.4
 """The share of its time that the bound of few requests gets at most, which mostly ends by itself before."""
 PROOF_SHARE = 0.8
 """The share of its time that bound and enumeration get."""
-SCARCE_SEARCH_SHARE, SCARCE_SHARE = 0.2, 0.05
+SCARCE_SEARCH_SHARE, SCARCE_BOUND_SHARE = 0.2, 0.05
 """The shares of search and of bound where memory is scarce: there only a search from the end is near."""
 
 
@@ -75,7 +75,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
     scarce = few and can_search_from_the_end(problem)
-    shares = (SCARCE_SEARCH_SHARE, SCARCE_SHARE) if scarce else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
+    shares = (SCARCE_SEARCH_SHARE, SCARCE_BOUND_SHARE) if scarce else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
     searched = seconds if seconds is None or not few else seconds * shares[0]
     search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
     ours, enumerated, interrupted = None, None, False

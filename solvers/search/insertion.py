@@ -1,14 +1,11 @@
 """
-Schedules of few requests under scarce KV memory: put one by one where they first fit, back from the end.
+Schedules of few requests under scarce KV memory: the order is annealed in which they are put one by one.
 
-Back from the end what a request holds only shrinks, so one that fits in the rounds in which others end fits
-throughout. The order in which they are put is annealed: every schedule in which nothing could end later than
-it does is that of some order.
+They are put back from the end (:class:`~.request_profile.RequestProfile`): every schedule in which nothing
+could end later than it does is that of some order.
 """
 
 from __future__ import annotations
-
-from bisect import bisect_left
 
 import numpy as np
 
@@ -16,6 +13,7 @@ from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...models.bounds.least_counts import least_counts
 from .backward import schedule_backwards
+from .request_profile import RequestProfile
 
 MOST_REQUESTS = 130
 """Requests up to which orders are annealed: of more, too few are tried for it in a second."""
@@ -64,7 +62,7 @@ class InsertionAnnealing:
         self._fewest = least_counts(problem).rounds
         self._now = self._least = np.inf
         self._ends = [0] * len(self._order)
-        self._marks: list[_Mark] = [(RequestProfile(problem), {})]
+        self._marks = [RequestProfile(problem)]
 
     def step(self, done: float) -> Schedule | None:
         """
@@ -113,99 +111,18 @@ class InsertionAnnealing:
 
     def _placed(
         self, order: list[int], reach: int, since: int, most: float
-    ) -> tuple[list[int], list[_Mark]] | None:
+    ) -> tuple[list[int], list[RequestProfile]] | None:
         """
         Return the round after each request's last one, counted back from the end, or None beyond so many.
 
         The places before ``since`` are as they were; with the ends comes what was held before each place.
         """
         ends, marks = list(self._ends), self._marks[:since]
-        profile, taken = self._marks[since]
-        profile, taken, cap = profile.copy(), dict(taken), self._problem.prefill_token_cap
+        profile = self._marks[since].copy()
         for request in order[since:]:
-            marks.append((profile.copy(), dict(taken)))
+            marks.append(profile.copy())
             rounds, peak, prompt = self._requests[request]
-            end = profile.first_fit(0, rounds, peak)
-            shared = (begin for begin in taken if 0 <= begin - rounds - end <= reach)
-            for begin in sorted(shared) if reach else ():
-                if profile.first_fit(begin - rounds, rounds, peak) == begin - rounds:
-                    end = begin - rounds
-                    break
-            while cap is not None and taken.get(end + rounds, 0) + prompt > cap:
-                end = profile.first_fit(end + 1, rounds, peak)
-            if end + rounds > most:
+            ends[request] = profile.put(rounds, peak, prompt, reach)
+            if ends[request] + rounds > most:
                 return None
-            taken[end + rounds] = taken.get(end + rounds, 0) + prompt
-            profile.put(end, rounds, peak)
-            ends[request] = end
         return ends, marks
-
-
-class RequestProfile:
-    """
-    What is held from each round on, counted back from the end: a token less a round for each request.
-
-    Parameters
-    ----------
-    problem
-        Gives the KV capacity and the slots.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        assert problem.kv_capacity is not None
-        self._capacity, self._slots = problem.kv_capacity, problem.slots
-        self._times, self._held, self._active = [0], [0], [0]
-
-    def copy(self) -> RequestProfile:
-        """Return another that is as this one, and changes by itself."""
-        other = object.__new__(RequestProfile)
-        other._capacity, other._slots = self._capacity, self._slots
-        other._times, other._held, other._active = self._times[:], self._held[:], self._active[:]
-        return other
-
-    def first_fit(self, start: int, rounds: int, peak: int) -> int:
-        """Return the first round from some round on from which a request of these rounds fits."""
-        times, held, active = self._times, self._held, self._active
-        at, last = bisect_left(times, start + 1) - 1, len(times) - 1
-        while True:
-            # Where it ends it holds most: there is room once the others have shrunk by what is lacking.
-            number = active[at]
-            lacking = held[at] - number * (start - times[at]) + peak - self._capacity
-            if number >= self._slots:
-                lacking = self._capacity * (number + 1)
-            if lacking > 0:
-                start += -(-lacking // number)
-                if at < last and start >= times[at + 1]:
-                    at += 1
-                    start = times[at]
-                    continue
-            # Others that end further back hold most there: up to the last of them that stands against it.
-            room = self._capacity - peak - start
-            for place in range(bisect_left(times, start + rounds) - 1, at, -1):
-                if held[place] - times[place] > room or active[place] >= self._slots:
-                    at, start = place, times[place]
-                    break
-            else:
-                return start
-
-    def put(self, start: int, rounds: int, peak: int) -> None:
-        """Put a request of these rounds."""
-        first, last = self._point(start), self._point(start + rounds)
-        for place in range(first, last):
-            self._held[place] += peak - (self._times[place] - start)
-            self._active[place] += 1
-
-    def _point(self, time: int) -> int:
-        """Return the place of a round among those from which on something changes, a new one if need be."""
-        at = bisect_left(self._times, time)
-        if at == len(self._times) or self._times[at] != time:
-            before = at - 1
-            passed = time - self._times[before]
-            self._held.insert(at, self._held[before] - self._active[before] * passed)
-            self._active.insert(at, self._active[before])
-            self._times.insert(at, time)
-        return at
-
-
-_Mark = tuple[RequestProfile, dict[int, int]]
-"""What is held before a place of the order, and the prompt tokens of the stages there are."""

@@ -1,8 +1,8 @@
 """
 Schedules of a dozen requests under scarce KV memory: an order, and how far each is put off to share a stage.
 
-Requests are put one by one where they first fit, back from the end, as in
-:mod:`~batchbound.solvers.search.insertion`. There one reach serves all; here each has its own, and stages
+They are put back from the end (:class:`~.request_profile.RequestProfile`). In
+:mod:`~batchbound.solvers.search.insertion` one reach serves all; here each request has its own, and stages
 cost what their tokens do: of few requests, which of them wait for one another decides.
 """
 
@@ -13,7 +13,10 @@ import numpy as np
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from .backward import schedule_backwards
-from .insertion import RequestProfile
+from .request_profile import RequestProfile
+
+MOST_JOINED = 16
+"""Requests up to which each has a reach of its own: of more, too few are tried for it in a second."""
 
 REACHES = (0.0, 1 / 16, 1 / 4, np.inf)
 """Rounds that a request may be put off to share a stage, as shares of the longest one's."""
@@ -48,7 +51,6 @@ class JoiningAnnealing:
         self._running = np.flatnonzero(problem.rounds > 0)
         rows = np.stack((problem.rounds, problem.kv_peak, problem.prompt_tokens))[:, self._running]
         self._requests = [(rounds, peak, prompt) for rounds, peak, prompt in rows.T.tolist()]
-        self._cap = int(rows[2].sum()) if problem.prefill_token_cap is None else problem.prefill_token_cap
         self._stages = dict[int, float]()
         self._order = np.argsort(-rows[0], kind="stable").tolist()
         self._reach = [0.0] * len(self._order)
@@ -89,26 +91,15 @@ class JoiningAnnealing:
 
     def _placed(self, order: list[int], reach: list[float], most: float) -> tuple[list[int], float] | None:
         """Return each one's start, counted back from the end, and the cost; None beyond so much."""
-        profile, tokens, starts = RequestProfile(self._problem), dict[int, int](), [0] * len(order)
-        stages = 0.0
+        profile, starts, stages = RequestProfile(self._problem), [0] * len(order), 0.0
         for request in order:
             rounds, peak, prompt = self._requests[request]
-            end = profile.first_fit(0, rounds, peak)
-            if reach[request] and end + rounds not in tokens:
-                for start in sorted(each for each in tokens if 0 <= each - rounds - end <= reach[request]):
-                    fits = tokens[start] + prompt <= self._cap
-                    if fits and profile.first_fit(start - rounds, rounds, peak) == start - rounds:
-                        end = start - rounds
-                        break
-            while tokens.get(end + rounds, 0) + prompt > self._cap:
-                end = profile.first_fit(end + 1, rounds, peak)
-            start = end + rounds
-            before = tokens.get(start, 0)
-            stages += self._stage(before + prompt) - (self._stage(before) if before else 0.0)
-            tokens[start], starts[request] = before + prompt, start
-            if (cost := stages + self._problem.cost.decode_base * max(tokens)) > most:
+            start = starts[request] = rounds + profile.put(rounds, peak, prompt, reach[request])
+            tokens = profile.stages[start]
+            stages += self._stage(tokens) - (self._stage(tokens - prompt) if tokens > prompt else 0.0)
+            cost = stages + self._problem.cost.decode_base * max(profile.stages)
+            if cost > most:
                 return None
-            profile.put(end, rounds, peak)
         return starts, cost
 
     def _stage(self, tokens: int) -> float:

@@ -17,7 +17,7 @@ from .chains import ChainAnnealing, packing_pays, requests_are_few
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
 from .insertion import MOST_REQUESTS, InsertionAnnealing
-from .joining import JoiningAnnealing
+from .joining import MOST_JOINED, JoiningAnnealing
 from .order_search import OrderSearch
 from .reinsertion import MOST_ROUNDS, Reinsertion
 from .stage_merge import merge_stages
@@ -64,8 +64,8 @@ SHORT_SHARE = 0.4
 INSERTION_SHARE = 0.45
 """The share of the limits in which few requests are put one by one there, before all else."""
 
-FEWEST, JOINING_SHARE = 16, 0.7
-"""Requests of which each is put off by itself there, before all else, and the share of the limits for it."""
+JOINING_SHARE = 0.7
+"""The share of the limits in which a dozen requests are put off there, each by itself, before all else."""
 
 BACKWARD_SHARE = 0.25
 """The share of the limits for backward constructions and orders there, before requests are moved."""
@@ -320,14 +320,14 @@ class ScheduleSearch:
             found[of] += better
             return schedule
 
-        counts = bool(self._problem.cost.decode_base) and bool(self._problem.rounds.any())
-        if counts and len(self._problem) <= FEWEST:
+        rounds_cost = bool(self._problem.cost.decode_base) and bool(self._problem.rounds.any())
+        if rounds_cost and len(self._problem) <= MOST_JOINED:
             self._put_one_by_one(JoiningAnnealing(self._problem, self._rng), JOINING_SHARE)
         served = False
         if slots_are_scarcer(self._problem):
             relaxed = self._relax((RELAXED_SHARE, 1.0))
             served = relaxed is not None and self._serve_within_memory(relaxed)
-        elif counts and len(self._problem) <= MOST_REQUESTS:
+        elif rounds_cost and len(self._problem) <= MOST_REQUESTS:
             self._put_one_by_one(InsertionAnnealing(self._problem, self._rng), INSERTION_SHARE)
         if self._short is not None:
             walk = Reinsertion(self._problem, self._rng, self._short)
