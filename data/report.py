@@ -85,8 +85,8 @@ class Report:
     bound, bound_source
         Proven model seconds and by what argument, or None where nothing is proven.
     run_bound
-        The same for the requests this run served and the completion lengths that came out; None where nothing
-        is proven, or requests were evicted: the proof is of schedules that prefill each request once.
+        The same for the requests this run served and the completion lengths that came out, or None. Where
+        requests were put back, it holds of runs that do so: ``bound`` is of schedules that prefill each once.
     requests
         Requests served in this run.
     resumed

@@ -22,6 +22,7 @@ from ...data.workload import Workload
 from ...heuristics.loop import execute
 from ...heuristics.replay import Replay
 from ...heuristics.simulator import Simulator
+from ...models.bounds.fleet import work_bound
 from ...models.bounds.makespan import best_bound
 from .bubbles import slot_seconds
 
@@ -53,7 +54,8 @@ def report(
         The error of the problem's cost model, if it is a fitted one.
     run_bound
         A proven bound of the requests served, at the completion lengths that came out. If all were served
-        and came out as planned it is a bound of the problem, too, and the larger of the two counts.
+        and came out as planned it is a bound of the problem, too, and the larger of the two counts. Where
+        requests were put back, neither does, but :func:`~batchbound.models.bounds.fleet.work_bound`.
     seconds
         What planning or running took the program, to be handed on.
 
@@ -63,7 +65,7 @@ def report(
         If the trace serves a request that the problem does not have.
     """
     part = _Part.of(problem.workload, _rows(problem.workload.ids, [trace])[0], trace, problem.cost)
-    found = _report([part], len(problem), bound, run_bound)
+    found = _report([part], len(problem), bound, _holding(Fleet.of(problem, 1), [trace], run_bound))
     return replace(found, planned_makespan=planned_makespan, fit=fit, seconds=seconds)
 
 
@@ -129,7 +131,7 @@ def fleet_report(
         _Part.of(fleet.workload, mine, trace, replica.cost, replica.busy)
         for replica, mine, trace in zip(fleet.replicas, rows, traces, strict=True)
     ]
-    found = _report(parts, len(fleet), bound, run_bound)
+    found = _report(parts, len(fleet), bound, _holding(fleet, traces, run_bound))
     if len(traces) == 1:
         return found
     # A request that gave way may have gone on elsewhere: no bound of one replica's requests holds then.
@@ -146,6 +148,14 @@ def fleet_report(
             for k, (mine, part) in enumerate(zip(rows, parts, strict=True))
         ),
     )
+
+
+def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> Bound | None:
+    """Return the bound that holds of a run: where requests were put back, one that allows for it."""
+    if not any(trace.evictions for trace in traces):
+        return run_bound
+    served = served_part(fleet, traces)
+    return None if served is None else work_bound(served)
 
 
 def served_part(fleet: Fleet, traces: Sequence[Trace]) -> Fleet | None:
@@ -236,10 +246,9 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     proven = None if bound is None else bound.proven
     as_planned = len(actual) == requests and not wrong
     evictions = sum(trace.evictions for trace in traces)
-    bounds_of_run = [None if run_bound is None else run_bound.proven, proven if as_planned else None]
-    if evictions:
-        # Bounds are of schedules that prefill each request once: a run that puts some back may end sooner.
-        bounds_of_run = []
+    bounds_of_run = [None if run_bound is None else run_bound.proven]
+    if as_planned and not evictions:
+        bounds_of_run.append(proven)
     padding, padding_seconds = _padding(parts)
     pace, missed, between = _paces(parts) if clock == "measured" else (None, None, None)
     return Report(

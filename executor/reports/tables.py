@@ -143,11 +143,11 @@ def _bound_rows(report: Report, group: str) -> list[Row]:
     if report.bound is None:
         rows = [Row(group, "bound", "-", "nothing is proven")]
     else:
-        rows = [
-            Row(group, "bound", duration(report.bound), f"proven of every schedule: {report.bound_source}")
-        ]
+        which = "every schedule that puts no request back" if report.evictions else "every schedule"
+        rows = [Row(group, "bound", duration(report.bound), f"proven of {which}: {report.bound_source}")]
     if report.run_bound is not None and report.run_bound != report.bound:
         note = "proven, for the requests served and the lengths that came out"
+        note += ", even if some are put back" if report.evictions else ""
         rows.append(Row(group, "bound of the run", duration(report.run_bound), note))
     if report.plan_gap is not None:
         gap = percent(report.plan_gap, 2)
@@ -180,11 +180,6 @@ def _run_gap_row(report: Report, group: str) -> Row:
         return Row(group, name, percent(report.run_gap, 2), note)
     if report.bound is None:
         return Row(group, name, "-", "no bound")
-    if report.evictions:
-        note = (
-            f"{report.evictions:,} requests were put back, and the bound is of schedules that put none back"
-        )
-        return Row(group, name, "-", note)
     if report.resumed:
         return Row(group, name, "-", f"{report.resumed} requests were answered by an earlier run")
     return Row(group, name, "-", f"{report.lengths.wrong} completions had another length than planned")

@@ -104,13 +104,34 @@ def fleet_bound(fleet: Fleet) -> Bound:
     """
     if len(fleet.replicas) == 1 and fleet.replicas[0].busy == 0:
         return best_bound(fleet.problem())
-    bounds = [_alone(fleet)]
+    best = work_bound(fleet)
     for stage_by in _stage_arguments(fleet):
         for round_by in _round_arguments(fleet):
-            bounds.append(_shared(fleet, stage_by, round_by))
-            beside = _beside_steps(fleet, stage_by, round_by, max(bound.seconds for bound in bounds))
-            if beside is not None:
-                bounds.append(beside)
+            beside = _beside_steps(fleet, stage_by, round_by, best.seconds)
+            if beside is not None and beside.seconds > best.seconds:
+                best = beside
+    return best
+
+
+def work_bound(fleet: Fleet) -> Bound:
+    """
+    Return what is proven of the makespan of a fleet even where requests are put back and go on elsewhere.
+
+    Each request takes part in one prefill stage at least, and in as many decode steps as without.
+
+    Parameters
+    ----------
+    fleet
+        The job and its replicas.
+
+    Returns
+    -------
+    Bound
+        The best of the requests' shares and of a request on its own, as in :func:`fleet_bound`.
+    """
+    bounds = [_alone(fleet)]
+    for stage_by in _stage_arguments(fleet):
+        bounds += [_shared(fleet, stage_by, round_by) for round_by in _round_arguments(fleet)]
     return max(bounds, key=lambda bound: bound.seconds)
 
 

@@ -163,7 +163,8 @@ def test_a_fleet_of_predicted_lengths_follows_what_reaches_most_and_is_carried_o
     served = json.loads(capsys.readouterr().out)
     assert followed["requests"] == served["requests"] == 600
     assert 0 <= followed["gap"] < 0.7 * served["gap"]
-    assert followed["run_bound_s"] == served["run_bound_s"]
+    # One puts requests back, and is held against what no run of the same lengths that may do so can beat.
+    assert 0.999 * served["run_bound_s"] <= followed["run_bound_s"] <= served["run_bound_s"]
     # Requests that gave way went on elsewhere: no replica has a bound of its own then.
     assert followed["evictions"] > 0
     assert all(each["gap"] is None for each in followed["replicas"])
