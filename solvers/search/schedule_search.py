@@ -19,6 +19,7 @@ from .incumbent import Incumbent
 from .insertion import MOST_REQUESTS, InsertionAnnealing
 from .joining import MOST_JOINED, JoiningAnnealing
 from .order_search import OrderSearch
+from .prefill_only import StageExchange, evenly_packed
 from .reinsertion import MOST_ROUNDS, Reinsertion
 from .stage_merge import merge_stages
 from .stage_split import stages_capped
@@ -63,6 +64,9 @@ SHORT_SHARE = 0.4
 
 INSERTION_SHARE = 0.45
 """The share of the limits in which few requests are put one by one there, before all else."""
+
+PACKED_SHARE = 0.3
+"""The share of the limits in which requests without a decode step are packed evenly into prefill stages."""
 
 JOINING_SHARE = 0.7
 """The share of the limits in which a dozen requests are put off there, each by itself, before all else."""
@@ -254,7 +258,9 @@ class ScheduleSearch:
         """
         best = self.incumbent
         best.enough = enough
-        if self._problem.memory_can_run_out:
+        if not self._problem.rounds.any():
+            self._pack_stages()
+        elif self._problem.memory_can_run_out:
             self._serve_scarce_memory()
         else:
             if self._problem.prefill_token_cap is not None:
@@ -268,6 +274,20 @@ class ScheduleSearch:
         if not best.proven:
             # What there was no time for: against a good schedule most rules are soon given up.
             self._try(best.seconds + OVERTIME * best.seconds + OVERTIME_SECONDS)
+
+    def _pack_stages(self) -> None:
+        """Pack the stages of a job without a decode step and exchange requests; order those that share."""
+        if len(self._problem.prefix_tokens):
+            self._reorder(1.0)
+            return
+        best = self.incumbent
+        for schedule in evenly_packed(self._problem, self._rng, PACKING_SHARE * best.left):
+            best.steps += 1
+            best.offer(schedule)
+            if best.progress >= PACKED_SHARE:
+                break
+        assert best.schedule is not None, "a search begins with a schedule"
+        self._until(1.0, StageExchange(self._problem, self._rng, best.schedule).step)
 
     def _anneal_within(self, share: float) -> None:
         """Search orders and stage times until a share of the limits is used up."""
@@ -357,7 +377,7 @@ class ScheduleSearch:
         Returns the first schedule that does not, or None.
         """
         best, problem, start = self.incumbent, self._problem, None
-        if shares[0] * best.left < STARTS_SECONDS:
+        if best.progress >= 1.0 or shares[0] * best.left < STARTS_SECONDS:
             return None
         for share in shares:
             start = self._relaxed(share, start)

@@ -79,15 +79,17 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     passes += [in_one_pass(longest, patience) for patience in PATIENCES[2:]]
     in_turn: list[Callable[[float], Schedule | None]] = []
     if not problem.keeps_every_prefix:
-        for classes in CLASSES:
-            order = group_by_group(problem, classes)
-            in_turn += [in_one_pass(order, patience) for patience in PATIENCES]
+        orders = [group_by_group(problem, classes) for classes in CLASSES]
+        in_turn += [in_one_pass(order, patience) for patience in PATIENCES[:2] for order in orders]
+        passes += [in_one_pass(order, patience) for patience in PATIENCES[2:] for order in orders]
     if len(problem) > SIMULATED:
         return [*in_turn, *passes]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
         # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
-        return [*in_turn, lambda _: backward_schedule(problem), *map(simulated, names), *passes]
+        quick = [lambda _: backward_schedule(problem), *map(simulated, PROMISING)]
+        others = [simulated(name) for name in names if name not in PROMISING]
+        return [*in_turn[:1], *quick, *in_turn[1:], *others, *passes]
     if problem.prefill_token_cap is None:
         # Where nothing else is limited, rules that wait for free slots are best beside these passes.
         names = dict.fromkeys((*WAITING, *names))
