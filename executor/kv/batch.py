@@ -397,7 +397,7 @@ class RunningBatch(ABC):
             for at, one in enumerate(done):
                 prompt, indices = new[one]
                 for index in indices[1:]:
-                    self._store.move_row(rows[indices[0]], rows[index])
+                    self._store.copy_row(rows[indices[0]], rows[index])
                 if later[indices[-1]]:
                     self._kept.keep(prompt, self._store.read_row(rows[indices[0]]), logits[at : at + 1])
                 filled += indices

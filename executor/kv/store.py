@@ -106,7 +106,11 @@ class KeyValueStore(Cache):
 
     @abstractmethod
     def move_row(self, source: int, target: int) -> None:
-        """Copy a row over another, which has been wiped."""
+        """Put a row in the place of another, which has been wiped; the source is to be wiped then."""
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Copy a row over another, which has been wiped; each goes on by itself."""
+        self.move_row(source, target)
 
     @abstractmethod
     def wipe_row(self, row: int) -> None:

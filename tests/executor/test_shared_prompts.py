@@ -23,6 +23,7 @@ from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.prompts import Prompts
+from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.source import load_model
 from batchbound.executor.models.tiny import FAMILIES
 from batchbound.executor.models.tokenizers import ByteTokenizer
@@ -164,14 +165,17 @@ def test_weights_that_change_between_calls_leave_nothing_stale() -> None:
     assert after != before
 
 
+@pytest.mark.parametrize("capacity", [None, 130])
 @pytest.mark.parametrize("room", [0, 40, 80, 10**6])
-def test_the_engine_computes_what_the_schedule_says(room: int, llama: Any) -> None:
+def test_the_engine_computes_what_the_schedule_says(room: int, capacity: int | None, llama: Any) -> None:
     prompts, lengths = groups(5, 4, seed=7)
     number = np.repeat(np.arange(5), 4)
     workload = Workload.from_lengths([len(prompt) for prompt in prompts], lengths)
     workload = replace(workload, group=number).with_shared_prompts()
     cost = CostModel.paper()
-    problem = Problem(workload, cost, 3, prefill_emits_first_token=True, prefix_cache=room)
+    problem = Problem(
+        workload, cost, 3, kv_capacity=capacity, prefill_emits_first_token=True, prefix_cache=room
+    )
     most = np.array(lengths)
     engine = HuggingFaceEngine(problem, llama, prompts, most)
     trace = execute(problem, policy_named("lpt-ski", problem), engine)
@@ -203,6 +207,21 @@ def test_what_is_kept_goes_with_the_last_of_its_group(kind: type[RaggedBatch] | 
     rows = [batch._store.read_row(batch._row_of_slot[slot])[0][0][:, :3] for slot in (0, 2, 3)]
     assert all(row.equal(rows[0]) for row in rows)
     assert batch.decode(2).shape == (2, 4)
+
+
+@pytest.mark.parametrize("later", [[0, 0, 0], [1, 1, 1]])
+def test_completions_of_one_prompt_in_blocks_go_on_each_by_itself(later: list[int]) -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    prompt, names = list(range(5, 40)), ["a", "b", "c"]
+
+    def drawn(later: list[int] | None, **options: int) -> list[list[int]]:
+        batch = RaggedBatch(model, 3, 50, sampler=Sampler(temperature=0.9, seed=7), **options)
+        first = batch.prefill([0, 1, 2], [prompt] * 3, request_ids=names, later=later)
+        return [first, *batch.decode(9).tolist()]
+
+    alone = drawn(None)
+    assert len(set(zip(*alone, strict=True))) == 3, "each draws tokens of its own"
+    assert drawn(later, kv_tokens=200) == alone
 
 
 def test_what_is_kept_is_a_copy() -> None:
