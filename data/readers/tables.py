@@ -247,7 +247,7 @@ def _refused(
         return InputError(error.reason, file=table.path, where=f"column '{column}'")
     hint = "Correct the row or remove it."
     if error.column == "output_tokens" and frame["output_tokens"].iloc[error.row] == 0:
-        hint = "Remove the row, or leave all such rows out with drop_unanswered."
+        hint = "Remove the row, or leave all such rows out with --drop-unanswered (drop_unanswered=True)."
     reason = error.reason
     if error.column == "id":
         value = frame["id"].iloc[error.row]

@@ -361,11 +361,12 @@ def _within(
         return {"kv_tokens": min(kv_capacity, slots * longest[1])}
     columns = columns_for(longest[0])
     if slots * columns > kv_capacity:
+        fits = kv_capacity // columns
+        fewer = f"Plan with --slots {fits}," if fits else "Plan"
         raise InputError(
             f"the {tier.name} tier holds rows side by side, {slots} slots of {columns} tokens, and the plan's"
             f" KV capacity is {kv_capacity} tokens ({tier.reason})",
-            hint=f"Plan with --slots {max(1, kv_capacity // columns)}, without --kv-capacity, or run with"
-            " --kv-tokens.",
+            hint=f"{fewer} without --kv-capacity, or run with --kv-tokens.",
         )
     return {}
 

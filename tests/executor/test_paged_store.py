@@ -133,5 +133,8 @@ def test_a_layout_that_lies_side_by_side_is_refused_where_it_does_not_fit(llama:
     tier = choose_tier(llama, "window")
     with pytest.raises(InputError, match=r"8 slots of \d+ tokens.*KV capacity is 260 .*Plan with --slots 1"):
         HuggingFaceEngine(problem, llama, prompts, problem.workload.output_tokens, tier=tier)
+    narrow, _ = job(138)
+    with pytest.raises(InputError, match=r"KV capacity is 138 .*Plan without --kv-capacity"):
+        HuggingFaceEngine(narrow, llama, prompts, problem.workload.output_tokens, tier=tier)
     wide, _ = job(10**5)
     HuggingFaceEngine(wide, llama, prompts, problem.workload.output_tokens, tier=tier)
