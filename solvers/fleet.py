@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,12 +16,19 @@ from ..data.costs.cost import FloatArray, IntArray
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from ..heuristics.dispatch import dispatch, unit_of_group
+from ..heuristics.fleet.simulation import simulate_fleet
+from ..heuristics.loop import PolicyError, schedule_of
+from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import LongestFirst, least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
 from .search.chains import ChainAnnealing, packing_pays
 from .search.constructive import ski_rental_schedule
+from .search.incumbent import BETTER
 from .search.schedule_search import search_schedule
+from .search.stage_split import split_stages
+from .search.starts import starts
 
 PATIENCE = (0.5, 0.25, 1.0)
 """Settings of the ski-rental rule tried on each replica."""
@@ -32,6 +41,18 @@ LONG = 0.5
 
 MOST_BESIDE = 100_000
 """Requests up to which they are shared out beside the longest ones: of more, that takes a second."""
+
+MOST_SIMULATED = 5000
+"""Requests up to which the rules are simulated on all replicas: of more, one takes a second."""
+
+FIRST = 4
+"""Rules tried on each replica where shared prompts cannot all be kept, or memory can run out."""
+
+RULES = ("lpt-ski", "fcfs", "fcfs-ski", "packing-algorithm1")
+"""Policies simulated before the others: one of them is mostly the best."""
+
+RULES_SHARE, RULES_SECONDS = 0.2, 0.1
+"""The share of the seconds left that this takes at most, and the seconds it may take in any case."""
 
 PACKING_SHARE = 0.2
 """The share of the seconds left in which the slots of all replicas are packed full."""
@@ -107,6 +128,8 @@ def plan_fleet(
     limits = Limits(seconds=10.0) if limits is None else limits
     search = _FleetSearch(fleet, limits, groups, keep)
     search.share_out(shares)
+    if shares is None and groups is None:
+        search.offer_rules()
     stopped_by = search.improve()
     schedule = search.schedule()
     makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
@@ -170,10 +193,50 @@ class _FleetSearch:
         if self._longest_matters:
             beside = LongestFirst(self._costs, self._beside, self._alone, self._kind_of)
             assignments += [beside.least_loaded, beside.first_fit]
+        if self._groups is None and self._fleet.workload.shared_tokens.any():
+            # Each replica computes a shared prompt for itself.
+            assignments.append(partial(self._together, unit_of_group(self._fleet)))
         for assign in assignments:
             self._share_by(assign)
         for share in self._shares:
             self._pack(share)
+
+    def offer_rules(self) -> None:
+        """Take what a rule comes to if that is better, replicas that run dry taking over from the others."""
+        if not 1 < len(self._shares) <= len(self._fleet) <= MOST_SIMULATED:
+            return
+        end, took = self._left - max(RULES_SECONDS, RULES_SHARE * self._left), 0.0
+        dispatched = dispatch(self._fleet, "lpt")
+        for name in dict.fromkeys((*RULES, *POLICIES)):
+            before = self._left
+            if before - took < end:
+                break
+            shares = self._simulated(name, dispatched)
+            if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
+                self._shares = shares
+            took = before - self._left
+
+    def _simulated(self, policy: str, dispatched: IntArray) -> list[_Share] | None:
+        """Return what a policy on each replica comes to; None if it fails, or requests are put back."""
+        try:
+            ran = simulate_fleet(self._fleet, dispatched, policy=lambda each: policy_named(policy, each))
+        except PolicyError:
+            return None
+        shares = []
+        for k, trace in enumerate(ran.traces):
+            requests = np.flatnonzero(ran.replica_of == k)
+            if trace.evictions:
+                return None
+            if not requests.size:
+                shares.append(self._scheduled(k, requests))
+                continue
+            problem = self._fleet.problem_of(k, requests)
+            schedule = split_stages(problem, schedule_of(trace).without_idle_rounds(problem))
+            if schedule.check(problem) is not None:
+                return None
+            finish = self._fleet.replicas[k].busy + schedule.makespan(problem)
+            shares.append(_Share(requests, problem, schedule, finish))
+        return shares
 
     def _share_by(self, assign: Callable[[FloatArray], IntArray]) -> None:
         """Share the requests out in one way, again while what the replicas lost shows a better one."""
@@ -261,6 +324,10 @@ class _FleetSearch:
         unit_of = np.empty(len(self._fleet), dtype=np.int64)
         for unit, members in enumerate(self._groups):
             unit_of[members] = unit
+        return self._together(unit_of, busy)
+
+    def _together(self, unit_of: IntArray, busy: FloatArray) -> IntArray:
+        """Share whole units of requests out, the dearest first."""
         costs = np.array([np.bincount(unit_of, weights=row) for row in self._costs])
         dearest = np.argsort(-costs.mean(axis=0), kind="stable")
         replica_of: IntArray = least_loaded(costs, self._kind_of, busy, dearest)[unit_of]
@@ -271,12 +338,28 @@ class _FleetSearch:
         if not requests.size:
             return _Share(requests, None, None, busy)
         problem = self._fleet.problem_of(replica, requests)
-        schedules = [
-            ski_rental_schedule(problem, patience=patience).without_idle_rounds(problem)
-            for patience in PATIENCE
-        ]
-        best = min(schedules, key=lambda schedule: schedule.makespan(problem))
+        best = min(_quick(problem), key=lambda schedule: schedule.makespan(problem))
         return _Share(requests, problem, best, busy + best.makespan(problem))
+
+
+def _quick(problem: Problem) -> Iterator[Schedule]:
+    """Yield schedules of a replica made in one pass each, in more orders where not only slots are scarce."""
+    for patience in PATIENCE:
+        yield ski_rental_schedule(problem, patience=patience).without_idle_rounds(problem)
+    if len(problem) > MOST_SIMULATED or (problem.keeps_every_prefix and not problem.memory_can_run_out):
+        return
+    for start in starts(problem, lambda: False)[:FIRST]:
+        schedule = start(math.inf)
+        if schedule is None:
+            continue
+        schedule = split_stages(problem, schedule.without_idle_rounds(problem))
+        if schedule.check(problem) is None:
+            yield schedule
+
+
+def _latest(shares: list[_Share]) -> float:
+    """Return when the last replica is done."""
+    return max(share.finish for share in shares)
 
 
 def _memory_binds(fleet: Fleet, kind: int) -> bool:

@@ -46,6 +46,7 @@ ROOMS = {
         "data",
         "models",
         "heuristics",
+        "heuristics.fleet",
         "solvers.search",
         "solvers.exact",
         "solvers.bounds",

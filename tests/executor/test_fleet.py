@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -213,6 +214,37 @@ def test_a_plan_keeps_groups_as_the_user_says(keep: str) -> None:
     result = plan_fleet(fleet, limits=Limits(seconds=0.1), groups=groups, keep=keep)  # type: ignore[arg-type]
     found = {len(set(result.schedule.replica_of[group].tolist())) for group in groups}
     assert found == ({1} if keep == "together" else {3})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_is_no_worse_than_any_rule_whose_replicas_take_over_from_each_other(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size = 1 + 2 * (seed % 2)
+    group = np.repeat(np.arange(10), size)
+    prompts = np.repeat(rng.integers(5, 200, 10), size)
+    workload = Workload.from_lengths(prompts, 1 + rng.integers(0, 40, len(group)))
+    workload = replace(workload, group=group).with_shared_prompts()
+    held = int((prompts + workload.output_tokens).max())
+    fast = Replica(CostModel.paper(), slots=2, kv_capacity=2 * held if seed % 3 == 0 else None)
+    fleet = Fleet(workload, (fast, replace(fast, slots=3, busy=0.4)), prefill_emits_first_token=True)
+    plan = plan_fleet(fleet, limits=Limits(work=20))
+    assert plan.schedule.check(fleet) is None
+    for name in ("fcfs", "fcfs-ski", "lpt", "lpt-ski", "algorithm1", "packing-algorithm1", "threshold"):
+        ran = simulate_fleet(fleet, dispatch(fleet, "lpt"), policy=partial(policy_named, name))
+        if not any(trace.evictions for trace in ran.traces):
+            assert plan.makespan <= ran.makespan + 1e-9, name
+
+
+def test_completions_of_a_prompt_stay_together_where_each_replica_would_compute_it() -> None:
+    # Two prompts of 99 tokens, two completions each: one by one, each replica would compute both prompts.
+    workload = Workload.from_lengths(np.full(4, 99), np.array([8, 4, 8, 4]))
+    workload = replace(workload, group=np.array([0, 0, 1, 1])).with_shared_prompts()
+    dear = CostModel(prefill_base=1.0, prefill_per_token=1.0, decode_base=1.0, decode_per_slot=0.0)
+    replica = Replica(dear, slots=2, prefix_cache=200)
+    plan = plan_fleet(
+        Fleet(workload, (replica, replica), prefill_emits_first_token=True), limits=Limits(work=1)
+    )
+    assert plan.makespan == pytest.approx(1 + 100 + 7)
 
 
 def test_the_referee_finds_what_a_schedule_leaves_out() -> None:

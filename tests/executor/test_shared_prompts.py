@@ -214,7 +214,7 @@ def test_completions_of_one_prompt_in_blocks_go_on_each_by_itself(later: list[in
     model = load_model("tiny:llama", dtype="float64", device="cpu")
     prompt, names = list(range(5, 40)), ["a", "b", "c"]
 
-    def drawn(later: list[int] | None, **options: int) -> list[list[int]]:
+    def drawn(later: list[int] | None, **options: Any) -> list[list[int]]:
         batch = RaggedBatch(model, 3, 50, sampler=Sampler(temperature=0.9, seed=7), **options)
         first = batch.prefill([0, 1, 2], [prompt] * 3, request_ids=names, later=later)
         return [first, *batch.decode(9).tolist()]
