@@ -202,6 +202,8 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
             rates=rates,
             profile=profile,
         )
+    except InputError:
+        raise
     except ValueError as error:
         hint = "Say --token-budget." if "state them" in str(error) else "Correct the limits."
         raise InputError(str(error), hint=hint) from None

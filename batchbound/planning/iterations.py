@@ -151,7 +151,9 @@ def make_iteration_plan(
     for each in set(engines.limits):
         if not fits(job.rows(), each):
             most = int((job.workload.input_tokens + job.workload.output_tokens).max())
-            raise ValueError(f"a request needs {most:,} tokens of KV cache, an engine has {each.kv_tokens:,}")
+            blocks = "" if each.block_tokens == 1 else f" in blocks of {each.block_tokens:,}"
+            what = f"needs {most:,} tokens of KV cache{blocks}, an engine has {each.kv_tokens:,}"
+            raise ValueError(f"a request {what}")
     bound = iteration_bound(job.least(proven), proven)
     seconds = _least_seconds(job, engines)
     replica_of = _shared_out(job, engines, groups, rule)
