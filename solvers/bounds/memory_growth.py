@@ -13,6 +13,7 @@ from ...data.bound import Bound
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...models.bounds.least_counts import Counts, prefill_seconds
+from ...models.bounds.makespan import trivial_bound
 from ...models.bounds.memory_growth import (
     CLOSED,
     OPEN,
@@ -42,7 +43,7 @@ STEPS_OF = 24
 EACH_PLACE = 2
 """Every so many places where a start or an end may be worth most are in it from the beginning."""
 
-WORTH_TRYING = 0.92
+WORTH_TRYING = 0.5
 """Steps in which a full memory reads all tokens, in those proven otherwise, from which more may be proven."""
 
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
@@ -144,9 +145,12 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | N
         return None
     if states.tokens < WORTH_TRYING * counts.rounds * states.capacity:
         return None
-    search = _Search(problem, counts, states)
+    search, known = _Search(problem, counts, states), trivial_bound(problem, counts).seconds
     for grid in GRIDS:
         search.follow(grid, end)
+        # Finer grids prove a little more, and nothing where the first proves nothing.
+        if search.best is None or search.best.seconds <= known:
+            break
         if time.perf_counter() + LONGER * search.longest > end:
             break
     return search.best
