@@ -67,7 +67,7 @@ INWARDS = 0.4
 VIOLATED = 1e-4
 """Steps by which a row has to be violated to be added."""
 
-CLOSE = 1e-4
+CLOSE = 2e-4
 """How near what is proven comes to what the programme allows at the end, as a share of that."""
 
 
@@ -352,20 +352,17 @@ class _Programme:
         return float(self._worth @ solution)
 
     def add_violated(self, solution: FloatArray) -> bool:
-        """Add the rows that a solution violates most, and return whether there were any."""
+        """Add the rows that a solution violates, of each length the most, and return whether any."""
         before, prices = self._rows, self.prices(solution)
         for kind, change, lengths in self._changes():
             held = prices.places(change)
             added = prices.added(change, held)
             at = added.argmax(axis=1)
             over = added[np.arange(len(at)), at] - self._allowed(change)
-            which = np.array([over.argmax()])
             if kind >= 0:
-                over = (
-                    over - self._gains[kind][lengths] @ solution[self._gained[kind] : self._gained[kind + 1]]
-                )
-                which = _greatest(over, self._gains[kind][lengths].argmax(axis=1))
-            which = which[over[which] > VIOLATED]
+                gains = solution[self._gained[kind] : self._gained[kind + 1]]
+                over -= self._gains[kind][lengths] @ gains
+            which = np.flatnonzero(over > VIOLATED)
             if len(which):
                 self._add(kind, change, lengths, which, held[which, at[which]])
         return self._rows > before
@@ -400,10 +397,3 @@ def _between(tokens: IntArray, classes: int) -> FloatArray:
     """Return the shares of lengths in some of them that they lie between, shape (tokens, classes)."""
     knots = tokens[np.unique(np.rint(np.linspace(0, len(tokens) - 1, classes)).astype(np.int64))]
     return np.array([np.interp(tokens, knots, row) for row in np.eye(len(knots))]).T
-
-
-def _greatest(over: FloatArray, columns: IntArray) -> IntArray:
-    """Return the place of the greatest of each column."""
-    order = np.lexsort((over, columns))
-    last: IntArray = order[np.append(np.flatnonzero(np.diff(columns[order])), len(order) - 1)]
-    return last
