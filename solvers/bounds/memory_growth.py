@@ -49,7 +49,13 @@ WORTH_TRYING = 0.5
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
 """Seconds that the first grid takes to prove something, about, and as many more for each slot."""
 
-LONGER = 3
+SKIPPING_SECONDS = 0.25
+"""Seconds from which few slots begin with the second grid, which takes them little longer."""
+
+MORE = 1e-3
+"""The share that a grid has to add to what is proven for the next one to be tried, which adds less."""
+
+LONGER = 4
 """How many times longer a programme takes than one of the grid before, about."""
 
 PARTS = 10**10
@@ -67,7 +73,7 @@ INWARDS = 0.4
 VIOLATED = 1e-4
 """Steps by which a row has to be violated to be added."""
 
-CLOSE = 2e-4
+CLOSE = 5e-4
 """How near what is proven comes to what the programme allows at the end, as a share of that."""
 
 
@@ -146,13 +152,14 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | N
     if states.tokens < WORTH_TRYING * counts.rounds * states.capacity:
         return None
     search, known = _Search(problem, counts, states), trivial_bound(problem, counts).seconds
-    for grid in GRIDS:
+    skipped = int(states.slots <= FEW_SLOTS and seconds >= SKIPPING_SECONDS)
+    for grid in GRIDS[skipped:]:
         search.follow(grid, end)
-        # Finer grids prove a little more, and nothing where the first proves nothing.
-        if search.best is None or search.best.seconds <= known:
+        if search.best is None or search.best.seconds <= (1.0 + MORE) * known:
             break
         if time.perf_counter() + LONGER * search.longest > end:
             break
+        known = search.best.seconds
     return search.best
 
 
