@@ -106,6 +106,19 @@ def test_it_is_never_above_the_least_seconds(
     assert bound.seconds <= least_seconds(problem) + 1e-9
 
 
+def test_many_slots_have_few_rows_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_growth, "GRIDS", memory_growth.GRIDS[:1])
+    rng = np.random.default_rng(0)
+    problem = job(rng.integers(5, 60, 120).tolist(), rng.integers(5, 90, 120).tolist(), 40, 2000)
+    bound = growing_bound(problem, least_counts(problem), 60.0)
+    assert bound is not None
+    growth = bound.certificate["growth"]
+    assert isinstance(growth, dict)
+    assert growth["active"] == [0, 1, 40]
+    assert bound.seconds > trivial_bound(problem).seconds
+    assert verify_bound(problem, bound) is None
+
+
 def drawn_prices(rng: np.random.Generator, problem: Problem) -> GrowthPrices:
     assert problem.kv_capacity is not None
     most = problem.kv_capacity + problem.slots
