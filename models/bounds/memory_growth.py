@@ -20,7 +20,9 @@ schedule have
 .. math:: \rho R + \sigma S \ge p W + F - V(0, 0) - \sum_i \max_{B, k} (U(B + a_i, k + 1) - U(B, k))
     - \sum_i \max_{B, k} (V(B - a_i - n_i, k - 1) - V(B, k)).
 
-Values are linear between some points, so that the maxima are taken where either of their terms has a point.
+Values are linear in the tokens held between some points, and in k between some numbers. So the maxima are
+taken where either of their terms has a point and, of starts, ends and stages between two such numbers, at the
+least and the most requests; there all the tokens are allowed for that any number between may hold.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -84,18 +87,22 @@ class GrowthPrices:
 
     Parameters
     ----------
+    active
+        Numbers of requests under way between which values are straight lines, from 0 and 1 on, ascending,
+        shape (numbers,). The last is no less than the slots.
     points
-        Tokens between which values are straight lines, ascending, shape (points,). The first is at most 0,
-        the last no less than the capacity and the slots.
+        Tokens between which they are, ascending, shape (points,). The first is at most 0, the last no less
+        than the capacity and the slots.
     token
         Of each token read in a step, not negative.
     values
-        Of a state, divided by ``scale``: for closed and for open ones, a row for k requests under way, shape
-        (2, slots + 1, points).
+        Of a state, divided by ``scale``: for closed and for open ones, shape (2, numbers, points). Those of
+        numbers between are whole where they are.
     end
         Of the state with nothing under way at the end, divided by ``scale``.
     """
 
+    active: IntArray
     points: IntArray
     token: Any
     values: Values
@@ -105,6 +112,15 @@ class GrowthPrices:
     def scale(self) -> int:
         """The least multiple of the distances between points."""
         return math.lcm(*np.unique(np.diff(self.points)).tolist())
+
+    @cached_property
+    def rows(self) -> Values:
+        """Values for each number of requests under way, shape (2, active[-1] + 1, points)."""
+        apart = np.diff(self.active)
+        gaps, steps = apart[:, None], np.diff(self.values, axis=1)
+        each = steps // gaps if self.values.dtype.kind == "i" else steps / gaps
+        grown: Values = np.repeat(each, apart, axis=1).cumsum(axis=1)
+        return np.concatenate((self.values[:, :1], self.values[:, :1] + grown), axis=1)
 
     @cached_property
     def at_end(self) -> Any:
@@ -119,7 +135,7 @@ class GrowthPrices:
     def at(self, side: int, active: int, held: IntArray) -> Values:
         """Return what states of so many requests are worth, by the tokens held."""
         place = np.clip(np.searchsorted(self.points, held, side="right") - 1, 0, len(self.points) - 2)
-        row, left, right = self.values[side, active], self.points[place], self.points[place + 1]
+        row, left, right = self.rows[side, active], self.points[place], self.points[place + 1]
         worth: Values = row[place] * (right - held) + row[place + 1] * (held - left)
         worth *= self.scale // (right - left)
         return worth
@@ -141,6 +157,11 @@ class GrowthPrices:
         else:
             added += self.at(change.after, active, held + change.tokens[:, None])
         return added + self.token * held if change.is_step else added
+
+    def most(self, change: Change) -> Values:
+        """Return what a change adds at most, for each that may start or end, shape (n,)."""
+        added: Values = self.added(change, self.places(change)).max(axis=1)
+        return added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,31 +219,48 @@ class GrowthStates:
                 for side in (CLOSED, OPEN):
                     yield Change(active, 0, side, CLOSED, np.array([active]), span)
 
-    def stages(self) -> Iterator[Change]:
-        """Yield the prefill stages before which so many requests are under way."""
-        for active in range(self.slots):
-            most = np.minimum(self.capacity - self.first[:1], self.most[active : active + 1])
-            span = self.least[active : active + 1], most
+    def _between(self, active: IntArray) -> Iterator[tuple[int, int]]:
+        """Yield the least and the most requests, apart from one that starts or ends, between two numbers."""
+        for low, high in pairwise(active.tolist()):
+            if low < self.slots:
+                yield low, min(high, self.slots) - 1
+
+    def stages(self, active: IntArray) -> Iterator[Change]:
+        """Yield the prefill stages before which some numbers of requests are under way."""
+        for low, high in self._between(active):
+            span = self.least[low : low + 1], np.minimum(self.capacity - self.first[:1], self.most[high])
             if span[0] <= span[1]:
-                yield Change(active, 0, CLOSED, OPEN, np.zeros(1, dtype=np.int64), span)
+                for number in {low, high}:
+                    yield Change(number, 0, CLOSED, OPEN, np.zeros(1, dtype=np.int64), span)
 
-    def begun(self) -> Iterator[tuple[IntArray, Change]]:
-        """Yield which of the different first tokens can be added to so many requests, and how."""
-        for active in range(self.slots):
-            most = np.minimum(self.capacity - self.first, self.most[active])
-            can = np.flatnonzero(most >= self.least[active])
-            if len(can):
-                span = np.full(len(can), self.least[active]), most[can]
-                yield can, Change(active, 1, OPEN, OPEN, self.first[can], span)
+    def begun(self, active: IntArray) -> Iterator[tuple[IntArray, Change]]:
+        """Yield which of the different first tokens can be added to some numbers of requests, and how."""
+        for low, high in self._between(active):
+            most = np.minimum(self.capacity - self.first, self.most[high])
+            can = np.flatnonzero(most >= self.least[low])
+            span = np.full(len(can), self.least[low]), most[can]
+            for number in {low, high} if len(can) else ():
+                yield can, Change(number, 1, OPEN, OPEN, self.first[can], span)
 
-    def ended(self) -> Iterator[tuple[IntArray, Change]]:
-        """Yield which of the different last tokens one of so many requests can end with, and how."""
-        for active in range(1, self.slots + 1):
-            least = self.last + self.least[active - 1]
-            most = np.minimum(self.capacity + active, self.last + self.most[active - 1])
+    def ended(self, active: IntArray) -> Iterator[tuple[IntArray, Change]]:
+        """Yield which of the different last tokens can be left by an end to some numbers, and how."""
+        for low, high in self._between(active):
+            least = self.last + self.least[low]
+            most = np.minimum(self.capacity + high + 1, self.last + self.most[high])
             can = np.flatnonzero(most >= least)
-            if len(can):
-                yield can, Change(active, -1, CLOSED, CLOSED, -self.last[can], (least[can], most[can]))
+            for number in {low, high} if len(can) else ():
+                yield can, Change(number + 1, -1, CLOSED, CLOSED, -self.last[can], (least[can], most[can]))
+
+
+def gained(states: GrowthStates, prices: GrowthPrices) -> tuple[IntArray, IntArray]:
+    """Return what the different starts, and ends, add at most by whole prices."""
+    least = np.iinfo(np.int64).min
+    gains = np.full(len(states.first), least), np.full(len(states.last), least)
+    changes = states.begun(prices.active), states.ended(prices.active)
+    for kind, gain in zip(changes, gains, strict=True):
+        for can, change in kind:
+            gain[can] = np.maximum(gain[can], prices.most(change))
+    return gains
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,21 +281,13 @@ class GrowthProof:
     @classmethod
     def of(cls, states: GrowthStates, prices: GrowthPrices) -> GrowthProof:
         """Return what whole prices prove."""
-
-        def most(change: Change) -> IntArray:
-            added: IntArray = prices.added(change, prices.places(change)).max(axis=1)
-            return added
-
-        step = max((int(most(change)[0]) for change in states.steps()), default=0)
-        stage = max((int(most(change)[0]) for change in states.stages()), default=0)
+        step = max((int(prices.most(change)[0]) for change in states.steps()), default=0)
+        stage = max((int(prices.most(change)[0]) for change in states.stages(prices.active)), default=0)
         worth = prices.token * states.tokens
         worth += prices.at_end - prices.at_start if states.slots else 0
-        for numbers, changes in ((states.starts, states.begun()), (states.ends, states.ended())):
-            gained = np.full(len(numbers), np.iinfo(np.int64).min)
-            for can, change in changes:
-                gained[can] = np.maximum(gained[can], most(change))
+        for numbers, gains in zip((states.starts, states.ends), gained(states, prices), strict=True):
             worth -= sum(
-                int(each) * int(number) for each, number in zip(gained, numbers.tolist(), strict=True)
+                int(each) * int(number) for each, number in zip(gains.tolist(), numbers.tolist(), strict=True)
             )
         return cls(worth, max(0, step), max(0, stage))
 
@@ -290,6 +320,7 @@ def growth_bound(problem: Problem, counts: Counts, proof: GrowthProof, prices: G
     cheapest = int(seconds.argmin())
     terms = cost_terms(problem, int(stages[cheapest]), int(steps[cheapest]))
     values = dict(zip(("closed", "open"), prices.values.tolist(), strict=True))
-    growth = {"points": prices.points.tolist(), "token": prices.token, "end": prices.end, **values}
+    numbers = {"active": prices.active.tolist(), "points": prices.points.tolist()}
+    growth = {**numbers, "token": prices.token, "end": prices.end, **values}
     certificate = {"kind": "growth", "slots": counts.slots, **counts.claims, "growth": growth}
     return Bound(sum(terms.values()), "growing keys and values", terms, certificate)

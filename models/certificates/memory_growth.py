@@ -59,9 +59,9 @@ def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], wor
     slots
         Requests that are ever under way together, as checked.
     claim
-        ``token``, the price of a token read; ``closed`` and ``open``, a row for each number of requests from
-        0 on, of the values of states out of stages and in one at every of ``points`` tokens, straight lines
-        between them; ``end``, the value of none at the end.
+        ``token``, the price of a token read; ``closed`` and ``open``, a row for each of ``active`` requests,
+        of the values of states out of stages and in one at every of ``points`` tokens, straight lines between
+        them and from row to row; ``end``, the value of none at the end.
     work
         What is left of the steps of the check.
 
@@ -101,6 +101,7 @@ class _Walk:
         self._parts = math.lcm(*(after - before for before, after in pairwise(self._points)))
         if self._parts > FINEST:
             raise RefutedError(RULE, f"points at distances that make {self._parts} parts of a token")
+        self._active = self._read_active(claim)
         self._closed, self._open = self._rows(claim, "closed"), self._rows(claim, "open")
         self.start = self._value(self._closed, 0, 0)
         # Nothing under way may be met before the end as well, and then begins again.
@@ -115,15 +116,44 @@ class _Walk:
             raise RefutedError(RULE, f"points from {points[0]} to {points[-1]} leave states without a value")
         return points
 
+    def _read_active(self, claim: Mapping[str, Any]) -> list[int]:
+        active = [_number(number, "active") for number in entries(claim, "active")]
+        if active[:2] != [0, 1] or any(before >= after for before, after in pairwise(active)):
+            raise RefutedError(RULE, "numbers of active requests do not ascend from 0 and 1")
+        if active[-1] < self._slots:
+            raise RefutedError(RULE, f"rows of up to {active[-1]} requests for {self._slots}")
+        return active
+
     def _rows(self, claim: Mapping[str, Any], name: str) -> list[list[int]]:
+        """Return the values for each number of requests up to the slots."""
+        given = entries(claim, name)
+        if len(given) != len(self._active):
+            raise RefutedError(RULE, f"{len(given)} rows of {name} values for {len(self._active)} numbers")
         rows: list[list[int]] = []
-        for row in entries(claim, name):
+        for row in given:
             if not isinstance(row, list) or len(row) != len(self._points):
                 raise unreadable(name, row, f"{len(self._points)} whole numbers")
             rows.append([_number(value, name) for value in row])
-        if len(rows) <= self._slots:
-            raise RefutedError(RULE, f"{len(rows)} rows of {name} values for {self._slots} requests and none")
-        return rows
+        self._work.spend(len(self._points) * (self._slots + 1))
+        full = [rows[0]]
+        for (low, high), (row, after) in zip(pairwise(self._active), pairwise(rows), strict=True):
+            apart = high - low
+            each = [(to - value) // apart for value, to in zip(row, after, strict=True)]
+            if [value + apart * more for value, more in zip(row, each, strict=True)] != after:
+                raise RefutedError(RULE, f"{name} values between {low} and {high} requests are not whole")
+            for number in range(1, min(high, self._slots) - low + 1):
+                full.append([value + number * more for value, more in zip(row, each, strict=True)])
+        return full
+
+    def _between(self) -> Iterator[tuple[int, int]]:
+        """
+        Yield the least and the most requests between two rows, apart from one that starts or ends.
+
+        Between them what it adds is a straight line in the number of requests, so greatest at either.
+        """
+        for low, high in pairwise(self._active):
+            if low < self._slots:
+                yield low, min(high, self._slots) - 1
 
     def _value(self, rows: list[list[int]], active: int, held: int) -> int:
         place = min(bisect_right(self._points, held), len(self._points) - 1)
@@ -157,27 +187,29 @@ class _Walk:
 
     def stages(self) -> Iterator[int]:
         """Yield what a stage can add in which a request starts."""
-        for active in range(self._slots):
-            most = min(self._capacity - self.first[0], self._most[active])
-            for held in self._held(self._least[active], most, 0):
-                yield self._value(self._open, active, held) - self._value(self._closed, active, held)
+        for low, high in self._between():
+            most = min(self._capacity - self.first[0], self._most[high])
+            for active in {low, high}:
+                for held in self._held(self._least[low], most, 0):
+                    yield self._value(self._open, active, held) - self._value(self._closed, active, held)
 
     def starts(self, first: int) -> Iterator[int]:
         """Yield what the start of a request can add that reads so many tokens first."""
-        for active in range(self._slots):
-            for held in self._held(
-                self._least[active], min(self._capacity - first, self._most[active]), first
-            ):
-                after = self._value(self._open, active + 1, held + first)
-                yield after - self._value(self._open, active, held)
+        for low, high in self._between():
+            most = min(self._capacity - first, self._most[high])
+            for active in {low, high}:
+                for held in self._held(self._least[low], most, first):
+                    after = self._value(self._open, active + 1, held + first)
+                    yield after - self._value(self._open, active, held)
 
     def ends(self, last: int) -> Iterator[int]:
         """Yield what the end of a request can add that holds so many tokens then."""
-        for active in range(1, self._slots + 1):
-            most = min(self._capacity + active, last + self._most[active - 1])
-            for held in self._held(last + self._least[active - 1], most, -last):
-                after = self._value(self._closed, active - 1, held - last) if active > 1 else self.end
-                yield after - self._value(self._closed, active, held)
+        for low, high in self._between():
+            most = min(self._capacity + high + 1, last + self._most[high])
+            for left in {low, high}:
+                for held in self._held(last + self._least[low], most, -last):
+                    after = self._value(self._closed, left, held - last) if left else self.end
+                    yield after - self._value(self._closed, left + 1, held)
 
 
 def _number(value: object, name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,34 +13,50 @@ from ...data.bound import Bound
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...models.bounds.least_counts import Counts, prefill_seconds
-from ...models.bounds.memory_growth import Change, GrowthPrices, GrowthProof, GrowthStates, growth_bound
+from ...models.bounds.makespan import trivial_bound
+from ...models.bounds.memory_growth import (
+    CLOSED,
+    OPEN,
+    Change,
+    GrowthPrices,
+    GrowthProof,
+    GrowthStates,
+    gained,
+    growth_bound,
+)
 
-MOST_SLOTS = 24
-"""Slots up to which this is worth while: the more requests run together, the less one end leaves empty."""
-
-FINE = 5
-"""Distances of the finest points in the tokens that a request grows by on average."""
-
-LEAST_FINE = 75
-"""Least of the finest points that the capacity is divided by."""
+MOST_SLOTS = 1024
+"""Slots up to which this is tried: each is looked at in turn for its steps."""
 
 FEW_SLOTS = 8
-"""Slots up to which the programme is small: the first of two numbers that go by slots holds for these."""
+"""Slots up to which each number of requests under way has values of its own."""
 
-LEVEL = (8, 5)
-"""Points of each distance, which doubles from level to level, the finest at the capacity; also by slots."""
+FINE = 5
+"""Distances of the first grid's finest points in the tokens that a request grows by on average."""
 
-CLASSES = (16, 10)
-"""Lengths between which what a start gains is a straight line to the programme, and of ends; by slots."""
+LEAST_FINE = 75
+"""Least of them that the capacity is divided by."""
+
+STEPS_OF = 24
+"""Numbers of requests under way whose steps are in a programme from the beginning, about."""
 
 EACH_PLACE = 2
 """Every so many places where a start or an end may be worth most are in it from the beginning."""
 
-WORTH_TRYING = 0.92
+WORTH_TRYING = 0.5
 """Steps in which a full memory reads all tokens, in those proven otherwise, from which more may be proven."""
 
-SLOT_SECONDS = 0.05
-"""Seconds for each request that can be under way that it takes to prove something, about."""
+FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
+"""Seconds that the first grid takes to prove something, about, and as many more for each slot."""
+
+SKIPPING_SECONDS = 0.25
+"""Seconds from which few slots begin with the second grid, which takes them little longer."""
+
+MORE = 1e-3
+"""The share that a grid has to add to what is proven for the next one to be tried, which adds less."""
+
+LONGER = 4
+"""How many times longer a programme takes than one of the grid before, about."""
 
 PARTS = 10**10
 """Parts of a step."""
@@ -57,8 +73,58 @@ INWARDS = 0.4
 VIOLATED = 1e-4
 """Steps by which a row has to be violated to be added."""
 
-CLOSE = 1e-4
+CLOSE = 5e-4
 """How near what is proven comes to what the programme allows at the end, as a share of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """
+    What values, and gains of starts and ends, are straight lines between.
+
+    Parameters
+    ----------
+    numbers
+        Parts that the numbers of requests under way are divided into, from one to all slots.
+    finer
+        What the finest distance of the first grid is divided by.
+    alike
+        Points of each distance, which doubles from level to level, the finest at the capacity.
+    classes
+        Lengths of starts, and of ends, to the programme; what is proven takes each length as it is.
+    """
+
+    numbers: int
+    finer: int
+    alike: int
+    classes: int
+
+    def active(self, slots: int) -> IntArray:
+        """Return the numbers of requests under way."""
+        parts = self.numbers if slots > FEW_SLOTS else slots
+        numbers = np.rint(np.linspace(1, max(2, slots), parts + 1)).astype(np.int64)
+        return np.append(0, np.unique(numbers))
+
+    def points(self, states: GrowthStates) -> IntArray:
+        """Return points that lie the further apart the further they are below the capacity."""
+        growth = int(states.last @ states.ends - states.first @ states.starts) / int(states.starts.sum())
+        width = max(1, int(min(growth / FINE, states.capacity / LEAST_FINE)) // self.finer)
+        points = [states.capacity + states.slots]
+        while points[-1] > 0:
+            points.append(points[-1] - width)
+            if len(points) % self.alike == 0:
+                width *= 2
+        return np.array(points[::-1], dtype=np.int64)
+
+
+GRIDS = (
+    _Grid(1, 1, 6, 10),
+    _Grid(2, 2, 8, 12),
+    _Grid(2, 4, 12, 16),
+    _Grid(4, 8, 12, 24),
+    _Grid(8, 16, 16, 30),
+)
+"""From coarse to fine."""
 
 
 def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | None:
@@ -66,7 +132,8 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | N
     Return the bound that growing keys and values give, or None where that is not looked for.
 
     The linear programme over values of states (:mod:`batchbound.models.bounds.memory_growth`), its rows added
-    where they are violated (Kelley 1960). Any solution on the way, also a rounded one, is a proof.
+    where they are violated (Kelley 1960), on one grid after the other. Any solution on the way, also a
+    rounded one, is a proof.
 
     Parameters
     ----------
@@ -80,33 +147,74 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | N
     end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
         return None
-    if (
-        SLOT_SECONDS * states.slots > seconds
-        or states.tokens < WORTH_TRYING * counts.rounds * states.capacity
-    ):
+    if seconds < FIRST_SECONDS + SLOT_SECONDS * states.slots:
         return None
-    programme, best = _Programme(states, _stage_price(problem, counts)), None
-    inner, most = cast("FloatArray | None", None), -np.inf
-    while (left := end - time.perf_counter()) > 0:
-        outer = programme.solved(left)
-        if outer is None:
+    if states.tokens < WORTH_TRYING * counts.rounds * states.capacity:
+        return None
+    search, known = _Search(problem, counts, states), trivial_bound(problem, counts).seconds
+    skipped = int(states.slots <= FEW_SLOTS and seconds >= SKIPPING_SECONDS)
+    for grid in GRIDS[skipped:]:
+        search.follow(grid, end)
+        if search.best is None or search.best.seconds <= (1.0 + MORE) * known:
             break
-        # Between the best solution so far and the programme's rows cut more off (Ben-Ameur and Neto 2007).
-        tried = [outer] if inner is None else [outer, inner + INWARDS * (outer - inner)]
-        violated = False
-        for solution in tried:
-            prices = programme.prices(solution)
-            whole = _whole(prices)
-            proof = GrowthProof.of(states, whole)
-            if (steps := programme.proven(proof)) > most:
-                most, inner = steps, solution
-            found = growth_bound(problem, counts, proof, whole)
-            if best is None or found.seconds > best.seconds:
-                best = found
-            violated |= programme.add_violated(solution, prices)
-        if not violated or most >= (1.0 - CLOSE) * programme.worth(outer):
+        if time.perf_counter() + LONGER * search.longest > end:
             break
-    return best
+        known = search.best.seconds
+    return search.best
+
+
+class _Search:
+    """
+    The best bound so far, and what it was found by.
+
+    Parameters
+    ----------
+    problem, counts
+        What is bounded.
+    states
+        Of the problem.
+    """
+
+    def __init__(self, problem: Problem, counts: Counts, states: GrowthStates) -> None:
+        self._problem, self._counts, self._states = problem, counts, states
+        self._stage = _stage_price(problem, counts)
+        self._inner: GrowthPrices | None = None
+        self._most = -np.inf
+        self.best: Bound | None = None
+        self.longest = 0.0
+        """Seconds of the longest programme."""
+
+    def follow(self, grid: _Grid, end: float) -> None:
+        """Solve the programme of a grid until no more is proven than it allows."""
+        programme = _Programme(self._states, self._stage, grid)
+        inner = None if self._inner is None else programme.solution(self._inner)
+        while (left := end - time.perf_counter()) > 0:
+            begun = time.perf_counter()
+            outer = programme.solved(left)
+            if outer is None:
+                return
+            self.longest = max(self.longest, time.perf_counter() - begun)
+            # Between the best solution so far and this one rows cut more off (Ben-Ameur and Neto 2007).
+            tried = [outer] if inner is None else [outer, inner + INWARDS * (outer - inner)]
+            violated = []
+            for solution in tried:
+                if self._prove(programme, programme.prices(solution)):
+                    inner = solution
+                violated.append(programme.add_violated(solution))
+            if not violated[0] or self._most >= (1.0 - CLOSE) * programme.worth(outer):
+                return
+
+    def _prove(self, programme: _Programme, prices: GrowthPrices) -> bool:
+        """Keep the bound that prices prove if it is the best, and return whether they prove most so far."""
+        whole = _whole(prices)
+        proof = GrowthProof.of(self._states, whole)
+        found = growth_bound(self._problem, self._counts, proof, whole)
+        if self.best is None or found.seconds > self.best.seconds:
+            self.best = found
+        if (steps := programme.proven(proof)) <= self._most:
+            return False
+        self._most, self._inner = steps, whole
+        return True
 
 
 def _stage_price(problem: Problem, counts: Counts) -> float:
@@ -119,20 +227,11 @@ def _stage_price(problem: Problem, counts: Counts) -> float:
 
 def _whole(prices: GrowthPrices) -> GrowthPrices:
     """Return prices in whole parts."""
-    values = np.rint(PARTS * prices.values).astype(np.int64)
-    return GrowthPrices(prices.points, int(PARTS * prices.token), values, int(PARTS * prices.end))
-
-
-def _points(states: GrowthStates) -> IntArray:
-    """Return points that lie the further apart the further they are below the capacity."""
-    growth = int(states.last @ states.ends - states.first @ states.starts) / int(states.starts.sum())
-    width = max(1, int(min(growth / FINE, states.capacity / LEAST_FINE)))
-    points = [states.capacity + states.slots]
-    while points[-1] > 0:
-        points.append(points[-1] - width)
-        if len(points) % LEVEL[states.slots > FEW_SLOTS] == 0:
-            width *= 2
-    return np.array(points[::-1], dtype=np.int64)
+    apart = np.diff(prices.active)[:, None]
+    first = np.rint(PARTS * prices.values[:, :1]).astype(np.int64)
+    steps = apart * np.rint(PARTS * np.diff(prices.values, axis=1) / apart).astype(np.int64)
+    values = np.concatenate((first, first + steps.cumsum(axis=1)), axis=1)
+    return replace(prices, token=int(PARTS * prices.token), values=values, end=int(PARTS * prices.end))
 
 
 class _Programme:
@@ -145,11 +244,14 @@ class _Programme:
         Of the problem.
     stage
         Steps that a stage counts for.
+    grid
+        Between what values are straight lines.
     """
 
-    def __init__(self, states: GrowthStates, stage: float) -> None:
-        self._states, self._stage, self._points = states, stage, _points(states)
-        self._side = (states.slots + 1) * len(self._points)
+    def __init__(self, states: GrowthStates, stage: float, grid: _Grid) -> None:
+        self._states, self._stage = states, stage
+        self._active, self._points = grid.active(states.slots), grid.points(states)
+        self._side = len(self._active) * len(self._points)
         self._token, self._end = 2 * self._side, 2 * self._side + 1
         # No state is worth more steps than there are, about.
         self._farthest = FARTHEST + states.tokens / states.capacity
@@ -160,7 +262,7 @@ class _Programme:
         worth = [np.zeros(columns)]
         worth[0][[self._token, self._end]] = states.tokens, 1.0
         for tokens, numbers in ((states.first, states.starts), (states.last, states.ends)):
-            gains = _between(tokens, CLASSES[states.slots > FEW_SLOTS])
+            gains = _between(tokens, grid.classes)
             self._gains.append(gains)
             worth.append(-(numbers @ gains))
         self._gained = np.cumsum([columns, *(gains.shape[1] for gains in self._gains)])
@@ -170,7 +272,10 @@ class _Programme:
     def _begin(self) -> None:
         """Add rows for some numbers of requests and lengths, at some of the places."""
         prices = self.prices(np.zeros(len(self._worth)))
+        stepped = {*self._active.tolist(), *range(1, self._states.slots, 1 + self._states.slots // STEPS_OF)}
         for kind, change, which in self._changes():
+            if change.is_step and change.active not in stepped:
+                continue
             held = prices.places(change)
             some = range(1) if kind < 0 else np.flatnonzero(np.isin(which, self._gains[kind].argmax(axis=0)))
             for each in some:
@@ -183,10 +288,10 @@ class _Programme:
 
     def _changes(self) -> Iterator[tuple[int, Change, IntArray]]:
         """Yield the kind of gain, -1 for none, the change, and the lengths that may start or end."""
-        states = self._states
-        for change in (*states.steps(), *states.stages()):
+        states, active = self._states, self._active
+        for change in (*states.steps(), *states.stages(active)):
             yield -1, change, np.zeros(1, dtype=np.int64)
-        for kind, changes in enumerate((states.begun(), states.ended())):
+        for kind, changes in enumerate((states.begun(active), states.ended(active))):
             for can, change in changes:
                 yield kind, change, can
 
@@ -219,15 +324,31 @@ class _Programme:
         points = self._points
         place = np.clip(np.searchsorted(points, held, side="right") - 1, 0, len(points) - 2)
         part = (held - points[place]) / (points[place + 1] - points[place])
-        first = side * self._side + active * len(points)
-        self._entries.append((rows, first + place, sign * (1.0 - part)))
-        self._entries.append((rows, first + place + 1, sign * part))
+        row = min(int(np.searchsorted(self._active, active, side="right")), len(self._active) - 1)
+        share = (active - self._active[row - 1]) / (self._active[row] - self._active[row - 1])
+        for each, weight in ((row - 1, 1.0 - share), (row, share)):
+            if weight:
+                first = side * self._side + each * len(points)
+                self._entries.append((rows, first + place, sign * weight * (1.0 - part)))
+                self._entries.append((rows, first + place + 1, sign * weight * part))
 
     def prices(self, solution: FloatArray) -> GrowthPrices:
         """Return the prices of a solution."""
         values = solution[: self._token].reshape(2, -1, len(self._points))
-        prices = GrowthPrices(self._points, float(solution[self._token]), values, float(solution[self._end]))
+        token, end = float(solution[self._token]), float(solution[self._end])
+        prices = GrowthPrices(self._active, self._points, token, values, end)
         return replace(prices, values=prices.values / prices.scale, end=prices.end / prices.scale)
+
+    def solution(self, prices: GrowthPrices) -> FloatArray:
+        """Return the solution that whole prices come nearest to."""
+        held = np.clip(self._points, *prices.points[[0, -1]])
+        rows = [prices.at(side, each, held) for side in (CLOSED, OPEN) for each in self._active.tolist()]
+        gains = [
+            [gain[shares.argmax()] for shares in lengths.T]
+            for lengths, gain in zip(self._gains, gained(self._states, prices), strict=True)
+        ]
+        others = [prices.token, prices.end * prices.scale]
+        return np.concatenate((*rows, others, *gains)) / PARTS
 
     def proven(self, proof: GrowthProof) -> float:
         """Return what a proof shows that steps, and stages at their price, come to."""
@@ -237,21 +358,18 @@ class _Programme:
         """Return what steps and stages would come to at least if no more rows were violated."""
         return float(self._worth @ solution)
 
-    def add_violated(self, solution: FloatArray, prices: GrowthPrices) -> bool:
-        """Add the rows that prices violate most, and return whether there were any."""
-        before = self._rows
+    def add_violated(self, solution: FloatArray) -> bool:
+        """Add the rows that a solution violates, of each length the most, and return whether any."""
+        before, prices = self._rows, self.prices(solution)
         for kind, change, lengths in self._changes():
             held = prices.places(change)
             added = prices.added(change, held)
             at = added.argmax(axis=1)
             over = added[np.arange(len(at)), at] - self._allowed(change)
-            which = np.array([over.argmax()])
             if kind >= 0:
-                over = (
-                    over - self._gains[kind][lengths] @ solution[self._gained[kind] : self._gained[kind + 1]]
-                )
-                which = _greatest(over, self._gains[kind][lengths].argmax(axis=1))
-            which = which[over[which] > VIOLATED]
+                gains = solution[self._gained[kind] : self._gained[kind + 1]]
+                over -= self._gains[kind][lengths] @ gains
+            which = np.flatnonzero(over > VIOLATED)
             if len(which):
                 self._add(kind, change, lengths, which, held[which, at[which]])
         return self._rows > before
@@ -286,10 +404,3 @@ def _between(tokens: IntArray, classes: int) -> FloatArray:
     """Return the shares of lengths in some of them that they lie between, shape (tokens, classes)."""
     knots = tokens[np.unique(np.rint(np.linspace(0, len(tokens) - 1, classes)).astype(np.int64))]
     return np.array([np.interp(tokens, knots, row) for row in np.eye(len(knots))]).T
-
-
-def _greatest(over: FloatArray, columns: IntArray) -> IntArray:
-    """Return the place of the greatest of each column."""
-    order = np.lexsort((over, columns))
-    last: IntArray = order[np.append(np.flatnonzero(np.diff(columns[order])), len(order) - 1)]
-    return last

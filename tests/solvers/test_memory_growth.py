@@ -20,6 +20,7 @@ from batchbound.models.bounds.memory_growth import GrowthPrices, GrowthProof, Gr
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.claims import RefutedError, Work
 from batchbound.models.certificates.memory_growth import FINEST, Growth, proven_by_growth
+from batchbound.solvers.bounds import memory_growth
 from batchbound.solvers.bounds.memory_growth import growing_bound
 from batchbound.solvers.bounds.proven_bound import proven_bound
 
@@ -89,16 +90,33 @@ def test_stages_that_cost_something_are_counted_with_the_steps() -> None:
     st.integers(1, 4),
     st.integers(0, 9),
     st.sampled_from([0.0, 0.5, 3.0]),
+    st.sampled_from([0, memory_growth.FEW_SLOTS]),
 )
 def test_it_is_never_above_the_least_seconds(
-    pairs: list[tuple[int, int]], slots: int, room: int, stage: float
+    pairs: list[tuple[int, int]], slots: int, room: int, stage: float, few: int
 ) -> None:
     prompts, lengths = [prompt for prompt, _ in pairs], [length for _, length in pairs]
     capacity = max(p + n - 1 for p, n in pairs) + room
     problem = job(prompts, lengths, slots, capacity, replace(BY_ROUNDS, prefill_base=stage))
-    bound = growing_bound(problem, replace(least_counts(problem), rounds=0), 10.0)
+    with pytest.MonkeyPatch.context() as patched:
+        # With 0, rows of few numbers of requests, as where slots are many.
+        patched.setattr(memory_growth, "FEW_SLOTS", few)
+        bound = growing_bound(problem, replace(least_counts(problem), rounds=0), 10.0)
     assert bound is not None
     assert bound.seconds <= least_seconds(problem) + 1e-9
+
+
+def test_many_slots_have_few_rows_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_growth, "GRIDS", memory_growth.GRIDS[:1])
+    rng = np.random.default_rng(0)
+    problem = job(rng.integers(5, 60, 120).tolist(), rng.integers(5, 90, 120).tolist(), 40, 2000)
+    bound = growing_bound(problem, least_counts(problem), 60.0)
+    assert bound is not None
+    growth = bound.certificate["growth"]
+    assert isinstance(growth, dict)
+    assert growth["active"] == [0, 1, 40]
+    assert bound.seconds > trivial_bound(problem).seconds
+    assert verify_bound(problem, bound) is None
 
 
 def drawn_prices(rng: np.random.Generator, problem: Problem) -> GrowthPrices:
@@ -108,29 +126,38 @@ def drawn_prices(rng: np.random.Generator, problem: Problem) -> GrowthPrices:
     while points[-1] > 0:
         points.append(points[-1] - int(rng.choice([1, 2, 4])))
     scale = int(rng.choice([2, 40]))
-    values = rng.integers(-scale, scale, (2, problem.slots + 1, len(points)))
+    active = [0, 1]
+    while active[-1] < problem.slots:
+        active.append(active[-1] + int(rng.integers(1, 4)))
+    # Whole in between as well.
+    values = rng.integers(-scale, scale, (2, 1, len(points)))
+    for apart in np.diff(active).tolist():
+        last = values[:, -1:]
+        values = np.append(values, last + apart * (rng.integers(-scale, scale, last.shape) // apart), axis=1)
     token, end = int(rng.integers(0, 20 * scale)), int(rng.integers(-scale, scale))
-    return GrowthPrices(np.array(points[::-1]), token, values, end)
+    return GrowthPrices(np.array(active), np.array(points[::-1]), token, values, end)
 
 
 def claimed(prices: GrowthPrices) -> dict[str, Any]:
     closed, opened = prices.values.tolist()
-    points = prices.points.tolist()
-    return {"points": points, "token": prices.token, "closed": closed, "open": opened, "end": prices.end}
+    between = {"active": prices.active.tolist(), "points": prices.points.tolist()}
+    return {**between, "token": prices.token, "closed": closed, "open": opened, "end": prices.end}
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2**32 - 1))
 def test_any_values_prove_something_true_and_the_checker_says_the_same(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    problem = job(rng.integers(1, 4, 3).tolist(), rng.integers(1, 6, 3).tolist(), 2, 8)
+    requests, slots = [(3, 2), (4, 3), (4, 4)][int(rng.integers(3))]
+    prompts, lengths = rng.integers(1, 4, requests).tolist(), rng.integers(1, 6, requests).tolist()
+    problem = job(prompts, lengths, slots, int(rng.integers(8, 14)))
     problem = replace(problem, prefill_emits_first_token=bool(rng.integers(2)))
     prices = drawn_prices(rng, problem)
-    proof = GrowthProof.of(GrowthStates.of(problem, 2), prices)
+    proof = GrowthProof.of(GrowthStates.of(problem, slots), prices)
     for stages, steps in least_steps(problem).items():
         assert proof.step * steps + proof.stage * stages >= proof.worth
         assert proof.steps(np.array([stages])).tolist() <= [steps]
-    assert proven_by_growth(problem, 2, claimed(prices), Work()) == Growth(
+    assert proven_by_growth(problem, slots, claimed(prices), Work()) == Growth(
         proof.worth, proof.step, proof.stage
     )
 
@@ -166,13 +193,27 @@ def test_its_certificate_is_found_right() -> None:
             "growth: points at distances that make 1000000999930999811 parts of a token",
         ),
         ({"points": None}, "a certificate is readable: points is None, not a list"),
+        ({"active": None}, "a certificate is readable: active is None, not a list"),
+        (
+            {"active": [0, 1, 2.5, 4]},
+            "a certificate is readable: active is 2.5, not a whole number",
+        ),
+        ({"active": [0, 2, 3, 4]}, "growth: numbers of active requests do not ascend from 0 and 1"),
+        ({"active": [1, 2, 3, 4]}, "growth: numbers of active requests do not ascend from 0 and 1"),
+        ({"active": [0]}, "growth: numbers of active requests do not ascend from 0 and 1"),
+        ({"active": [0, 1, 4, 4]}, "growth: numbers of active requests do not ascend from 0 and 1"),
+        ({"active": [0, 1, 2, 3]}, "growth: rows of up to 3 requests for 4"),
         (
             {"points": [0, 16], "closed": [[0, 0]] * 4, "open": [[0, 0]] * 5},
-            "growth: 4 rows of closed values for 4 requests and none",
+            "growth: 4 rows of closed values for 5 numbers",
         ),
         (
-            {"points": [0, 16], "closed": [[0, 0]] * 5, "open": [[0, 0]] * 4},
-            "growth: 4 rows of open values for 4 requests and none",
+            {"points": [0, 16], "closed": [[0, 0]] * 5, "open": [[0, 0]] * 6},
+            "growth: 6 rows of open values for 5 numbers",
+        ),
+        (
+            {"active": [0, 1, 4], "points": [0, 16], "closed": [[0, 0], [0, 0], [3, 2]]},
+            "growth: closed values between 1 and 4 requests are not whole",
         ),
         (
             {"points": [0, 16], "closed": [[0, 0, 0]] * 5},
@@ -182,7 +223,10 @@ def test_its_certificate_is_found_right() -> None:
             {"points": [0, 16], "closed": [[0, "0"]] * 5},
             "a certificate is readable: closed is '0', not a whole number",
         ),
-        ({"closed": [0] * 5}, "a certificate is readable: closed is 0, not 13 whole numbers"),
+        (
+            {"points": [0, 16], "closed": [0] * 5},
+            "a certificate is readable: closed is 0, not 2 whole numbers",
+        ),
         ({"open": None}, "a certificate is readable: open is None, not a list"),
         ({"end": None}, "a certificate is readable: end is None, not a whole number"),
     ],
@@ -227,7 +271,8 @@ def test_without_a_capacity_nothing_is_proven() -> None:
 
 
 ONE = job([1], [2], 1, 5)
-OF_TOKENS = {"points": [0, 6], "token": 1, "closed": [[0, 0]] * 2, "open": [[0, 0]] * 2, "end": 0}
+NOTHING = [[0, 0]] * 2
+OF_TOKENS = {"active": [0, 1], "points": [0, 6], "token": 1, "closed": NOTHING, "open": NOTHING, "end": 0}
 
 
 def of_growth(problem: Problem, growth: dict[str, Any], seconds: float) -> Bound:
@@ -238,9 +283,20 @@ def of_growth(problem: Problem, growth: dict[str, Any], seconds: float) -> Bound
     return Bound(seconds, "growing keys and values", terms, {**certificate, "growth": growth})
 
 
-PRICED_STAGES = {"points": [0, 6], "token": 2, "closed": [[0, 0], [1, 1]], "open": [[1, 1]] * 2, "end": 0}
+PRICED_STAGES = {
+    **OF_TOKENS,
+    "token": 2,
+    "closed": [[0, 0], [1, 1]],
+    "open": [[1, 1]] * 2,
+}
 """For one request a stage is priced 6 and a step 4, and all are worth 12."""
-OF_TWO = {**PRICED_STAGES, "points": [0, 7], "closed": [[0, 0], [1, 1], [1, 1]], "open": [[1, 1]] * 3}
+OF_TWO = {
+    **PRICED_STAGES,
+    "active": [0, 1, 2],
+    "points": [0, 7],
+    "closed": [[0, 0], [1, 1], [1, 1]],
+    "open": [[1, 1]] * 3,
+}
 """For two requests a stage is priced 7 and a step, of 4 tokens at most, 8; all are worth 12."""
 
 
@@ -266,13 +322,15 @@ def test_it_is_the_least_from_the_fewest_stages_to_one_a_request(
 
 def test_each_span_looked_at_takes_steps_of_the_check() -> None:
     # One request: a step, a stage, a start and an end, each at two points, as many shifted and both ends.
-    assert proven_by_growth(ONE, 1, OF_TOKENS, Work(72)) == Growth(3, 2, 0)
-    with pytest.raises(RefutedError, match="takes more than 71 steps"):
-        proven_by_growth(ONE, 1, OF_TOKENS, Work(71))
+    # Before that two rows on either side.
+    assert proven_by_growth(ONE, 1, OF_TOKENS, Work(72 + 8)) == Growth(3, 2, 0)
+    with pytest.raises(RefutedError, match="takes more than 79 steps"):
+        proven_by_growth(ONE, 1, OF_TOKENS, Work(79))
 
 
 def test_prices_of_tokens_alone_prove_the_tokens_read_over_the_capacity() -> None:
-    claim = {"points": [-4, 16], "token": 1, "closed": [[0, 0]] * 5, "open": [[0, 0]] * 5, "end": 0}
+    nothing = [[0, 0]] * 3
+    claim = {**OF_TOKENS, "active": [0, 1, 4], "points": [-4, 16], "closed": nothing, "open": nothing}
     assert proven_by_growth(FOUR, 4, claim, Work()).steps(1) == 84 // 12
     assert proven_by_growth(FOUR, 4, {**claim, "token": 0}, Work()).steps(1) == 0
 
@@ -296,7 +354,7 @@ def test_the_end_is_worth_no_less_than_the_start() -> None:
 def test_requests_of_no_step_need_none() -> None:
     problem = replace(job([3, 3], [1, 1], 2, 6), prefill_emits_first_token=True)
     # No request ends, so that what the end is worth proves nothing.
-    claim = {"points": [0, 6], "token": 1, "closed": [[0, 0]], "open": [[0, 0]], "end": 5}
+    claim = {**OF_TOKENS, "end": 5}
     assert proven_by_growth(problem, 2, claim, Work()) == Growth(0, 0, 0)
 
 
@@ -317,7 +375,7 @@ def test_a_bound_is_the_least_over_all_numbers_of_stages() -> None:
     # Of tokens alone: as many steps whatever the stages, so the fewest stages there can be.
     counts = least_counts(FOUR)
     states = GrowthStates.of(FOUR, counts.slots)
-    values = np.zeros((2, 5, 2), dtype=np.int64)
-    prices = GrowthPrices(np.array([-4, 16]), 1, values, 0)
+    values = np.zeros((2, 3, 2), dtype=np.int64)
+    prices = GrowthPrices(np.array([0, 1, 4]), np.array([-4, 16]), 1, values, 0)
     bound = growth_bound(FOUR, counts, GrowthProof.of(states, prices), prices)
     assert bound.seconds == 0.5 * counts.stages + 7
