@@ -21,13 +21,15 @@ from ..heuristics.fleet.simulation import simulate_fleet
 from ..heuristics.loop import PolicyError, schedule_of
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
-from ..models.bounds.fleet_partition import LongestFirst, least_loaded, spread_groups
+from ..models.bounds.fleet_partition import Exchanges, LongestFirst, least_loaded, spread_groups
+from .bounds.loading import time_for_programmes
 from .result import Limits, Status, StoppedBy
 from .search.chains import ChainAnnealing, packing_pays
 from .search.constructive import ski_rental_schedule
 from .search.incumbent import BETTER
 from .search.schedule_search import search_schedule
 from .search.stage_split import split_stages
+from .search.stages.taken_over import with_stages_of
 from .search.starts import starts
 
 PATIENCE = (0.5, 0.25, 1.0)
@@ -35,6 +37,9 @@ PATIENCE = (0.5, 0.25, 1.0)
 
 FEEDBACKS = 4
 """Times the requests are shared out, each time knowing what the replicas lost to stages and idle slots."""
+
+WORTH = 1 - 1e-6
+"""Times of the best end within which another way to share out has to end to be better."""
 
 LONG = 0.5
 """What the longest request takes alone, in times of an even share of all, from which it matters."""
@@ -54,10 +59,16 @@ RULES = ("lpt-ski", "fcfs", "fcfs-ski", "packing-algorithm1")
 RULES_SHARE, RULES_SECONDS = 0.2, 0.1
 """The share of the seconds left that this takes at most, and the seconds it may take in any case."""
 
+MOST_EXCHANGED = 3000
+"""Requests up to which they are exchanged between replicas: of more, all pairs take too long to look at."""
+
+EXCHANGE_SHARE = 0.1
+"""The share of the seconds left that this takes at most."""
+
 PACKING_SHARE = 0.2
 """The share of the seconds left in which the slots of all replicas are packed full."""
 
-SLICE = 0.4
+SLICE = 0.2
 """Least wall-clock seconds of search spent on a replica at a time."""
 
 SLICE_STEPS = 25
@@ -109,8 +120,8 @@ def plan_fleet(
 
     Requests go, dearest first, to the replica on which they would end first, each priced at its share of
     stages and rounds; what the replicas' schedules take beyond that is fed back as time they are busy, until
-    sharing out anew does not help. The time left goes to the schedule search, always on the replica that
-    ends last.
+    sharing out anew does not help. Then requests are exchanged between the replica that ends last and the
+    others. The time left goes to the schedule search, always on the replica that ends last.
 
     Parameters
     ----------
@@ -153,6 +164,7 @@ class _Share:
     schedule: Schedule | None
     finish: float
     searches: int = 0
+    tried: Schedule | None = None
 
 
 class _FleetSearch:
@@ -179,10 +191,15 @@ class _FleetSearch:
 
     def schedule(self) -> FleetSchedule:
         """Return the best schedule found."""
+        schedules = tuple(share.schedule for share in self._shares)
+        return FleetSchedule(self._replica_of(self._shares), schedules)
+
+    def _replica_of(self, shares: list[_Share]) -> IntArray:
+        """Return the replica of each request, shape (requests,)."""
         replica_of = np.empty(len(self._fleet), dtype=np.int64)
-        for k, share in enumerate(self._shares):
+        for k, share in enumerate(shares):
             replica_of[share.requests] = k
-        return FleetSchedule(replica_of, tuple(share.schedule for share in self._shares))
+        return replica_of
 
     def share_out(self, fixed: IntArray | None = None) -> None:
         """Share the requests out, each time with what the replicas lost before taken into account."""
@@ -198,8 +215,8 @@ class _FleetSearch:
             assignments.append(partial(self._together, unit_of_group(self._fleet)))
         for assign in assignments:
             self._share_by(assign)
-        for share in self._shares:
-            self._pack(share)
+        if any([self._pack(share) for share in self._shares]):
+            self._shares = self._exchanged(self._shares, packed=True)
 
     def offer_rules(self) -> None:
         """Take what a rule comes to if that is better, replicas that run dry taking over from the others."""
@@ -241,33 +258,68 @@ class _FleetSearch:
     def _share_by(self, assign: Callable[[FloatArray], IntArray]) -> None:
         """Share the requests out in one way, again while what the replicas lost shows a better one."""
         lost, best = np.zeros(len(self._busy)), np.inf
+        shares: list[_Share] = []
         for _ in range(FEEDBACKS):
             begun = time.perf_counter()
             replica_of = assign(self._busy + lost)
-            shares = [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(lost))]
-            latest = max(share.finish for share in shares)
-            if latest >= best * (1 - 1e-6):
+            tried = [self._scheduled(k, np.flatnonzero(replica_of == k)) for k in range(len(lost))]
+            latest = _latest(tried)
+            if latest >= best * WORTH:
                 break
-            best = latest
-            if not self._shares or latest < max(share.finish for share in self._shares):
-                self._shares = shares
-            lost = np.array([share.finish - self._priced(k, share) for k, share in enumerate(shares)])
-            lost -= self._busy
+            best, shares = latest, tried
+            lost = self._lost(shares)
             if self._left < 2 * (time.perf_counter() - begun):
                 break
+        shares = self._exchanged(shares)
+        if not self._shares or _latest(shares) < _latest(self._shares):
+            self._shares = shares
 
-    def _pack(self, share: _Share) -> None:
-        """Pack the slots of a replica full where its stages are cheap, if that is the better schedule."""
+    def _exchanged(self, shares: list[_Share], packed: bool = False) -> list[_Share]:
+        """Exchange requests between replicas while their schedules, packed or not, end sooner for it."""
+        if self._groups is not None or not 1 < len(shares) <= len(self._fleet) <= MOST_EXCHANGED:
+            return shares
+        exchanges = Exchanges(self._costs, self._beside, self._alone, self._kind_of)
+        end = self._left * (1 - EXCHANGE_SHARE)
+        took = 0.0
+        for _ in range(FEEDBACKS):
+            if self._left < 2 * took:
+                break
+            begun, before = time.perf_counter(), self._replica_of(shares)
+            busy = self._busy + self._lost(shares)
+            after = exchanges.improved(before, busy, lambda: self._left < end)
+            changed = np.zeros(len(shares), dtype=np.bool_)
+            changed[before[before != after]] = changed[after[before != after]] = True
+            tried = [
+                self._scheduled(k, np.flatnonzero(after == k)) if changed[k] else share
+                for k, share in enumerate(shares)
+            ]
+            for k in np.flatnonzero(changed).tolist() if packed else ():
+                self._pack(tried[k])
+            took = time.perf_counter() - begun
+            if _latest(tried) >= _latest(shares) * WORTH:
+                break
+            shares = tried
+        return shares
+
+    def _lost(self, shares: list[_Share]) -> FloatArray:
+        """Return the seconds each replica's schedule takes beyond what its requests are priced at."""
+        beyond = [share.finish - self._priced(k, share) for k, share in enumerate(shares)]
+        lost: FloatArray = np.array(beyond) - self._busy
+        return lost
+
+    def _pack(self, share: _Share) -> bool:
+        """Pack a replica's slots full where its stages are cheap, and return whether that is better."""
         if share.problem is None or share.schedule is None or not packing_pays(share.problem):
-            return
+            return False
         if share.problem.memory_can_run_out or share.problem.prefill_token_cap is not None:
-            return
+            return False
         rng = np.random.default_rng(self._limits.seed)
         walk = ChainAnnealing(share.problem, rng, PACKING_SHARE * self._left / len(self._shares))
         packed = walk.schedule()
         saved = share.schedule.makespan(share.problem) - packed.makespan(share.problem)
         if saved > 0:
             share.schedule, share.finish = packed, share.finish - saved
+        return saved > 0
 
     def _priced(self, replica: int, share: _Share) -> float:
         """Return the seconds of a replica as its requests are priced."""
@@ -288,15 +340,36 @@ class _FleetSearch:
         while True:
             if self._limits.work is not None and steps >= self._limits.work:
                 return StoppedBy.WORK
+            last = max(range(len(self._shares)), key=lambda k: self._shares[k].finish)
+            if self._taken_over(last):
+                steps += 1
+                continue
             if self._left < 0.5 * SLICE:
                 return StoppedBy.TIME
-            last = max(range(len(self._shares)), key=lambda k: self._shares[k].finish)
             share = self._shares[last]
             if share.problem is None or share.schedule is None or patience > 3:
                 return StoppedBy.GAVE_UP
             finish = share.finish
             steps += self._search(share, self._fleet.replicas[last].busy, steps)
             patience = 0 if share.finish < finish - 1e-12 else patience + 1
+
+    def _taken_over(self, last: int) -> bool:
+        """Serve the last replica's requests at the stages of the first one of its kind, if that is better."""
+        share, alike = self._shares[last], np.flatnonzero(self._kind_of == self._kind_of[last]).tolist()
+        first = self._shares[min(alike, key=lambda k: self._shares[k].finish)]
+        if first is share or first.schedule is None or first.schedule is share.tried:
+            return False
+        share.tried = first.schedule
+        if share.problem is None or not time_for_programmes(self._left):
+            return False
+        found = with_stages_of(share.problem, first.schedule, min(self._left / 4, SLICE / 2))
+        if found is None or found.check(share.problem) is not None:
+            return False
+        finish = self._busy[last] + found.makespan(share.problem)
+        if finish >= share.finish * WORTH:
+            return False
+        share.schedule, share.finish = found, finish
+        return True
 
     def _search(self, share: _Share, busy: float, steps: int) -> int:
         """Search one replica's schedule after so many steps in all, and return the steps that took."""
@@ -305,7 +378,9 @@ class _FleetSearch:
         if self._limits.work is not None:
             most = min(self._limits.work - steps, SLICE_STEPS * 2**share.searches)
         if self._limits.seconds is not None or most is None:
-            even = SLICE if self._limits.seconds is None else self._left / (2 * len(self._shares))
+            # A turn for each that had none, and one to spare for the last one then.
+            turns = 1 + sum(not share.searches for share in self._shares)
+            even = SLICE if self._limits.seconds is None else self._left / turns
             seconds = min(self._left, max(SLICE, even) * 2**share.searches)
         seed = self._limits.seed + share.searches
         found = search_schedule(

@@ -48,6 +48,7 @@ ROOMS = {
         "heuristics",
         "heuristics.fleet",
         "solvers.search",
+        "solvers.search.stages",
         "solvers.exact",
         "solvers.bounds",
         "solvers.backends",

@@ -167,6 +167,25 @@ def test_the_slots_of_every_replica_are_packed_full_where_stages_are_cheap() -> 
     assert plan_fleet(fleet, limits=Limits(work=1)).makespan == 604.0
 
 
+def test_much_work_and_little_prompt_goes_beside_a_long_request() -> None:
+    # Beside the long one slots are idle for most of its steps, and each prompt takes its time all the same.
+    workload = Workload.from_lengths([10] + [300] * 40 + [3000] * 40, [1600] + [180] * 40 + [60] * 40)
+    result = plan_fleet(Fleet(workload, (Replica(CostModel.paper(), 4),) * 2), limits=Limits(work=2))
+    assert result.gap is not None
+    assert result.gap < 0.02
+    beside = result.schedule.replica_of[1:] == result.schedule.replica_of[0]
+    assert beside[:40].sum() > beside[40:].sum()
+
+
+def test_shares_that_are_given_stay() -> None:
+    # As many short requests on either replica as long ones would take eleven steps.
+    fleet = Fleet(work([1] * 4 + [9] * 4), (Replica(UNIT, 2),) * 2)
+    given = np.repeat([0, 1], 4)
+    result = plan_fleet(fleet, limits=Limits(work=5), shares=given)
+    assert (result.schedule.replica_of == given).all()
+    assert result.makespan == 18.0
+
+
 def test_a_forged_certificate_is_refuted() -> None:
     fleet = Fleet(work([5, 9, 4, 4]), (Replica(CostModel.paper(), 2), Replica(UNIT, 2)))
     bound = fleet_bound(fleet)
