@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data.costs.cost import FloatArray, IntArray
-from .least_rounds import Shapes
+from .least_rounds import AnyIntArray, Shapes
 from .request_sets import BoolArray, RequestSets
 
 GROUP_BITS = 14
@@ -82,6 +82,9 @@ class EndStates:
     spent, stages, least
         Seconds of the stages of what is over, the least seconds of all stages, and those of any schedule,
         shape (states,).
+    soonest
+        The round from which on each request fits beside those under way, at the soonest, 0 for one that does
+        not wait, shape (requests, states).
     slots
         Of each request under way, the latest over first: the round back at which it is over, its number,
         whether another has to join its group, and the bits of its group, as :func:`packed`. Shape (slots,
@@ -96,6 +99,7 @@ class EndStates:
     spent: FloatArray
     stages: FloatArray
     least: FloatArray
+    soonest: AnyIntArray
     slots: IntArray
     parent: IntArray
     request: IntArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from .end_states import (
     who_of,
 )
 from .group_orders import GroupOrders, Groups, Order, started_at
-from .least_rounds import NEVER, Shapes, earliest
+from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
 from .outcome import ExactOutcome, LimitReachedError
 from .request_sets import PRECISION, BoolArray, RequestSets
 from .stage_states import can_list_states
@@ -132,10 +132,14 @@ class _Begins:
     request: IntArray
     slot: IntArray
     kept: IntArray
-    begin: IntArray
+    begin: AnyIntArray
 
     def take(self, rows: IntArray) -> _Begins:
-        return _Begins(self.row[rows], self.request[rows], self.slot[rows], self.kept[rows], self.begin[rows])
+        return _Begins(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def and_others(self, others: _Begins) -> _Begins:
+        columns = ((getattr(self, column.name), getattr(others, column.name)) for column in fields(self))
+        return _Begins(*(np.concatenate(column) for column in columns))
 
 
 class _EndSearch:
@@ -191,7 +195,8 @@ class _EndSearch:
         none, nothing = np.zeros(1, dtype=np.int64), np.zeros(1)
         free = np.zeros((self.shapes.columns, 1), dtype=np.int64)
         everyone = none + len(self.sets.sets) - 1
-        states = EndStates(everyone, none, nothing, nothing, nothing, free, none, none, none)
+        soonest = np.zeros((len(self.order), 1), dtype=np.int32)
+        states = EndStates(everyone, none, nothing, nothing, nothing, soonest, free, none, none, none)
         self.kept = [states]
         for _ in range(len(self.order)):
             parts = []
@@ -235,8 +240,8 @@ class _EndSearch:
         slot, place = np.nonzero((block.joining[:, row] >> request) & 1)
         row, request = np.concatenate((row, row[place])), np.concatenate((request, request[place]))
         slot = np.concatenate((np.full(len(row) - len(slot), -1), slot))
-        nothing, found = np.zeros(len(row), dtype=np.int64), []
-        begins = _Begins(row, request, slot, nothing, nothing)
+        begins = _Begins(row, request, slot, np.zeros(len(row), dtype=np.int64), block.soonest[request, row])
+        found = []
         while len(begins.row):
             self.tick(len(begins.row))
             begins = self._placed(block, begins)
@@ -248,9 +253,17 @@ class _EndSearch:
 
     def _placed(self, block: _Block, begins: _Begins) -> _Begins:
         """Return when requests begin, as far as they fit and may be of use."""
+        begins = begins.take(np.flatnonzero(self._useful(block, begins)))
+        # One that begins alone beside nothing due begins as soon as it fits.
+        hindered = (begins.slot >= 0) | (begins.kept > 0) | block.some_due[begins.row]
+        alone, others = begins.take(np.flatnonzero(~hindered)), begins.take(np.flatnonzero(hindered))
+        return alone.and_others(self._hindered(block, others))
+
+    def _hindered(self, block: _Block, begins: _Begins) -> _Begins:
+        """Return when requests begin that join groups or begin beside groups that are due."""
         row, request, slot = begins.row, begins.request, begins.slot
         over, sizes, rounds = block.over[:, row], block.sizes[:, row], self.short.rounds[request]
-        start, room = block.now[row], self.short.capacity - self.short.peaks[request]
+        start, room = begins.begin, self.short.capacity - self.short.peaks[request]
         number = np.zeros(len(row), dtype=np.int32)
         joins = np.flatnonzero(slot >= 0)
         joined = block.joined(begins, joins)
@@ -265,13 +278,15 @@ class _EndSearch:
         room[some] -= total(due * (block.first[:, row[some]] - 1 + still))
         number[some] += total(due)
         free = self.shapes.slots - 1 - number
-        begin = earliest(start, over, sizes, room, free)
-        least = np.maximum(begin + np.maximum(self.sets.least[block.waiting[row]], rounds), over[0])
-        useful = (begin < NEVER) & (free >= 0) & (block.stages[row] + self.round * least < self.to_beat)
-        # Others than those that would be over are not kept: they are under way anyway.
-        for at in range(len(over)):
-            useful &= ((begins.kept >> at & 1) == 0) | (over[at] <= begin)
-        return replace(begins, begin=begin).take(np.flatnonzero(useful))
+        begins = replace(begins, begin=earliest(start, over, sizes, room, free))
+        return begins.take(np.flatnonzero((free >= 0) & self._useful(block, begins)))
+
+    def _useful(self, block: _Block, begins: _Begins) -> BoolArray:
+        """Return whether requests that begin no sooner may be of use."""
+        alone = np.maximum(self.sets.least[block.waiting[begins.row]], self.short.rounds[begins.request])
+        least = np.maximum(begins.begin + alone, block.over[0, begins.row])
+        useful: BoolArray = block.stages[begins.row] + self.round * least < self.to_beat
+        return useful & (begins.begin < NEVER)
 
     def _begun(self, block: _Block, begins: _Begins) -> EndStates:
         """Return the states after requests begin, as far as they may be of use."""
@@ -293,10 +308,32 @@ class _EndSearch:
         new = packed(ends, request, group | bit)
         slots = -np.sort(-np.concatenate((np.where(gone, 0, slots), new[None])), axis=0)[:-1]
         waiting = block.waiting[row] & ~bit
-        states = EndStates(waiting, begin, spent, spent, spent, slots, row + block.begin, request, group)
+        soonest = block.soonest[:, row]
+        states = EndStates(waiting, begin, spent, spent, spent, soonest, slots, row + block.begin, request, group)
         stages = spent + self._stages(waiting, slots)
         least = stages + self.round * self._rounds(states)
-        return replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.to_beat))
+        states = replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.to_beat))
+        soonest = self._soonest(states)
+        least = np.maximum(states.least, states.stages + self.round * self._rounds_from(soonest))
+        return replace(states, soonest=soonest, least=least).take(np.flatnonzero(least < self.to_beat))
+
+    def _soonest(self, states: EndStates) -> AnyIntArray:
+        """Return from which round on each request that waits fits beside those under way."""
+        shapes, over = self.short, over_of(states.slots).astype(np.int32)
+        sizes = np.where(states.slots > 0, shapes.first[who_of(states.slots)] + over - 1, 0)
+        now, soonest = states.now.astype(np.int32), np.zeros((len(self.order), len(states)), dtype=np.int32)
+        for request, peak in enumerate(shapes.peaks):
+            rows = np.flatnonzero((states.waiting >> request) & 1)
+            room = np.full(len(rows), shapes.capacity - peak)
+            soonest[request, rows] = earliest(now[rows], over[:, rows], sizes[:, rows], room, shapes.slots - 1)
+        return soonest
+
+    def _rounds_from(self, soonest: AnyIntArray) -> AnyIntArray:
+        """Return the rounds that those that begin no sooner than each request take from then on, at least."""
+        later = np.sort((soonest << 4) + np.arange(len(soonest), dtype=np.int32)[:, None], axis=0)[::-1]
+        sets = np.bitwise_or.accumulate(np.where(later < 16, 0, 1 << (later & 15)), axis=0)
+        rounds: AnyIntArray = ((later >> 4) + self.sets.least[sets]).max(axis=0, initial=0)
+        return rounds
 
     def _rounds(self, states: EndStates) -> IntArray:
         """Return a lower bound on the rounds of any schedule, shape (states,)."""
@@ -392,7 +429,8 @@ class _Block:
         self.sizes = np.where(part.slots > 0, self.first + self.over - 1, 0)
         self.joining = np.where(heads_of(part.slots), sets.joining[self.group], 0)
         self._due = due_of(part.slots)
-        self._some_due = total(self._due) > 0
+        self.some_due = total(self._due) > 0
+        self.soonest = part.soonest
 
     def joined(self, begins: _Begins, joins: IntArray) -> BoolArray:
         """Return which slots serve the groups that requests join, shape (slots, joins)."""
@@ -411,7 +449,7 @@ class _Block:
         due, still
             Whether each slot serves one, and those rounds, else 0, shape (slots, some).
         """
-        some = np.flatnonzero(self._some_due[begins.row] | (begins.kept > 0))
+        some = np.flatnonzero(self.some_due[begins.row] | (begins.kept > 0))
         row, slot, kept = begins.row[some], begins.slot[some], begins.kept[some]
         group, due = self.group[:, row], self._due[:, row]
         for at in range(len(group)):

@@ -31,7 +31,8 @@ def state(spent: float, *slots: int, now: int = 4) -> EndStates:
     """Return a state in which the last of three requests waits."""
     row, column = np.zeros(1, dtype=np.int64), np.array([*slots, 0, 0, 0][:3])[:, None]
     seconds = np.array([spent])
-    return EndStates(row + 0b100, row + now, seconds, seconds, seconds, column, row, row, row)
+    soonest = np.zeros((3, 1), dtype=np.int32)
+    return EndStates(row + 0b100, row + now, seconds, seconds, seconds, soonest, column, row, row, row)
 
 
 def serving(over: int, who: int, group: int, due: bool = False) -> int:
