@@ -16,8 +16,8 @@ from .backends.backend import BACKENDS
 from .bounds.loading import time_for_programmes
 from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .exact.enumeration import best_by_enumeration, can_enumerate
-from .exact.from_the_end import can_search_from_the_end
 from .exact.outcome import ExactOutcome
+from .exact.stage_states import can_list_states
 from .formulated import CP_SAT, Formulation, solve_full
 from .result import Limits, Result, Status, StoppedBy
 from .search.constructive import ski_rental_schedule
@@ -33,8 +33,10 @@ FEW_BOUND_SHARE = 0.4
 """The share of its time that the bound of few requests gets at most, which mostly ends by itself before."""
 PROOF_SHARE = 0.8
 """The share of its time that bound and enumeration get."""
-SCARCE_SEARCH_SHARE, SCARCE_BOUND_SHARE = 0.2, 0.05
-"""The shares of search and of bound where memory is scarce: there only a search from the end is near."""
+FEWEST = 14
+"""Requests up to which an exact search is near, mostly."""
+FEWEST_SEARCH_SHARE, FEWEST_BOUND_SHARE = 0.1, 0.05
+"""The shares of search and of bound of so few requests: what they find the exact search finds, too."""
 
 
 def solve(
@@ -74,8 +76,8 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    scarce = few and can_search_from_the_end(problem)
-    shares = (SCARCE_SEARCH_SHARE, SCARCE_BOUND_SHARE) if scarce else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
+    fewest = len(problem) <= FEWEST and can_list_states(problem)
+    shares = (FEWEST_SEARCH_SHARE, FEWEST_BOUND_SHARE) if fewest else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
     searched = seconds if seconds is None or not few else seconds * shares[0]
     search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
     ours, enumerated, interrupted = None, None, False
