@@ -112,9 +112,9 @@ class EndStates:
         """Return some of the states."""
         return EndStates(*(getattr(self, column.name)[..., rows] for column in fields(self)))
 
-    def cheapest(self, number: int) -> EndStates:
-        """Return so many states with the least seconds."""
-        return self.take(np.argpartition(self.least, number)[:number]) if len(self) > number else self
+    def first(self, number: int, rank: FloatArray) -> EndStates:
+        """Return so many states of the lowest rank."""
+        return self.take(np.argpartition(rank, number)[:number]) if len(self) > number else self
 
     @staticmethod
     def together(parts: list[EndStates]) -> EndStates:

@@ -42,6 +42,8 @@ BEAM = 1_000
 """States that a layer keeps in the first pass, which looks for a schedule to beat."""
 COMPARED_IN_BEAM = 4
 """States of a layer, for each that a beam keeps, among which those that others are ahead of are left out."""
+WAITING = 0.2
+"""What a beam adds to the bound of a state: this share of the least seconds of what waits and is left."""
 TRIED = 30
 """Ends of a search that are made schedules."""
 
@@ -212,11 +214,11 @@ class _EndSearch:
                 self.tick(0)
             if beam is not None:
                 every &= len(states) <= beam
-                states = states.cheapest(COMPARED_IN_BEAM * beam)
+                states = states.first(COMPARED_IN_BEAM * beam, self._expected(states))
             if not every_path:
                 states = self.dominance.ahead(states, self.tick)
             if beam is not None:
-                states = states.cheapest(beam)
+                states = states.first(beam, self._expected(states))
             if len(states) > MOST_STATES:
                 raise LimitReachedError(StoppedBy.GAVE_UP)
             self.tick(0)
@@ -335,14 +337,25 @@ class _EndSearch:
         rounds: AnyIntArray = ((later >> 4) + self.sets.least[sets]).max(axis=0, initial=0)
         return rounds
 
-    def _rounds(self, states: EndStates) -> IntArray:
-        """Return a lower bound on the rounds of any schedule, shape (states,)."""
+    def _expected(self, states: EndStates) -> FloatArray:
+        """Return by what a beam ranks states: of two with one bound, the one with less to come is better."""
+        to_come = self.sets.apart[states.waiting] + self.round * self._area(states)
+        expected: FloatArray = states.least + WAITING * to_come
+        return expected
+
+    def _area(self, states: EndStates) -> IntArray:
+        """Return the rounds that fill all slots or the KV capacity with what is left, shape (states,)."""
         sets, waiting, left = self.sets, states.waiting, states.left
-        who = who_of(states.slots)
-        first = self.shapes.first[who]
+        first = self.shapes.first[who_of(states.slots)]
         rounds = -(-(total(left) + sets.rounds[waiting]) // self.shapes.slots)
         read = total(left * (2 * first + left - 1)) // 2 + sets.tokens_read[waiting]
-        np.maximum(rounds, -(-read // self.shapes.capacity), out=rounds)
+        area: IntArray = np.maximum(rounds, -(-read // self.shapes.capacity))
+        return area
+
+    def _rounds(self, states: EndStates) -> IntArray:
+        """Return a lower bound on the rounds of any schedule, shape (states,)."""
+        sets, waiting, left, rounds = self.sets, states.waiting, states.left, self._area(states)
+        who = who_of(states.slots)
         new = (left > 0) & (left >= self.shapes.rounds[who])
         np.maximum(rounds, sets.least[waiting | total(np.where(new, 1 << who, 0))], out=rounds)
         least: IntArray = np.maximum(states.now + rounds, over_of(states.slots[0]))
