@@ -208,7 +208,6 @@ class _EndSearch:
                 break
             states = EndStates.together(parts)
             self.tick(0)
-            states = states.take(states.least < self.to_beat)
             if not every_path:
                 states = states.distinct(self.round)
                 self.tick(0)
@@ -323,12 +322,9 @@ class _EndSearch:
         """Return from which round on each request that waits fits beside those under way."""
         shapes, over = self.short, over_of(states.slots).astype(np.int32)
         sizes = np.where(states.slots > 0, shapes.first[who_of(states.slots)] + over - 1, 0)
-        now, soonest = states.now.astype(np.int32), np.zeros((len(self.order), len(states)), dtype=np.int32)
-        for request, peak in enumerate(shapes.peaks):
-            rows = np.flatnonzero((states.waiting >> request) & 1)
-            room = np.full(len(rows), shapes.capacity - peak)
-            soonest[request, rows] = earliest(now[rows], over[:, rows], sizes[:, rows], room, shapes.slots - 1)
-        return soonest
+        room = (shapes.capacity - shapes.peaks)[:, None]
+        soonest = earliest(states.now.astype(np.int32), over, sizes, room, shapes.slots - 1)
+        return np.where((states.waiting >> np.arange(len(room))[:, None]) & 1, soonest, 0)
 
     def _rounds_from(self, soonest: AnyIntArray) -> AnyIntArray:
         """Return the rounds that those that begin no sooner than each request take from then on, at least."""
