@@ -160,13 +160,10 @@ class Dominance:
         The requests.
     seconds_per_round
         Seconds of a round.
-    shared
-        The most seconds that two sets of requests save in one stage.
     """
 
-    def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_round: float, shared: float) -> None:
-        self._sets, self._shapes = sets, shapes
-        self._round, self._shared = seconds_per_round, shared
+    def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_round: float) -> None:
+        self._sets, self._shapes, self._round = sets, shapes, seconds_per_round
 
     def ahead(self, states: EndStates, tick: Callable[[int], None]) -> EndStates:
         """Return the states that no neighbour is ahead of; the clock is looked at now and then."""
@@ -201,7 +198,7 @@ class Dominance:
             same = (group == states.group[at, other]) & (group > 0) & (~due | states.due[at, other])
             aligned = np.where(same, until[at], aligned)
             saved = saved + (states.open[at, other] & ~_any(same & heads))
-        slack = slack - self._shared * saved
+        slack = slack - self._sets.shared * saved
         both = aligned >= 0
         moved = np.maximum(0, states.left[:, one] - np.maximum(0, slack // self._round).astype(np.int64))
         ahead = (slack >= 0) & ~_any(np.where(both, moved > aligned, due))

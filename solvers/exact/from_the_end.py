@@ -164,9 +164,7 @@ class _EndSearch:
         self.constant = cost.decode_per_slot * int(rounds.sum())
         self.constant += cost.decode_per_kv_token * problem.kv_token_rounds
         self.seconds = best.makespan(problem) - self.constant
-        # Seconds are convex in tokens: two sets in one stage take no less than this below two stages.
-        self.shared = float(cost.prefill_seconds(0))
-        self.dominance = Dominance(self.sets, self.shapes, self.round, self.shared)
+        self.dominance = Dominance(self.sets, self.shapes, self.round)
         self.orders = GroupOrders(self.shapes, self.sets, self.round)
         self.relaxed = np.inf
         self.kept: list[EndStates] = []
@@ -310,7 +308,9 @@ class _EndSearch:
         slots = -np.sort(-np.concatenate((np.where(gone, 0, slots), new[None])), axis=0)[:-1]
         waiting = block.waiting[row] & ~bit
         soonest = block.soonest[:, row]
-        states = EndStates(waiting, begin, spent, spent, spent, soonest, slots, row + block.begin, request, group)
+        states = EndStates(
+            waiting, begin, spent, spent, spent, soonest, slots, row + block.begin, request, group
+        )
         stages = spent + self._stages(waiting, slots)
         least = stages + self.round * self._rounds(states)
         states = replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.to_beat))
@@ -362,7 +362,7 @@ class _EndSearch:
         sets, heads, group = self.sets, heads_of(slots), group_of(slots)
         under_way = self._open(slots)
         joinable = heads & ((sets.joining[group] & waiting) > 0)
-        apart = under_way + sets.apart[waiting] - self.shared * total(joinable)
+        apart = under_way + sets.beside[total(joinable), waiting]
         together = sets.apart[waiting | np.bitwise_or.reduce(group, axis=0)]
         least: FloatArray = np.maximum(under_way, np.maximum(apart, together))
         return least

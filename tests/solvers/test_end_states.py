@@ -42,7 +42,7 @@ def serving(over: int, who: int, group: int, due: bool = False) -> int:
 def left_of(one: EndStates, other: EndStates, capacity: int = 100) -> list[float]:
     """Return the seconds spent of those of two states that are kept."""
     sets, shapes = requests(capacity)
-    dominance = Dominance(sets, shapes, 1.0, STAGE)
+    dominance = Dominance(sets, shapes, 1.0)
     kept = dominance.ahead(EndStates.together([one, other]), lambda steps: None)
     return sorted(kept.spent.tolist())
 
