@@ -88,8 +88,10 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     still to come, and what begins has to fit beside it. In the optimum one that joins it begins no earlier
     than what begins now, so it is over no earlier there.
 
-    Bounds: the rounds of what waits on its own (:func:`~batchbound.solvers.exact.least_rounds.least_rounds`)
-    with what has just begun, slots, KV tokens, and the cheapest stages of what waits.
+    *Bounds.* Rounds: slots, KV tokens, what waits on its own
+    (:func:`~batchbound.solvers.exact.least_rounds.least_rounds`) with what has just begun, and, as what is
+    under way only shrinks and no request begins before it fits beside that, those that fit from some round on
+    or later, on their own from then on. Stages: the cheapest of what waits, apart or beside those under way.
 
     Parameters
     ----------
