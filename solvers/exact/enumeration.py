@@ -30,6 +30,8 @@ STEPS_PER_REQUEST = 15
 """Steps, for each request, of the search that gives the enumeration something to beat."""
 FIRST_STATES, FIRST_STATES_OF_FEW = 30_000, 700_000
 """States looked at before packings are enumerated, and of so few requests that they mostly settle them."""
+AGAIN_SHARE = 0.6
+"""Most of what is left of the time limit for a proof that a checker can repeat, once there is another."""
 LEAST_SECONDS = 1e-6
 """What is left of a time limit at least: a limit must be positive."""
 START_SHARE = 0.25
@@ -135,7 +137,8 @@ def _best_of_states(
         return best_by_states(problem, left, first.schedule)
     # A checker repeats the argument by states: it is tried as long as a checker could follow.
     work = REPEATABLE_STEPS["states"]
-    left = replace(left, work=work if left.work is None else min(work, left.work))
+    seconds = None if left.seconds is None else AGAIN_SHARE * left.seconds
+    left = replace(left, seconds=seconds, work=work if left.work is None else min(work, left.work))
     again = best_by_states(problem, left, first.schedule)
     return again if again.stopped_by is StoppedBy.PROOF else first
 
