@@ -40,6 +40,8 @@ AT_ONCE = 5_000
 """States followed together; bounds the memory."""
 BEAM = 1_000
 """States that a layer keeps in the first pass, which looks for a schedule to beat."""
+WIDTH, WIDENED = 12_000, 4
+"""States that a layer keeps in the second pass, and how many times as many in each later one."""
 COMPARED_IN_BEAM = 4
 """States of a layer, for each that a beam keeps, among which those that others are ahead of are left out."""
 WAITING = 0.2
@@ -93,6 +95,9 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     under way only shrinks and no request begins before it fits beside that, those that fit from some round on
     or later, on their own from then on. Stages: the cheapest of what waits, apart or beside those under way.
 
+    *Passes.* A beam looks for a schedule to beat. Where it misses the best, many states look better than it:
+    the next passes follow those with the least bounds first, more in each, until none is left out.
+
     Parameters
     ----------
     problem
@@ -105,10 +110,11 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
     search = _EndSearch(problem, start, deadline, limits.work)
     try:
-        if not search.run(BEAM):
-            search.run(None)
+        every, width = search.run(BEAM), WIDTH
+        while not every:
+            every, width = search.run(None, width), WIDENED * width
         if not search.tight:
-            search.run(None, every_path=True)
+            search.run(None, None, every_path=True)
         stopped_by = StoppedBy.PROOF if search.tight else StoppedBy.GAVE_UP
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
@@ -168,12 +174,17 @@ class _EndSearch:
         self.seconds = best.makespan(problem) - self.constant
         self.dominance = Dominance(self.sets, self.shapes, self.round)
         self.orders = GroupOrders(self.shapes, self.sets, self.round)
-        self.relaxed = np.inf
+        self.relaxed = self.cut = np.inf
         self.kept: list[EndStates] = []
 
     @property
     def to_beat(self) -> float:
         return self.seconds - PRECISION * (self.seconds + self.constant)
+
+    @property
+    def below(self) -> float:
+        """Seconds from which states are not followed."""
+        return min(self.to_beat, self.cut)
 
     @property
     def tight(self) -> bool:
@@ -187,13 +198,15 @@ class _EndSearch:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise LimitReachedError(StoppedBy.TIME)
 
-    def run(self, beam: int | None, every_path: bool = False) -> bool:
+    def run(self, beam: int | None, width: int | None = None, every_path: bool = False) -> bool:
         """
-        Go through all layers, with a beam's states at most in each; return whether these were all.
+        Go through all layers; return whether no state that may lead to a better schedule was left out.
 
-        With every path, no state is dropped for another: each order and groups that may be better has an end.
+        A layer has a beam's states at most. Where there are more than a width, those with the least bounds
+        are followed, and from then on none with a higher one: what is found below that is the best. With
+        every path, no state is dropped for another: each order and groups that may be better has an end.
         """
-        every, self.relaxed = True, np.inf
+        every, self.relaxed, self.cut = True, np.inf, np.inf
         none, nothing = np.zeros(1, dtype=np.int64), np.zeros(1)
         free = np.zeros((self.shapes.columns, 1), dtype=np.int64)
         everyone = none + len(self.sets.sets) - 1
@@ -218,13 +231,16 @@ class _EndSearch:
                 states = self.dominance.ahead(states, self.tick)
             if beam is not None:
                 states = states.first(beam, self._expected(states))
+            if width is not None and len(states) > width:
+                self.cut = float(np.partition(states.least, width)[width]) * (1 + PRECISION)
+                states = states.take(states.least < self.cut)
             if len(states) > MOST_STATES:
                 raise LimitReachedError(StoppedBy.GAVE_UP)
             self.tick(0)
             self.kept.append(states)
         else:
             self._end(states, every_path)
-        return every
+        return every and self.to_beat <= self.cut
 
     def _open(self, slots: IntArray) -> FloatArray:
         """Return the seconds of the stages of what is under way, shape (states,)."""
@@ -286,7 +302,7 @@ class _EndSearch:
         """Return whether requests that begin no sooner may be of use."""
         alone = np.maximum(self.sets.least[block.waiting[begins.row]], self.short.rounds[begins.request])
         least = np.maximum(begins.begin + alone, block.over[0, begins.row])
-        useful: BoolArray = block.stages[begins.row] + self.round * least < self.to_beat
+        useful: BoolArray = block.stages[begins.row] + self.round * least < self.below
         return useful & (begins.begin < NEVER)
 
     def _begun(self, block: _Block, begins: _Begins) -> EndStates:
@@ -315,10 +331,10 @@ class _EndSearch:
         )
         stages = spent + self._stages(waiting, slots)
         least = stages + self.round * self._rounds(states)
-        states = replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.to_beat))
+        states = replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.below))
         soonest = self._soonest(states)
         least = np.maximum(states.least, states.stages + self.round * self._rounds_from(soonest))
-        return replace(states, soonest=soonest, least=least).take(np.flatnonzero(least < self.to_beat))
+        return replace(states, soonest=soonest, least=least).take(np.flatnonzero(least < self.below))
 
     def _soonest(self, states: EndStates) -> AnyIntArray:
         """Return from which round on each request that waits fits beside those under way."""

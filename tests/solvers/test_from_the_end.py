@@ -55,6 +55,29 @@ def test_what_it_proves_is_the_optimum(optimal_makespan: Optimum) -> None:
     assert proven >= 20
 
 
+def test_passes_that_follow_few_states_first_prove_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = list[int | None]()
+    run = _EndSearch.run
+
+    def counted(search: _EndSearch, beam: int | None, width: int | None = None, every: bool = False) -> bool:
+        passes.append(width)
+        return run(search, beam, width, every)
+
+    problems = [long_problem(seed, 6) for seed in range(6)]
+    expected = [best_from_the_end(problem, Limits(), one_by_one(problem)) for problem in problems]
+    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.BEAM", 2)
+    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.WIDTH", 8)
+    monkeypatch.setattr(_EndSearch, "run", counted)
+    for problem, exact in zip(problems, expected, strict=True):
+        found = best_from_the_end(problem, Limits(), one_by_one(problem))
+        assert found.stopped_by is exact.stopped_by is StoppedBy.PROOF
+        assert found.schedule.makespan(problem) == pytest.approx(exact.schedule.makespan(problem))
+    assert passes.count(8) == len(problems)
+    assert 32 in passes
+
+
 def shared_stages(seed: int) -> Problem:
     """Return a few requests whose stages take as long as some rounds, so that waiting for others pays."""
     rng = np.random.default_rng(seed)
