@@ -24,12 +24,14 @@ from ..result import Limits, StoppedBy
 from ..search.schedule_search import search_schedule
 from .from_the_end import best_from_the_end, can_search_from_the_end
 from .outcome import REPEATABLE_STEPS, ExactOutcome, LimitReachedError
-from .stage_states import TABLED, best_by_states, can_list_states
+from .stage_states import best_by_states, can_list_states
 
 STEPS_PER_REQUEST = 15
 """Steps, for each request, of the search that gives the enumeration something to beat."""
-FIRST_STATES, FIRST_STATES_OF_FEW = 30_000, 700_000
-"""States looked at before packings are enumerated, and of so few requests that they mostly settle them."""
+FEWEST = 12
+"""Requests up to which states settle most problems."""
+FIRST_STATES, FIRST_STATES_OF_FEWEST = 30_000, 700_000
+"""States looked at before packings are enumerated, and of so few requests."""
 AGAIN_SHARE = 0.6
 """Most of what is left of the time limit for a proof that a checker can repeat, once there is another."""
 LEAST_SECONDS = 1e-6
@@ -103,7 +105,7 @@ def best_by_enumeration(
         return _best_of_states(problem, limits, deadline, start)
     best, steps = start.without_idle_rounds(problem), 0
     if can_list_states(problem):
-        few = FIRST_STATES_OF_FEW if len(problem) <= TABLED else FIRST_STATES
+        few = FIRST_STATES_OF_FEWEST if len(problem) <= FEWEST else FIRST_STATES
         few = few if limits.work is None else min(few, max(1, limits.work // 2))
         first = best_by_states(problem, replace(_left(limits, deadline, 0), work=few), best)
         if first.stopped_by is not StoppedBy.WORK:
