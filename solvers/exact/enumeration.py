@@ -24,6 +24,7 @@ from ..result import Limits, StoppedBy
 from ..search.schedule_search import search_schedule
 from .from_the_end import best_from_the_end, can_search_from_the_end
 from .outcome import REPEATABLE_STEPS, ExactOutcome, LimitReachedError
+from .roundless import best_around_roundless, can_leave_out_roundless
 from .stage_states import best_by_states, can_list_states
 
 STEPS_PER_REQUEST = 15
@@ -129,9 +130,13 @@ def _best_of_states(
     problem: Problem, limits: Limits, deadline: float | None, start: Schedule
 ) -> ExactOutcome:
     """Return the best schedule by states; of scarce memory by orders from the end first, which take less."""
-    if not can_search_from_the_end(problem):
-        return best_by_states(problem, _left(limits, deadline, 0), start)
-    first = best_from_the_end(problem, _left(limits, deadline, 0), start)
+    left = _left(limits, deadline, 0)
+    if can_search_from_the_end(problem):
+        first = best_from_the_end(problem, left, start)
+    elif can_leave_out_roundless(problem):
+        first = best_around_roundless(problem, left, start)
+    else:
+        return best_by_states(problem, left, start)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK):
         return first
     left = _left(limits, deadline, first.steps)

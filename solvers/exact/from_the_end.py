@@ -40,7 +40,7 @@ AT_ONCE = 5_000
 """States followed together; bounds the memory."""
 BEAM = 1_000
 """States that a layer keeps in the first pass, which looks for a schedule to beat."""
-WIDTH, WIDENED = 12_000, 4
+WIDTH, WIDENED = 30_000, 4
 """States that a layer keeps in the second pass, and how many times as many in each later one."""
 COMPARED_IN_BEAM = 4
 """States of a layer, for each that a beam keeps, among which those that others are ahead of are left out."""
