@@ -35,6 +35,8 @@ FIRST_STATES, FIRST_STATES_OF_FEWEST = 30_000, 700_000
 """States looked at before packings are enumerated, and of so few requests."""
 AGAIN_SHARE = 0.6
 """Most of what is left of the time limit for a proof that a checker can repeat, once there is another."""
+ROUNDLESS_SHARE = 0.5
+"""Most of the time limit for a search without the requests that take no round, which may prove too little."""
 LEAST_SECONDS = 1e-6
 """What is left of a time limit at least: a limit must be positive."""
 START_SHARE = 0.25
@@ -134,7 +136,10 @@ def _best_of_states(
     if can_search_from_the_end(problem):
         first = best_from_the_end(problem, left, start)
     elif can_leave_out_roundless(problem):
-        first = best_around_roundless(problem, left, start)
+        share = None if left.seconds is None else ROUNDLESS_SHARE * left.seconds
+        first = best_around_roundless(problem, replace(left, seconds=share), start)
+        if first.stopped_by is StoppedBy.TIME:
+            first = replace(first, stopped_by=StoppedBy.GAVE_UP)
     else:
         return best_by_states(problem, left, start)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK):

@@ -40,8 +40,8 @@ AT_ONCE = 5_000
 """States followed together; bounds the memory."""
 BEAM = 1_000
 """States that a layer keeps in the first pass, which looks for a schedule to beat."""
-WIDTH, WIDENED = 30_000, 4
-"""States that a layer keeps in the second pass, and how many times as many in each later one."""
+WIDTH, WIDENED = 20_000, 4
+"""States that a layer with twice as many keeps in the second pass, and how many times that in each later."""
 COMPARED_IN_BEAM = 4
 """States of a layer, for each that a beam keeps, among which those that others are ahead of are left out."""
 WAITING = 0.2
@@ -202,7 +202,7 @@ class _EndSearch:
         """
         Go through all layers; return whether no state that may lead to a better schedule was left out.
 
-        A layer has a beam's states at most. Where there are more than a width, those with the least bounds
+        A layer has a beam's states at most. Where there are twice a width, that many with the least bounds
         are followed, and from then on none with a higher one: what is found below that is the best. With
         every path, no state is dropped for another: each order and groups that may be better has an end.
         """
@@ -231,7 +231,7 @@ class _EndSearch:
                 states = self.dominance.ahead(states, self.tick)
             if beam is not None:
                 states = states.first(beam, self._expected(states))
-            if width is not None and len(states) > width:
+            if width is not None and len(states) > 2 * width:
                 self.cut = float(np.partition(states.least, width)[width]) * (1 + PRECISION)
                 states = states.take(states.least < self.cut)
             if len(states) > MOST_STATES:

@@ -68,14 +68,14 @@ def test_passes_that_follow_few_states_first_prove_the_same(
     problems = [long_problem(seed, 6) for seed in range(6)]
     expected = [best_from_the_end(problem, Limits(), one_by_one(problem)) for problem in problems]
     monkeypatch.setattr("batchbound.solvers.exact.from_the_end.BEAM", 2)
-    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.WIDTH", 8)
+    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.WIDTH", 4)
     monkeypatch.setattr(_EndSearch, "run", counted)
     for problem, exact in zip(problems, expected, strict=True):
         found = best_from_the_end(problem, Limits(), one_by_one(problem))
         assert found.stopped_by is exact.stopped_by is StoppedBy.PROOF
         assert found.schedule.makespan(problem) == pytest.approx(exact.schedule.makespan(problem))
-    assert passes.count(8) == len(problems)
-    assert 32 in passes
+    assert passes.count(4) == len(problems)
+    assert 16 in passes
 
 
 def shared_stages(seed: int) -> Problem:
