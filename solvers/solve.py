@@ -15,7 +15,7 @@ from ..models.bounds.makespan import best_bound, trivial_bound
 from .backends.backend import BACKENDS
 from .bounds.loading import time_for_programmes
 from .bounds.proven_bound import LEAST_LEFT, bound_within
-from .exact.enumeration import best_by_enumeration, can_enumerate
+from .exact.enumeration import FEWEST, best_by_enumeration, can_enumerate
 from .exact.from_the_end import can_search_from_the_end
 from .exact.outcome import ExactOutcome
 from .formulated import CP_SAT, Formulation, solve_full
@@ -33,8 +33,8 @@ FEW_BOUND_SHARE = 0.4
 """The share of its time that the bound of few requests gets at most, which mostly ends by itself before."""
 PROOF_SHARE = 0.8
 """The share of its time that bound and enumeration get."""
-SCARCE_SEARCH_SHARE, SCARCE_BOUND_SHARE = 0.2, 0.05
-"""The shares of search and of bound where memory is scarce: there only a search from the end is near."""
+NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE = 0.1, 0.05
+"""The shares of search and of bound where an exact search is near, or, as memory is scarce, nothing else."""
 
 
 def solve(
@@ -74,8 +74,8 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
     begun = time.perf_counter()
     seconds = limits.seconds if limits.seconds is not None or limits.work is not None else DEFAULT_SECONDS
     few = len(problem) <= FEW and seconds is not None and limits.work is None and can_enumerate(problem)
-    scarce = few and can_search_from_the_end(problem)
-    shares = (SCARCE_SEARCH_SHARE, SCARCE_BOUND_SHARE) if scarce else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
+    near = few and (len(problem) <= FEWEST or can_search_from_the_end(problem))
+    shares = (NEAR_SEARCH_SHARE, NEAR_BOUND_SHARE) if near else (1 - PROOF_SHARE, FEW_BOUND_SHARE)
     searched = seconds if seconds is None or not few else seconds * shares[0]
     search = ScheduleSearch(problem, seconds=searched, iterations=limits.work, seed=limits.seed)
     ours, enumerated, interrupted = None, None, False

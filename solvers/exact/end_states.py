@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data.costs.cost import FloatArray, IntArray
-from .least_rounds import Shapes
+from .least_rounds import AnyIntArray, Shapes
 from .request_sets import BoolArray, RequestSets
 
 GROUP_BITS = 14
@@ -82,6 +82,9 @@ class EndStates:
     spent, stages, least
         Seconds of the stages of what is over, the least seconds of all stages, and those of any schedule,
         shape (states,).
+    soonest
+        The round from which on each request fits beside those under way, at the soonest, 0 for one that does
+        not wait, shape (requests, states).
     slots
         Of each request under way, the latest over first: the round back at which it is over, its number,
         whether another has to join its group, and the bits of its group, as :func:`packed`. Shape (slots,
@@ -96,6 +99,7 @@ class EndStates:
     spent: FloatArray
     stages: FloatArray
     least: FloatArray
+    soonest: AnyIntArray
     slots: IntArray
     parent: IntArray
     request: IntArray
@@ -108,9 +112,9 @@ class EndStates:
         """Return some of the states."""
         return EndStates(*(getattr(self, column.name)[..., rows] for column in fields(self)))
 
-    def cheapest(self, number: int) -> EndStates:
-        """Return so many states with the least seconds."""
-        return self.take(np.argpartition(self.least, number)[:number]) if len(self) > number else self
+    def first(self, number: int, rank: FloatArray) -> EndStates:
+        """Return so many states of the lowest rank."""
+        return self.take(np.argpartition(rank, number)[:number]) if len(self) > number else self
 
     @staticmethod
     def together(parts: list[EndStates]) -> EndStates:
@@ -156,13 +160,10 @@ class Dominance:
         The requests.
     seconds_per_round
         Seconds of a round.
-    shared
-        The most seconds that two sets of requests save in one stage.
     """
 
-    def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_round: float, shared: float) -> None:
-        self._sets, self._shapes = sets, shapes
-        self._round, self._shared = seconds_per_round, shared
+    def __init__(self, sets: RequestSets, shapes: Shapes, seconds_per_round: float) -> None:
+        self._sets, self._shapes, self._round = sets, shapes, seconds_per_round
 
     def ahead(self, states: EndStates, tick: Callable[[int], None]) -> EndStates:
         """Return the states that no neighbour is ahead of; the clock is looked at now and then."""
@@ -197,7 +198,7 @@ class Dominance:
             same = (group == states.group[at, other]) & (group > 0) & (~due | states.due[at, other])
             aligned = np.where(same, until[at], aligned)
             saved = saved + (states.open[at, other] & ~_any(same & heads))
-        slack = slack - self._shared * saved
+        slack = slack - self._sets.shared * saved
         both = aligned >= 0
         moved = np.maximum(0, states.left[:, one] - np.maximum(0, slack // self._round).astype(np.int64))
         ahead = (slack >= 0) & ~_any(np.where(both, moved > aligned, due))

@@ -24,12 +24,19 @@ from ..result import Limits, StoppedBy
 from ..search.schedule_search import search_schedule
 from .from_the_end import best_from_the_end, can_search_from_the_end
 from .outcome import REPEATABLE_STEPS, ExactOutcome, LimitReachedError
+from .roundless import best_around_roundless, can_leave_out_roundless
 from .stage_states import best_by_states, can_list_states
 
 STEPS_PER_REQUEST = 15
 """Steps, for each request, of the search that gives the enumeration something to beat."""
-FIRST_STATES = 30_000
-"""States looked at before packings are enumerated: they settle the smallest problems."""
+FEWEST = 12
+"""Requests up to which states settle most problems."""
+FIRST_STATES, FIRST_STATES_OF_FEWEST = 30_000, 700_000
+"""States looked at before packings are enumerated, and of so few requests."""
+AGAIN_SHARE = 0.6
+"""Most of what is left of the time limit for a proof that a checker can repeat, once there is another."""
+ROUNDLESS_SHARE = 0.5
+"""Most of the time limit for a search without the requests that take no round, which may prove too little."""
 LEAST_SECONDS = 1e-6
 """What is left of a time limit at least: a limit must be positive."""
 START_SHARE = 0.25
@@ -101,7 +108,8 @@ def best_by_enumeration(
         return _best_of_states(problem, limits, deadline, start)
     best, steps = start.without_idle_rounds(problem), 0
     if can_list_states(problem):
-        few = FIRST_STATES if limits.work is None else min(FIRST_STATES, max(1, limits.work // 2))
+        few = FIRST_STATES_OF_FEWEST if len(problem) <= FEWEST else FIRST_STATES
+        few = few if limits.work is None else min(few, max(1, limits.work // 2))
         first = best_by_states(problem, replace(_left(limits, deadline, 0), work=few), best)
         if first.stopped_by is not StoppedBy.WORK:
             return first
@@ -124,9 +132,16 @@ def _best_of_states(
     problem: Problem, limits: Limits, deadline: float | None, start: Schedule
 ) -> ExactOutcome:
     """Return the best schedule by states; of scarce memory by orders from the end first, which take less."""
-    if not can_search_from_the_end(problem):
-        return best_by_states(problem, _left(limits, deadline, 0), start)
-    first = best_from_the_end(problem, _left(limits, deadline, 0), start)
+    left = _left(limits, deadline, 0)
+    if can_search_from_the_end(problem):
+        first = best_from_the_end(problem, left, start)
+    elif can_leave_out_roundless(problem):
+        share = None if left.seconds is None else ROUNDLESS_SHARE * left.seconds
+        first = best_around_roundless(problem, replace(left, seconds=share), start)
+        if first.stopped_by is StoppedBy.TIME:
+            first = replace(first, stopped_by=StoppedBy.GAVE_UP)
+    else:
+        return best_by_states(problem, left, start)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK):
         return first
     left = _left(limits, deadline, first.steps)
@@ -134,7 +149,8 @@ def _best_of_states(
         return best_by_states(problem, left, first.schedule)
     # A checker repeats the argument by states: it is tried as long as a checker could follow.
     work = REPEATABLE_STEPS["states"]
-    left = replace(left, work=work if left.work is None else min(work, left.work))
+    seconds = None if left.seconds is None else AGAIN_SHARE * left.seconds
+    left = replace(left, seconds=seconds, work=work if left.work is None else min(work, left.work))
     again = best_by_states(problem, left, first.schedule)
     return again if again.stopped_by is StoppedBy.PROOF else first
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from .end_states import (
     who_of,
 )
 from .group_orders import GroupOrders, Groups, Order, started_at
-from .least_rounds import NEVER, Shapes, earliest
+from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
 from .outcome import ExactOutcome, LimitReachedError
 from .request_sets import PRECISION, BoolArray, RequestSets
 from .stage_states import can_list_states
@@ -40,8 +40,12 @@ AT_ONCE = 5_000
 """States followed together; bounds the memory."""
 BEAM = 1_000
 """States that a layer keeps in the first pass, which looks for a schedule to beat."""
+WIDTH, WIDENED = 20_000, 4
+"""States that a layer with twice as many keeps in the second pass, and how many times that in each later."""
 COMPARED_IN_BEAM = 4
 """States of a layer, for each that a beam keeps, among which those that others are ahead of are left out."""
+WAITING = 0.2
+"""What a beam adds to the bound of a state: this share of the least seconds of what waits and is left."""
 TRIED = 30
 """Ends of a search that are made schedules."""
 
@@ -86,8 +90,13 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     still to come, and what begins has to fit beside it. In the optimum one that joins it begins no earlier
     than what begins now, so it is over no earlier there.
 
-    Bounds: the rounds of what waits on its own (:func:`~batchbound.solvers.exact.least_rounds.least_rounds`)
-    with what has just begun, slots, KV tokens, and the cheapest stages of what waits.
+    *Bounds.* Rounds: slots, KV tokens, what waits on its own
+    (:func:`~batchbound.solvers.exact.least_rounds.least_rounds`) with what has just begun, and, as what is
+    under way only shrinks and no request begins before it fits beside that, those that fit from some round on
+    or later, on their own from then on. Stages: the cheapest of what waits, apart or beside those under way.
+
+    *Passes.* A beam looks for a schedule to beat. Where it misses the best, many states look better than it:
+    the next passes follow those with the least bounds first, more in each, until none is left out.
 
     Parameters
     ----------
@@ -101,10 +110,11 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
     search = _EndSearch(problem, start, deadline, limits.work)
     try:
-        if not search.run(BEAM):
-            search.run(None)
+        every, width = search.run(BEAM), WIDTH
+        while not every:
+            every, width = search.run(None, width), WIDENED * width
         if not search.tight:
-            search.run(None, every_path=True)
+            search.run(None, None, every_path=True)
         stopped_by = StoppedBy.PROOF if search.tight else StoppedBy.GAVE_UP
     except LimitReachedError as limit:
         stopped_by = limit.stopped_by
@@ -132,10 +142,14 @@ class _Begins:
     request: IntArray
     slot: IntArray
     kept: IntArray
-    begin: IntArray
+    begin: AnyIntArray
 
     def take(self, rows: IntArray) -> _Begins:
-        return _Begins(self.row[rows], self.request[rows], self.slot[rows], self.kept[rows], self.begin[rows])
+        return _Begins(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def and_others(self, others: _Begins) -> _Begins:
+        columns = ((getattr(self, column.name), getattr(others, column.name)) for column in fields(self))
+        return _Begins(*(np.concatenate(column) for column in columns))
 
 
 class _EndSearch:
@@ -158,16 +172,19 @@ class _EndSearch:
         self.constant = cost.decode_per_slot * int(rounds.sum())
         self.constant += cost.decode_per_kv_token * problem.kv_token_rounds
         self.seconds = best.makespan(problem) - self.constant
-        # Seconds are convex in tokens: two sets in one stage take no less than this below two stages.
-        self.shared = float(cost.prefill_seconds(0))
-        self.dominance = Dominance(self.sets, self.shapes, self.round, self.shared)
+        self.dominance = Dominance(self.sets, self.shapes, self.round)
         self.orders = GroupOrders(self.shapes, self.sets, self.round)
-        self.relaxed = np.inf
+        self.relaxed = self.cut = np.inf
         self.kept: list[EndStates] = []
 
     @property
     def to_beat(self) -> float:
         return self.seconds - PRECISION * (self.seconds + self.constant)
+
+    @property
+    def below(self) -> float:
+        """Seconds from which states are not followed."""
+        return min(self.to_beat, self.cut)
 
     @property
     def tight(self) -> bool:
@@ -181,17 +198,20 @@ class _EndSearch:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise LimitReachedError(StoppedBy.TIME)
 
-    def run(self, beam: int | None, every_path: bool = False) -> bool:
+    def run(self, beam: int | None, width: int | None = None, every_path: bool = False) -> bool:
         """
-        Go through all layers, with a beam's states at most in each; return whether these were all.
+        Go through all layers; return whether no state that may lead to a better schedule was left out.
 
-        With every path, no state is dropped for another: each order and groups that may be better has an end.
+        A layer has a beam's states at most. Where there are twice a width, that many with the least bounds
+        are followed, and from then on none with a higher one: what is found below that is the best. With
+        every path, no state is dropped for another: each order and groups that may be better has an end.
         """
-        every, self.relaxed = True, np.inf
+        every, self.relaxed, self.cut = True, np.inf, np.inf
         none, nothing = np.zeros(1, dtype=np.int64), np.zeros(1)
         free = np.zeros((self.shapes.columns, 1), dtype=np.int64)
         everyone = none + len(self.sets.sets) - 1
-        states = EndStates(everyone, none, nothing, nothing, nothing, free, none, none, none)
+        soonest = np.zeros((len(self.order), 1), dtype=np.int32)
+        states = EndStates(everyone, none, nothing, nothing, nothing, soonest, free, none, none, none)
         self.kept = [states]
         for _ in range(len(self.order)):
             parts = []
@@ -201,24 +221,26 @@ class _EndSearch:
                 break
             states = EndStates.together(parts)
             self.tick(0)
-            states = states.take(states.least < self.to_beat)
             if not every_path:
                 states = states.distinct(self.round)
                 self.tick(0)
             if beam is not None:
                 every &= len(states) <= beam
-                states = states.cheapest(COMPARED_IN_BEAM * beam)
+                states = states.first(COMPARED_IN_BEAM * beam, self._expected(states))
             if not every_path:
                 states = self.dominance.ahead(states, self.tick)
             if beam is not None:
-                states = states.cheapest(beam)
+                states = states.first(beam, self._expected(states))
+            if width is not None and len(states) > 2 * width:
+                self.cut = float(np.partition(states.least, width)[width]) * (1 + PRECISION)
+                states = states.take(states.least < self.cut)
             if len(states) > MOST_STATES:
                 raise LimitReachedError(StoppedBy.GAVE_UP)
             self.tick(0)
             self.kept.append(states)
         else:
             self._end(states, every_path)
-        return every
+        return every and self.to_beat <= self.cut
 
     def _open(self, slots: IntArray) -> FloatArray:
         """Return the seconds of the stages of what is under way, shape (states,)."""
@@ -235,8 +257,8 @@ class _EndSearch:
         slot, place = np.nonzero((block.joining[:, row] >> request) & 1)
         row, request = np.concatenate((row, row[place])), np.concatenate((request, request[place]))
         slot = np.concatenate((np.full(len(row) - len(slot), -1), slot))
-        nothing, found = np.zeros(len(row), dtype=np.int64), []
-        begins = _Begins(row, request, slot, nothing, nothing)
+        begins = _Begins(row, request, slot, np.zeros(len(row), dtype=np.int64), block.soonest[request, row])
+        found = []
         while len(begins.row):
             self.tick(len(begins.row))
             begins = self._placed(block, begins)
@@ -248,9 +270,17 @@ class _EndSearch:
 
     def _placed(self, block: _Block, begins: _Begins) -> _Begins:
         """Return when requests begin, as far as they fit and may be of use."""
+        begins = begins.take(np.flatnonzero(self._useful(block, begins)))
+        # One that begins alone beside nothing due begins as soon as it fits.
+        hindered = (begins.slot >= 0) | (begins.kept > 0) | block.some_due[begins.row]
+        alone, others = begins.take(np.flatnonzero(~hindered)), begins.take(np.flatnonzero(hindered))
+        return alone.and_others(self._hindered(block, others))
+
+    def _hindered(self, block: _Block, begins: _Begins) -> _Begins:
+        """Return when requests begin that join groups or begin beside groups that are due."""
         row, request, slot = begins.row, begins.request, begins.slot
         over, sizes, rounds = block.over[:, row], block.sizes[:, row], self.short.rounds[request]
-        start, room = block.now[row], self.short.capacity - self.short.peaks[request]
+        start, room = begins.begin, self.short.capacity - self.short.peaks[request]
         number = np.zeros(len(row), dtype=np.int32)
         joins = np.flatnonzero(slot >= 0)
         joined = block.joined(begins, joins)
@@ -265,13 +295,15 @@ class _EndSearch:
         room[some] -= total(due * (block.first[:, row[some]] - 1 + still))
         number[some] += total(due)
         free = self.shapes.slots - 1 - number
-        begin = earliest(start, over, sizes, room, free)
-        least = np.maximum(begin + np.maximum(self.sets.least[block.waiting[row]], rounds), over[0])
-        useful = (begin < NEVER) & (free >= 0) & (block.stages[row] + self.round * least < self.to_beat)
-        # Others than those that would be over are not kept: they are under way anyway.
-        for at in range(len(over)):
-            useful &= ((begins.kept >> at & 1) == 0) | (over[at] <= begin)
-        return replace(begins, begin=begin).take(np.flatnonzero(useful))
+        begins = replace(begins, begin=earliest(start, over, sizes, room, free))
+        return begins.take(np.flatnonzero((free >= 0) & self._useful(block, begins)))
+
+    def _useful(self, block: _Block, begins: _Begins) -> BoolArray:
+        """Return whether requests that begin no sooner may be of use."""
+        alone = np.maximum(self.sets.least[block.waiting[begins.row]], self.short.rounds[begins.request])
+        least = np.maximum(begins.begin + alone, block.over[0, begins.row])
+        useful: BoolArray = block.stages[begins.row] + self.round * least < self.below
+        return useful & (begins.begin < NEVER)
 
     def _begun(self, block: _Block, begins: _Begins) -> EndStates:
         """Return the states after requests begin, as far as they may be of use."""
@@ -293,19 +325,51 @@ class _EndSearch:
         new = packed(ends, request, group | bit)
         slots = -np.sort(-np.concatenate((np.where(gone, 0, slots), new[None])), axis=0)[:-1]
         waiting = block.waiting[row] & ~bit
-        states = EndStates(waiting, begin, spent, spent, spent, slots, row + block.begin, request, group)
+        soonest = block.soonest[:, row]
+        states = EndStates(
+            waiting, begin, spent, spent, spent, soonest, slots, row + block.begin, request, group
+        )
         stages = spent + self._stages(waiting, slots)
         least = stages + self.round * self._rounds(states)
-        return replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.to_beat))
+        states = replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.below))
+        soonest = self._soonest(states)
+        least = np.maximum(states.least, states.stages + self.round * self._rounds_from(soonest))
+        return replace(states, soonest=soonest, least=least).take(np.flatnonzero(least < self.below))
+
+    def _soonest(self, states: EndStates) -> AnyIntArray:
+        """Return from which round on each request that waits fits beside those under way."""
+        shapes, over = self.short, over_of(states.slots).astype(np.int32)
+        sizes = np.where(states.slots > 0, shapes.first[who_of(states.slots)] + over - 1, 0)
+        room = (shapes.capacity - shapes.peaks)[:, None]
+        soonest = earliest(states.now.astype(np.int32), over, sizes, room, shapes.slots - 1)
+        return np.where((states.waiting >> np.arange(len(room))[:, None]) & 1, soonest, 0)
+
+    def _rounds_from(self, soonest: AnyIntArray) -> AnyIntArray:
+        """Return the rounds that those that begin no sooner than each request take from then on, at least."""
+        later = np.sort((soonest << 4) + np.arange(len(soonest), dtype=np.int32)[:, None], axis=0)[::-1]
+        sets = np.bitwise_or.accumulate(np.where(later < 16, 0, 1 << (later & 15)), axis=0)
+        rounds: AnyIntArray = ((later >> 4) + self.sets.least[sets]).max(axis=0, initial=0)
+        return rounds
+
+    def _expected(self, states: EndStates) -> FloatArray:
+        """Return by what a beam ranks states: of two with one bound, the one with less to come is better."""
+        to_come = self.sets.apart[states.waiting] + self.round * self._area(states)
+        expected: FloatArray = states.least + WAITING * to_come
+        return expected
+
+    def _area(self, states: EndStates) -> IntArray:
+        """Return the rounds that fill all slots or the KV capacity with what is left, shape (states,)."""
+        sets, waiting, left = self.sets, states.waiting, states.left
+        first = self.shapes.first[who_of(states.slots)]
+        rounds = -(-(total(left) + sets.rounds[waiting]) // self.shapes.slots)
+        read = total(left * (2 * first + left - 1)) // 2 + sets.tokens_read[waiting]
+        area: IntArray = np.maximum(rounds, -(-read // self.shapes.capacity))
+        return area
 
     def _rounds(self, states: EndStates) -> IntArray:
         """Return a lower bound on the rounds of any schedule, shape (states,)."""
-        sets, waiting, left = self.sets, states.waiting, states.left
+        sets, waiting, left, rounds = self.sets, states.waiting, states.left, self._area(states)
         who = who_of(states.slots)
-        first = self.shapes.first[who]
-        rounds = -(-(total(left) + sets.rounds[waiting]) // self.shapes.slots)
-        read = total(left * (2 * first + left - 1)) // 2 + sets.tokens_read[waiting]
-        np.maximum(rounds, -(-read // self.shapes.capacity), out=rounds)
         new = (left > 0) & (left >= self.shapes.rounds[who])
         np.maximum(rounds, sets.least[waiting | total(np.where(new, 1 << who, 0))], out=rounds)
         least: IntArray = np.maximum(states.now + rounds, over_of(states.slots[0]))
@@ -316,7 +380,7 @@ class _EndSearch:
         sets, heads, group = self.sets, heads_of(slots), group_of(slots)
         under_way = self._open(slots)
         joinable = heads & ((sets.joining[group] & waiting) > 0)
-        apart = under_way + sets.apart[waiting] - self.shared * total(joinable)
+        apart = under_way + sets.beside[total(joinable), waiting]
         together = sets.apart[waiting | np.bitwise_or.reduce(group, axis=0)]
         least: FloatArray = np.maximum(under_way, np.maximum(apart, together))
         return least
@@ -392,7 +456,8 @@ class _Block:
         self.sizes = np.where(part.slots > 0, self.first + self.over - 1, 0)
         self.joining = np.where(heads_of(part.slots), sets.joining[self.group], 0)
         self._due = due_of(part.slots)
-        self._some_due = total(self._due) > 0
+        self.some_due = total(self._due) > 0
+        self.soonest = part.soonest
 
     def joined(self, begins: _Begins, joins: IntArray) -> BoolArray:
         """Return which slots serve the groups that requests join, shape (slots, joins)."""
@@ -411,7 +476,7 @@ class _Block:
         due, still
             Whether each slot serves one, and those rounds, else 0, shape (slots, some).
         """
-        some = np.flatnonzero(self._some_due[begins.row] | (begins.kept > 0))
+        some = np.flatnonzero(self.some_due[begins.row] | (begins.kept > 0))
         row, slot, kept = begins.row[some], begins.slot[some], begins.kept[some]
         group, due = self.group[:, row], self._due[:, row]
         for at in range(len(group)):

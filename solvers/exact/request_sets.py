@@ -37,6 +37,11 @@ class RequestSets:
         The least seconds of prefill stages of a set all started at one time, shape (sets,).
     apart
         The least seconds of its prefill stages at whatever times, shape (sets,).
+    shared
+        The most seconds that two sets save in one stage.
+    beside
+        The least seconds that a set adds to those of so many stages under way, each of which some of it may
+        join, shape (stages, sets).
     rounds, least, tokens_read
         Decode steps, the fewest rounds, and tokens of keys and values read in them, shape (sets,).
     fewest
@@ -57,7 +62,11 @@ class RequestSets:
         stages = self._stages()
         self.single = dict(stages)
         self.stages = self._split(stages)
-        self.apart = self._split([(bits, cost) for bits, cost in stages if self._starts_together(bits)])
+        together = [(bits, cost) for bits, cost in stages if self._starts_together(bits)]
+        self.apart = self._split(together)
+        # Seconds are convex in tokens: two sets in one stage take no less than this below two stages.
+        self.shared = float(self._cost.prefill_seconds(0))
+        self.beside = self._beside([bits for bits, _ in together if bits.bit_count() < shapes.columns])
         self.rounds = member @ shapes.rounds
         read = shapes.rounds * shapes.first + shapes.rounds * (shapes.rounds - 1) // 2
         self.tokens_read = member @ read
@@ -105,6 +114,18 @@ class RequestSets:
                     rows = having[(having & bits) == bits]
                     least[rows] = np.minimum(least[rows], seconds + least[rows ^ bits])
         return least
+
+    def _beside(self, together: list[int]) -> FloatArray:
+        """Return the least seconds that each set adds to stages, of which each is joined by a set or none."""
+        beside = [self.apart]
+        for _ in range(self._shapes.columns):
+            least = beside[-1].copy()
+            for bits in together:
+                rows = self.sets[(self.sets & bits) == bits]
+                joined = beside[-1][rows ^ bits] + self.stages[bits] - self.shared
+                least[rows] = np.minimum(least[rows], joined)
+            beside.append(least)
+        return np.stack(beside)
 
     def _joining(self, member: IntArray) -> IntArray:
         """Return which requests, none longer than its own, may share the stage of a set, and save time."""

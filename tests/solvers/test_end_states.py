@@ -31,7 +31,8 @@ def state(spent: float, *slots: int, now: int = 4) -> EndStates:
     """Return a state in which the last of three requests waits."""
     row, column = np.zeros(1, dtype=np.int64), np.array([*slots, 0, 0, 0][:3])[:, None]
     seconds = np.array([spent])
-    return EndStates(row + 0b100, row + now, seconds, seconds, seconds, column, row, row, row)
+    soonest = np.zeros((3, 1), dtype=np.int32)
+    return EndStates(row + 0b100, row + now, seconds, seconds, seconds, soonest, column, row, row, row)
 
 
 def serving(over: int, who: int, group: int, due: bool = False) -> int:
@@ -41,7 +42,7 @@ def serving(over: int, who: int, group: int, due: bool = False) -> int:
 def left_of(one: EndStates, other: EndStates, capacity: int = 100) -> list[float]:
     """Return the seconds spent of those of two states that are kept."""
     sets, shapes = requests(capacity)
-    dominance = Dominance(sets, shapes, 1.0, STAGE)
+    dominance = Dominance(sets, shapes, 1.0)
     kept = dominance.ahead(EndStates.together([one, other]), lambda steps: None)
     return sorted(kept.spent.tolist())
 
@@ -91,3 +92,36 @@ def test_of_states_that_differ_in_time_alone_the_cheapest_is_kept() -> None:
     together = EndStates.together([early, late])
     assert together.distinct(1.0).spent.tolist() == [3.0]
     assert together.distinct(0.4).spent.tolist() == [2.0]
+
+
+def test_what_joins_stages_under_way_costs_no_less_than_counted() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        prompts, outputs, slots = rng.integers(1, 9, 6), rng.integers(2, 9, 6), int(rng.integers(2, 4))
+        cost = CostModel(3.0, 0.1, 1.0, 0.0, prefill_bend=8.0, prefill_per_token_beyond=0.5)
+        problem = Problem(Workload.from_lengths(prompts, outputs), cost, slots, kv_capacity=40)
+        order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
+        shapes = Shapes(problem.rounds[order], problem.kv_at_start[order], slots, 40)
+        sets = RequestSets(problem, shapes, prompts[order])
+        for group in (set_ for set_ in range(1, 64) if set_.bit_count() < slots):
+            waiting = 63 & ~group
+            joining = int(sets.joining[group]) & waiting
+            by_one = [request for request in range(6) if joining >> request & 1]
+            costs = [
+                sets.stages[group | 1 << one] - sets.stages[group] + sets.apart[waiting ^ 1 << one]
+                for one in by_one
+            ]
+            assert sets.beside[1, waiting] <= min([*costs, sets.apart[waiting]]) + 1e-9
+            assert sets.beside[1, waiting] >= sets.apart[waiting] - sets.shared - 1e-9
+
+
+def test_one_of_six_in_pairs_leaves_three_stages_beside_one_under_way() -> None:
+    # Six in pairs take three stages. One that joins a stage leaves five, which take three as well.
+    prompts, outputs = np.full(8, 2), np.full(8, 5)
+    problem = Problem(
+        Workload.from_lengths(prompts, outputs), CostModel(STAGE, 0.0, 1.0, 0.0), 2, kv_capacity=12
+    )
+    shapes = Shapes(problem.rounds, problem.kv_at_start, 2, 12)
+    sets = RequestSets(problem, shapes, prompts)
+    assert sets.apart[0b111111] == 3 * STAGE
+    assert sets.beside[:, 0b111111].tolist() == [3 * STAGE, 3 * STAGE, 2 * STAGE]

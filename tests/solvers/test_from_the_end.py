@@ -14,8 +14,9 @@ from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.models.certificates.checker import verify_bound
+from batchbound.solvers.exact.end_states import over_of, who_of
 from batchbound.solvers.exact.enumeration import best_by_enumeration
-from batchbound.solvers.exact.from_the_end import best_from_the_end, can_search_from_the_end
+from batchbound.solvers.exact.from_the_end import _EndSearch, best_from_the_end, can_search_from_the_end
 from batchbound.solvers.exact.least_rounds import Shapes, least_rounds
 from batchbound.solvers.result import Limits, StoppedBy
 
@@ -52,6 +53,29 @@ def test_what_it_proves_is_the_optimum(optimal_makespan: Optimum) -> None:
             assert found.schedule.makespan(problem) == pytest.approx(optimum), seed
             proven += 1
     assert proven >= 20
+
+
+def test_passes_that_follow_few_states_first_prove_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = list[int | None]()
+    run = _EndSearch.run
+
+    def counted(search: _EndSearch, beam: int | None, width: int | None = None, every: bool = False) -> bool:
+        passes.append(width)
+        return run(search, beam, width, every)
+
+    problems = [long_problem(seed, 6) for seed in range(6)]
+    expected = [best_from_the_end(problem, Limits(), one_by_one(problem)) for problem in problems]
+    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.BEAM", 2)
+    monkeypatch.setattr("batchbound.solvers.exact.from_the_end.WIDTH", 4)
+    monkeypatch.setattr(_EndSearch, "run", counted)
+    for problem, exact in zip(problems, expected, strict=True):
+        found = best_from_the_end(problem, Limits(), one_by_one(problem))
+        assert found.stopped_by is exact.stopped_by is StoppedBy.PROOF
+        assert found.schedule.makespan(problem) == pytest.approx(exact.schedule.makespan(problem))
+    assert passes.count(4) == len(problems)
+    assert 16 in passes
 
 
 def shared_stages(seed: int) -> Problem:
@@ -113,6 +137,32 @@ def test_the_fewest_rounds_of_many_requests_are_at_least_those_of_some(
     few = least_rounds(shapes)
     assert (few <= exact).all()
     assert 0 < few[-1] < exact[-1]
+
+
+def test_the_rounds_of_those_that_fit_late_are_counted_from_then_on() -> None:
+    # Round by round, nothing that waits fits beside what is under way before it is said to.
+    problem = long_problem(3, 7)
+    search = _EndSearch(problem, one_by_one(problem), None, None)
+    search.run(40)
+    shapes, compared = search.shapes, 0
+    for states in search.kept[1:-1]:
+        for row in range(0, len(states), 3):
+            over, who = over_of(states.slots[:, row]), who_of(states.slots[:, row])
+            for request in np.flatnonzero((int(states.waiting[row]) >> np.arange(7)) & 1):
+                at = int(states.now[row])
+                while True:
+                    live = over > at
+                    held = int((live * (shapes.first[who] + over - 1 - at)).sum())
+                    if live.sum() < problem.slots and held + shapes.peaks[request] <= shapes.capacity:
+                        break
+                    at += 1
+                assert states.soonest[request, row] == at
+                compared += 1
+    assert compared > 100
+    soonest = np.array([[4], [0], [9]], dtype=np.int32)
+    late = _EndSearch(long_problem(3, 3), one_by_one(long_problem(3, 3)), None, None)
+    alone = late.sets.least
+    assert late._rounds_from(soonest) == max(9 + alone[0b100], 4 + alone[0b101])
 
 
 def test_long_requests_under_scarce_memory_are_proven_and_what_a_checker_can_follow_verifies() -> None:
