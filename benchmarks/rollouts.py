@@ -8,8 +8,8 @@ step with all lengths known; ``recovered`` is the share of first come, first ser
 have, ``worst`` the largest makespan beside that of first come, first served on any step.
 
 One step is one draw of luck: on a step whose longest request happens to stand first, nothing beats arrival's
-order. ``--orders N`` serves each step in N orders, the file's and others of the same groups, which says what
-a policy is worth apart from luck.
+order. ``--orders N`` serves each step in N orders, the file's and others of the same groups or prompts, which
+says what a policy is worth apart from luck.
 
 ``--several`` serves the steps of a trace one after another, each group's prompt computed once: with a
 barrier, with partial rollouts that go on, with RollPacker's rounds, with the first k of n completions.
@@ -44,6 +44,7 @@ from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.rollouts.agreement import prompt_scores
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths
 from batchbound.heuristics.rollouts.lengths import NOTHING, Known
+from batchbound.heuristics.rollouts.queues import has_groups
 from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.hidden import (
@@ -151,8 +152,12 @@ def losses(step: Step, slots: int) -> dict[str, float]:
     found = {}
     for name in (BASELINE, *HIDDEN):
         found[name] = simulate(blind, hidden_policy(name, blind, step.known), truth).makespan
-    moving = hidden_policy("learned", blind, step.known, SWAP)
-    found[MOVING] = simulate(blind, moving, truth, swap=SWAP).makespan
+    if has_groups(blind):
+        moving = hidden_policy("learned", blind, step.known, SWAP)
+        found[MOVING] = simulate(blind, moving, truth, swap=SWAP).makespan
+    else:
+        # Nothing is moved.
+        found[MOVING] = found["learned"]
     found[CLAIRVOYANT] = simulate(problem, policy_named("lpt-ski", problem)).makespan
     return {name: seconds / bound - 1 for name, seconds in found.items()}
 
@@ -192,7 +197,7 @@ def evaluated(name: str, orders: int, most: int | None) -> dict[str, Any]:
     rows = {
         f"{step.name}/{order}": losses(step.shuffled(order), slots)
         for step in steps
-        for order in range(orders if step.known.score is None else 1)
+        for order in range(orders)
     }
     given = [row for key, row in rows.items() if key.endswith("/0")]
     rounded = {key: {policy: round(value, 4) for policy, value in row.items()} for key, row in rows.items()}
@@ -352,7 +357,7 @@ def several_table(found: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def table(report: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a line for each policy: on each data set what it recovers, and its worst step, in per cent."""
+    """Return a line for each policy: what it recovers, its worst step, how many are worse."""
     kinds = [
         (data, kind) for data, row in report.items() for kind in ("given order", "all orders") if kind in row
     ]
@@ -366,7 +371,7 @@ def table(report: Mapping[str, Mapping[str, Any]]) -> str:
             text = (
                 f"{row['loss']:.1%}"
                 if policy == BASELINE
-                else f"{row['recovered']:.0%} ({row['worst']:+.1%})"
+                else f"{row['recovered']:.0%} ({row['worst']:+.1%}, {row['worse']:.0%})"
             )
             cells.setdefault(policy, []).append(text)
     return "\n".join([*lines, *(f"| {policy} | " + " | ".join(row) + " |" for policy, row in cells.items())])
@@ -398,7 +403,7 @@ def main() -> None:
     """Print the table of every policy on every data set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1] if __doc__ else None)
     parser.add_argument("--data", nargs="*", choices=list(DATASETS), default=list(DATASETS))
-    parser.add_argument("--orders", type=int, default=1, help="of each trace's step (default %(default)s)")
+    parser.add_argument("--orders", type=int, default=1, help="of each step (default %(default)s)")
     parser.add_argument("--most", type=int, help="steps of each data set, at most (default: all)")
     parser.add_argument("--several", action="store_true", help="also serve all steps of a trace in a row")
     parser.add_argument("--intervals", action="store_true", help="also hold intervals against what came out")
