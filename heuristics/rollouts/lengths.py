@@ -226,13 +226,16 @@ def _pooled(observed: Observed, cap: int | None) -> tuple[FloatArray, FloatArray
     than the cap.
     """
     ended = np.sort(observed.tokens[observed.ended])
+    if cap is not None:
+        # What was longer in an earlier step is cut in this one.
+        ended = np.minimum(ended, cap)
     values, ends = np.unique(ended, return_counts=True)
     at_risk = len(observed.tokens) - np.searchsorted(np.sort(observed.tokens), values, side="left")
     after = np.cumprod(1.0 - ends / at_risk)
     mass = np.concatenate(([1.0], after[:-1])) - after
     bin_of = np.minimum((np.cumsum(ends) - ends) * ATOMS // len(ended), ATOMS - 1)
     if cap is not None:
-        bin_of[values >= cap] = ATOMS
+        bin_of[values == cap] = ATOMS
     last = np.flatnonzero(np.append(np.diff(bin_of) > 0, True))
     first = np.append(0, last[:-1] + 1)
     weight = np.add.reduceat(mass, first)

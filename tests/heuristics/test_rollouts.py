@@ -328,6 +328,9 @@ def test_the_cap_is_as_likely_as_completions_reach_it() -> None:
     assert LengthModel.learnt(seen, 100).capped == pytest.approx(0.2, abs=0.02)
     assert LengthModel.learnt(seen, 100, Known(longest=90)).capped == pytest.approx(0.2, abs=0.02)
     assert LengthModel.learnt(seen, 100, Known(longest=91)).capped == 0
+    shorter = LengthModel.learnt(seen, 100, Known(longest=50))
+    assert shorter.capped == pytest.approx(0.51, abs=0.02)
+    assert shorter.lengths.max() == 50
     alone = observed(np.arange(80).tolist(), tokens[:80].tolist())
     assert LengthModel.learnt(alone, 80).capped == 0
 
