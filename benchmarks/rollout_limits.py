@@ -45,6 +45,9 @@ from batchbound.models.bounds.makespan import best_bound
 LONG = 4.0
 """Times the median from which a completion counts as one of the few long ones."""
 
+LONGEST = 0.02
+"""Share of a step's completions that are its longest."""
+
 QUANTA = 40
 """Instants in a mean length at which requests can be moved at no cost."""
 
@@ -179,6 +182,17 @@ def free_moves(job: Judged, slots: int, rng: np.random.Generator) -> dict[str, f
     return {name: each / least - 1 for name, each in steps.items()}
 
 
+def longest_together(jobs: Sequence[Judged]) -> float:
+    """Return how often another of the group is among a step's longest, given that one is."""
+    both, one = 0, 0
+    for job in jobs:
+        longest = job.lengths >= np.quantile(job.lengths, 1.0 - LONGEST)
+        count, size = np.bincount(job.group, longest), np.bincount(job.group)
+        both += int((count * (count - 1)).sum())
+        one += int((count * (size - 1)).sum())
+    return both / one
+
+
 def recovered(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the baseline's mean loss, and of it the share that each other has not; 0 where there is none."""
     mean = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
@@ -222,6 +236,12 @@ def main() -> None:
             print(
                 f"{name}, {kind}: first come, first served {row['loss']:.1%} above the bound; {shares}",
                 flush=True,
+            )
+        if name in TRACES:
+            slots, read = DATASETS[name]
+            together = longest_together([Judged(step, slots) for step in read()[: args.most]])
+            print(
+                f"{name}: {together:.1%} of a group's others are among the longest {LONGEST:.0%} where one is"
             )
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1))

@@ -16,15 +16,20 @@ from ..data.readers.completions import is_output, lengths_by_name
 from ..data.readers.tables import NoColumnError, read_column, read_lengths
 from ..data.workload import Workload
 from ..heuristics.rollouts.agreement import prompt_scores
-from ..heuristics.rollouts.lengths import SHARES, TRUSTS, Known, LengthModel, Observed, normal_scores
+from ..heuristics.rollouts.lengths import (
+    SHARED_LONGEST,
+    SHARES,
+    TRUSTS,
+    Known,
+    LengthModel,
+    Observed,
+    normal_scores,
+)
 from ..heuristics.rollouts.queues import group_numbers
 from .predictive import Predictive, Source, Tail, deviation_of_steps, ranked_scores
 
 MATCHED = 0.5
 """Share of a job's groups that earlier files must complete for these to be predictions of its lengths."""
-
-SHARED_LONGEST = 3
-"""As many completions that share the largest length were cut there, where no cap is stated."""
 
 BEYOND = 2.0
 """Times the largest length seen, beyond which no length is expected where no cap is known."""

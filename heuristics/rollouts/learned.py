@@ -16,7 +16,7 @@ from ..queues.ordered import Ordered, arrival_order
 from ..queues.prefill_rules import SkiRental
 from ..queues.queue_policy import QueuedPolicy, QueuePolicy
 from .lengths import NOTHING, Known, LengthModel, Observed
-from .queues import LEAST_SHARE, SURE, group_numbers, place_in_group
+from .queues import LEAST_SHARE, SURE, group_numbers, has_groups, place_in_group
 
 SCOUTS = 2
 """Requests of each group, of which nothing is predicted, that start before others of the last waves."""
@@ -32,6 +32,13 @@ LEARN_EVERY = 16
 
 ALIKE = 0.3
 """Intraclass correlation from which what runs is compared with what waits, and may give way to it."""
+
+LEAST_CUT = 0.02
+"""
+Probability of a request to be cut at the cap from which what runs may give way: then what has run long is
+near its end. Where nothing is cut, the longer a request has run the more it has left, and those begun first
+should go on (Weber 1982); jobs with moves took longer then.
+"""
 
 AT_MOST = 0.95
 """
@@ -170,13 +177,14 @@ class LearnedOrder:
         if model is None:
             score = learner.known.score
             return np.zeros(len(requests)) if score is None else np.nan_to_num(score)[learner.group[requests]]
-        return model.remaining(learner.group[requests], state.decoded[requests])
+        return _told_apart(model.remaining(learner.group[requests], state.decoded[requests]))
 
     def left_at_most(self, state: State, model: LengthModel, requests: IntArray) -> FloatArray:
         """Return the decode steps left of each request by :data:`AT_MOST`, shape (requests,)."""
         group, tokens = self._learner.group[requests], state.decoded[requests]
         # The expected length decides among equals, as those that may all reach the cap.
-        return model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
+        left = model.remaining_at_most(group, tokens, AT_MOST) + model.remaining(group, tokens) / 1000
+        return _told_apart(left)
 
     def _by_length(self, state: State, waiting: IntArray) -> IntArray:
         """Return the order of these waiting requests: scouts first, then the longest expected."""
@@ -186,6 +194,11 @@ class LearnedOrder:
         scout = (place_in_group(group) + seen[group] < SCOUTS) & self._scouted[waiting]
         scout &= ~learner.started[waiting]
         return np.lexsort((np.where(scout, 0.0, -self.left(state, waiting)), ~scout))
+
+
+def _told_apart(steps: FloatArray) -> FloatArray:
+    """Return decode steps without what is rounding: equals stand in the same order on every machine."""
+    return np.round(steps, 6)
 
 
 class LearnedLengths:
@@ -206,7 +219,7 @@ class LearnedLengths:
     known
         What was known of lengths before.
     swap
-        Seconds a token of KV cache takes to the host or back; None if it cannot be moved.
+        Seconds a token of KV cache takes to the host or back; None if none is moved.
     """
 
     def __init__(self, problem: Problem, known: Known = NOTHING, swap: float | None = None) -> None:
@@ -244,7 +257,7 @@ class LearnedLengths:
         if waiting > self._learner.ordered_requests(state):
             return False
         model = self._learner.model(state)
-        if model is None or model.probability_of_share(ALIKE) < SURE:
+        if model is None or model.probability_of_share(ALIKE) < SURE or model.capped < LEAST_CUT:
             return False
         return state.rounds_done - self._looked >= REST * self._mean(state) / 4
 
@@ -296,8 +309,13 @@ class LearnedLengths:
 
 
 def learned_lengths(problem: Problem, known: Known = NOTHING, swap: float | None = None) -> QueuedPolicy:
-    """Return :class:`LearnedLengths`, or arrival's order where there is nothing that it could learn from."""
-    numbers, groups = group_numbers(problem)
-    if known.score is None and groups == len(numbers):
+    """
+    Return :class:`LearnedLengths`, or arrival's order where there is nothing that it could learn from.
+
+    Nothing is moved unless a group has two requests: of one alone only its own running tells more than was
+    predicted, and jobs of such requests took longer with moves (``docs/unknown_lengths.md``).
+    """
+    several = has_groups(problem)
+    if known.score is None and not several:
         return QueuePolicy(Ordered(arrival_order(problem)), SkiRental(), Admission(problem, "present"))
-    return LearnedLengths(problem, known, swap)
+    return LearnedLengths(problem, known, swap if several else None)

@@ -21,6 +21,9 @@ EFFECTS = np.linspace(-3.5, 3.5, 41)
 TRUSTS = np.array([0.0, 0.3, 0.5, 0.7, 0.85, 0.95])
 """Correlations of a group's effect with what was predicted of it, weighed against each other."""
 
+SHARED_LONGEST = 3
+"""As many completions that share the largest length were cut there, where no cap is stated."""
+
 FAR = 9.0
 """Standard deviations beyond which a normal variable does not lie."""
 
@@ -97,12 +100,15 @@ class LengthModel:
         Posterior probability of each of :data:`SHARES`, shape (shares,).
     predicted_share
         Posterior mean of the share of the scores' variance that predictions explain; 0 without any.
+    capped
+        Probability that a request yet to start is cut at the cap, over all groups; 0 if none is known.
     """
 
     lengths: FloatArray
     mass: FloatArray
     share_weight: FloatArray
     predicted_share: float
+    capped: float
 
     @classmethod
     def learnt(cls, observed: Observed, groups: int, known: Known = NOTHING) -> LengthModel:
@@ -126,7 +132,8 @@ class LengthModel:
         seen = observed if known.past is None else _joined(observed, known.past, groups)
         if not seen.ended.any():
             raise ValueError("no request has ended, so that nothing is known of lengths")
-        lengths, tops, survival = _pooled(seen, known.longest)
+        cap = _cap(seen, known.longest)
+        lengths, tops, survival = _pooled(seen, cap)
         table = _mass(survival)
         every = groups if known.past is None else int(max(seen.group.max() + 1, groups))
         log, of_group = _log_likelihood(seen, tops, table, every)
@@ -136,7 +143,8 @@ class LengthModel:
         trusts = np.zeros(1) if np.isnan(score).all() else TRUSTS
         flat = table.reshape(-1, table.shape[2])
         mass, joint = _posterior(log, of_group, score, trusts, flat, groups)
-        return cls(lengths, mass, joint.sum(axis=0), float((trusts**2) @ joint @ SHARES))
+        capped = 0.0 if cap is None else float(mass[:, lengths > cap - 0.5].sum(axis=1).mean())
+        return cls(lengths, mass, joint.sum(axis=0), float((trusts**2) @ joint @ SHARES), capped)
 
     @property
     def share(self) -> float:
@@ -200,7 +208,16 @@ def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
     )
 
 
-def _pooled(observed: Observed, longest: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _cap(observed: Observed, longest: int | None) -> int | None:
+    """Return the decode steps after which completions are cut: as stated, or as several show."""
+    if longest is not None:
+        return longest
+    most = int(observed.tokens.max())
+    cut = observed.ended & (observed.tokens == most)
+    return most if int(cut.sum()) >= SHARED_LONGEST else None
+
+
+def _pooled(observed: Observed, cap: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
     """
     Return the pooled distribution: mean length of each atom, its longest, and survival from its start on.
 
@@ -209,11 +226,16 @@ def _pooled(observed: Observed, longest: int | None) -> tuple[FloatArray, FloatA
     than the cap.
     """
     ended = np.sort(observed.tokens[observed.ended])
+    if cap is not None:
+        # What was longer in an earlier step is cut in this one.
+        ended = np.minimum(ended, cap)
     values, ends = np.unique(ended, return_counts=True)
     at_risk = len(observed.tokens) - np.searchsorted(np.sort(observed.tokens), values, side="left")
     after = np.cumprod(1.0 - ends / at_risk)
     mass = np.concatenate(([1.0], after[:-1])) - after
     bin_of = np.minimum((np.cumsum(ends) - ends) * ATOMS // len(ended), ATOMS - 1)
+    if cap is not None:
+        bin_of[values == cap] = ATOMS
     last = np.flatnonzero(np.append(np.diff(bin_of) > 0, True))
     first = np.append(0, last[:-1] + 1)
     weight = np.add.reduceat(mass, first)
@@ -222,8 +244,8 @@ def _pooled(observed: Observed, longest: int | None) -> tuple[FloatArray, FloatA
     tops = values[last].astype(np.float64)
     if survival[-1] > 0:
         beyond = float(observed.tokens.max()) + observed.tokens.sum() / len(ended)
-        if longest is not None:
-            beyond = max(min(beyond, float(longest)), float(values[-1]) + 1.0)
+        if cap is not None:
+            beyond = max(min(beyond, float(cap)), float(values[-1]) + 1.0)
         lengths, tops = np.append(lengths, beyond), np.append(tops, np.inf)
         survival = np.append(survival, 0.0)
     return lengths, tops, survival
@@ -312,19 +334,15 @@ def _posterior(
         by_row = np.zeros((len(log), table.shape[1]))
         by_row[mine] = weight.reshape(len(mine), -1) @ table
         return by_row[of_group[:groups]], joint
-    likelihood, peak = likelihood[of_group], peak[of_group]
-    weights, evidence = [], []
-    for trust in trusts:
-        mean = np.where(told, trust * np.nan_to_num(score), 0.0)[:, None]
-        width = np.where(told, np.sqrt(1.0 - trust**2), 1.0)[:, None]
-        by_group = np.exp(-(((EFFECTS - mean) / width) ** 2) / 2)
-        weighed = likelihood * (by_group / by_group.sum(axis=1, keepdims=True))[:, None, :]
-        whole = np.maximum(weighed.sum(axis=2, keepdims=True), LEAST)
-        weights.append(weighed[:groups] / whole[:groups])
-        evidence.append((np.log(whole) + peak)[:, :, 0].sum(axis=0))
-    joint = _shares(np.array(evidence))
-    found = sum(weight * each[:, None] for weight, each in zip(weights, joint, strict=True))
-    return np.asarray(found).reshape(groups, -1) @ table, joint
+    likelihood = likelihood[of_group]
+    mean = np.nan_to_num(score)[:, None, None] * trusts[:, None]
+    variance = np.where(told[:, None], 1.0 - trusts**2, 1.0)[:, :, None]
+    by_group = np.exp(-((EFFECTS - mean) ** 2) / (2.0 * variance))
+    by_group /= by_group.sum(axis=2, keepdims=True)
+    whole = np.maximum(likelihood @ by_group.transpose(0, 2, 1), LEAST)
+    joint = _shares((np.log(whole) + peak[of_group]).sum(axis=0).T)
+    weight = likelihood[:groups] * ((joint.T / whole[:groups]) @ by_group[:groups])
+    return weight.reshape(groups, -1) @ table, joint
 
 
 def _shares(evidence: FloatArray) -> FloatArray:

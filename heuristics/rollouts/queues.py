@@ -108,6 +108,12 @@ def group_numbers(problem: Problem) -> tuple[IntArray, int]:
     return number.astype(np.int64), len(names)
 
 
+def has_groups(problem: Problem) -> bool:
+    """Return whether any group has two requests."""
+    numbers, groups = group_numbers(problem)
+    return groups < len(numbers)
+
+
 def place_in_group(group: IntArray) -> IntArray:
     """Return how many of the same group stand before each, same shape."""
     order = np.argsort(group, kind="stable")

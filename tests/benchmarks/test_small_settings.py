@@ -43,7 +43,7 @@ SMALL: dict[str, str] = {
     "predictors.py": "--epochs 1",
     "progress.py": "--runs 1 --requests 12 --slots 4",
     "rollout_limits.py": "--data dapo --most 1 --draws 1",
-    "rollouts.py": "--data dapo --most 1 --orders 1 --drawn 1",
+    "rollouts.py": "--data dapo --most 1 --orders 1 --drawn 1 --moves 1",
     "rollouts_plan.py": "--seconds 0.1 --every 4",
     "roofline_error.py": "",
     "schedule_search.py": "--case small-10x3 --seeds 1 --seconds 0.1",

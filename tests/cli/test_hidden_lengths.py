@@ -14,7 +14,9 @@ from batchbound.cli import main
 HEADER = "step,group,id,input_tokens,output_tokens\n"
 
 
-def table(folder: Path, name: str, seed: int, *, share: float = 0.9, steps: int = 1) -> str:
+def table(
+    folder: Path, name: str, seed: int, *, share: float = 0.9, steps: int = 1, most: int = 10**6
+) -> str:
     """Write a table of 12 groups of 4 a step, alike within groups by an intraclass correlation."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -23,7 +25,7 @@ def table(folder: Path, name: str, seed: int, *, share: float = 0.9, steps: int 
             effect = rng.standard_normal()
             for sample in range(4):
                 score = np.sqrt(share) * effect + np.sqrt(1 - share) * rng.standard_normal()
-                tokens = max(1, int(np.exp(4.5 + 0.7 * score)))
+                tokens = min(most, max(1, int(np.exp(4.5 + 0.7 * score))))
                 rows.append(f"s{step},s{step}g{group},s{step}g{group}-{sample},20,{tokens}")
     path = folder / name
     path.write_text(HEADER + "\n".join(rows) + "\n")
@@ -79,7 +81,8 @@ def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
 
 
 def test_moving_kv_caches_costs_what_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (table(tmp_path, "one.csv", 4), "--slots", "24", "--hidden-lengths")
+    one = table(tmp_path, "one.csv", 4, most=100)
+    words = (one, "--slots", "24", "--hidden-lengths", "--longest-completion", "100")
     cheap = printed(capsys, *words, "--swap", "1e-7")
     assert cheap["evictions"] > 0
     assert cheap["gap"] is None, "the bound is of schedules in which nothing gives way"
@@ -88,6 +91,25 @@ def test_moving_kv_caches_costs_what_it_takes(tmp_path: Path, capsys: pytest.Cap
     dear = printed(capsys, *words, "--swap", "1")
     assert dear["evictions"] == 0
     assert dear["gap"] >= 0
+
+
+def test_moving_kv_caches_is_refused_where_no_group_has_two_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of(name: str, *groups: str) -> str:
+        path = tmp_path / name
+        rows = [f"{group},{row},20,{9 + row}" for row, group in enumerate(groups)]
+        path.write_text("group,id,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+        return str(path)
+
+    words = ("--slots", "2", "--hidden-lengths", "--swap", "1e-7")
+    alone = of("alone.csv", "a", "b", "c", "d")
+    for history in ((), ("--history", alone)):
+        assert main(["simulate", alone, *words, *history]) == 2
+        assert "--swap has no effect" in (message := capsys.readouterr().err)
+        assert "no group has two requests" in message
+        assert len(message.strip().splitlines()) <= 2
+    assert main(["simulate", of("mixed.csv", "a", "a", "b", "c"), *words]) == 0
 
 
 def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(

@@ -103,7 +103,7 @@ def test_moved_kv_caches_change_no_token(model: LLM) -> None:
     rng = np.random.default_rng(2)
     group = np.repeat(np.arange(8), 4)
     scores = 0.97 * rng.standard_normal(8)[group] + 0.2 * rng.standard_normal(len(group))
-    lengths = np.maximum(2, np.exp(3 + 0.7 * scores)).astype(np.int64)
+    lengths = np.clip(np.exp(3 + 0.7 * scores), 2, 30).astype(np.int64)
     tokens = [[5 + index] * 3 for index in range(len(lengths))]
     workload = Workload.from_lengths([3] * len(lengths), lengths)
     workload = Workload(workload.ids, workload.input_tokens, workload.output_tokens, group=group)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from builders import UNIT, workload_of
@@ -273,16 +276,22 @@ def test_moving_takes_its_seconds_out_and_back_and_no_prefill_stage() -> None:
 
 def test_preemption_swaps_what_is_nearly_done_for_what_may_be_long() -> None:
     group, tokens = drawn(0.95, 12, 8, seed=2)
-    problem = rollouts(group.tolist(), tokens.tolist(), slots=32)
-    blind = without_lengths(problem)
-    trace = simulate(blind, hidden_policy("learned", blind, swap=1e-6), tokens, swap=1e-6)
-    assert trace.evictions > 0
-    assert trace.tokens.tolist() == tokens.tolist()
+    evictions = []
+    for lengths in (np.minimum(tokens, 600), tokens):
+        problem = rollouts(group.tolist(), lengths.tolist(), slots=32)
+        blind = without_lengths(problem)
+        trace = simulate(blind, hidden_policy("learned", blind, swap=1e-6), lengths, swap=1e-6)
+        assert trace.tokens.tolist() == lengths.tolist()
+        evictions.append(trace.evictions)
+    # Where nothing is cut, what has run long is no nearer its end.
+    assert evictions[0] > 0
+    assert evictions[1] == 0
 
 
+@pytest.mark.slow
 def test_giving_way_ends_sooner_where_long_groups_reach_a_cap() -> None:
     seconds = []
-    for seed in range(6):
+    for seed in range(12):
         group, tokens = drawn(0.95, 16, 8, seed)
         tokens = np.minimum(tokens, 900)
         problem = rollouts(group.tolist(), tokens.tolist(), slots=32)
@@ -290,8 +299,56 @@ def test_giving_way_ends_sooner_where_long_groups_reach_a_cap() -> None:
         policies = {swap: hidden_policy("learned", blind, known, swap) for swap in (None, 1e-6)}
         seconds.append([simulate(blind, each, tokens, swap=swap).makespan for swap, each in policies.items()])
     stay, moved = np.array(seconds).T
-    assert moved.mean() < 0.97 * stay.mean()
-    assert (moved <= 1.005 * stay).all()
+    assert moved.mean() < 0.98 * stay.mean()
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 999))
+def test_rounding_decides_nothing(seed: int) -> None:
+    group, tokens = drawn(0.95, 12, 8, seed)
+    tokens = np.minimum(tokens, 600)
+    problem = rollouts(group.tolist(), tokens.tolist(), slots=32)
+    blind, rng = without_lengths(problem), np.random.default_rng(seed)
+    learnt = LengthModel.learnt
+
+    def noisy(*args: Any) -> LengthModel:
+        model = learnt(*args)
+        return replace(model, mass=model.mass * (1 + 1e-14 * rng.standard_normal(model.mass.shape)))
+
+    plain = simulate(blind, hidden_policy("learned", blind, swap=1e-6), tokens, swap=1e-6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LengthModel, "learnt", noisy)
+        other = simulate(blind, hidden_policy("learned", blind, swap=1e-6), tokens, swap=1e-6)
+    assert decisions(other) == decisions(plain)
+
+
+def test_the_cap_is_as_likely_as_completions_reach_it() -> None:
+    tokens = np.append(np.arange(1, 81), [90] * 20)
+    seen = observed(np.arange(100).tolist(), tokens.tolist())
+    assert LengthModel.learnt(seen, 100).capped == pytest.approx(0.2, abs=0.02)
+    assert LengthModel.learnt(seen, 100, Known(longest=90)).capped == pytest.approx(0.2, abs=0.02)
+    assert LengthModel.learnt(seen, 100, Known(longest=91)).capped == 0
+    shorter = LengthModel.learnt(seen, 100, Known(longest=50))
+    assert shorter.capped == pytest.approx(0.51, abs=0.02)
+    assert shorter.lengths.max() == 50
+    alone = observed(np.arange(80).tolist(), tokens[:80].tolist())
+    assert LengthModel.learnt(alone, 80).capped == 0
+
+
+def test_nothing_is_moved_where_every_group_has_one_request() -> None:
+    tokens = np.minimum(drawn(0.0, 80, 1, seed=3)[1], 500)
+    noise = np.random.default_rng(1).standard_normal(len(tokens))
+    known = Known(score=np.log(tokens) + 0.3 * noise)
+    traces = []
+    for groups, swap in (([-1] * 80, None), ([-1] * 80, 1e-9), ([0, 0, *[-1] * 78], 1e-9)):
+        problem = rollouts(groups, tokens.tolist(), slots=16)
+        blind = without_lengths(problem)
+        told = known if len(set(groups)) == 1 else Known(score=known.score[1:])  # type: ignore[index]
+        traces.append(simulate(blind, hidden_policy("learned", blind, told, swap), tokens, swap=swap))
+    stay, alone, mixed = traces
+    assert decisions(alone) == decisions(stay)
+    assert alone.evictions == 0
+    assert mixed.evictions > 0
 
 
 def test_predictions_order_the_groups_from_the_start() -> None:

@@ -17,6 +17,7 @@ from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_column
 from ...data.trace import Trace
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
+from ...heuristics.rollouts.queues import has_groups
 from ...planning.hidden import (
     expected_makespan,
     shared_variance,
@@ -131,6 +132,9 @@ def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any
             message = "--share-prompts has no effect: no two requests of a group have prompts as long"
             raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
         problem = sharing_prompts(problem, usual_prefix_cache(shared, problem.slots))
+    if args.swap is not None and not has_groups(problem):
+        message = "--swap has no effect: what runs gives way by its group, and no group has two requests"
+        raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
     history = History(tuple(earlier_completions(path) for path in args.history or ()))
     if args.steps is None:
         trace, found = _one(args, problem, history)
