@@ -35,7 +35,7 @@ class RequestProfile:
     def __init__(self, problem: Problem) -> None:
         assert problem.kv_capacity is not None
         self._capacity, self._slots, self._cap = problem.kv_capacity, problem.slots, problem.prefill_token_cap
-        # From each of these rounds on: what is held, by how many; that less the round; the room at the end.
+        # From each of these rounds on: what is held, by how many; that less the round; the most room there.
         self._times, self._held, self._active = [0], [0], [0]
         self._height, self._room = [0], [self._capacity]
         self.stages = dict[int, int]()
@@ -131,9 +131,6 @@ class RequestProfile:
             held.insert(at, now)
             active.insert(at, number)
             times.insert(at, time)
-            full = number >= self._slots
-            self._height.insert(at, FULL if full else now - time)
+            self._height.insert(at, FULL if number >= self._slots else now - time)
             self._room.insert(at, self._room[before])
-            if not full:
-                self._room[before] = self._capacity - now - number
         return at
