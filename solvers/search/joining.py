@@ -97,7 +97,7 @@ class JoiningAnnealing:
             start = starts[request] = rounds + profile.put(rounds, peak, prompt, reach[request])
             tokens = profile.stages[start]
             stages += self._stage(tokens) - (self._stage(tokens - prompt) if tokens > prompt else 0.0)
-            cost = stages + self._problem.cost.decode_base * max(profile.stages)
+            cost = stages + self._problem.cost.decode_base * profile.rounds
             if cost > most:
                 return None
         return starts, cost

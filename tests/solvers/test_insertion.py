@@ -10,6 +10,7 @@ from batchbound.data.workload import Workload
 from batchbound.solvers.exact.stage_states import best_by_states
 from batchbound.solvers.result import Limits
 from batchbound.solvers.search.insertion import InsertionAnnealing
+from batchbound.solvers.search.request_profile import RequestProfile
 from batchbound.solvers.search.schedule_search import search_schedule
 
 ROUNDS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
@@ -27,6 +28,53 @@ def random_problem(seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = 
         prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if capped else None,
         prefill_emits_first_token=bool(seed % 2),
     )
+
+
+def first_fit(problem: Problem, put: list[tuple[int, int]], request: int, least: int) -> int:
+    """The first end from some round on, counted back, at which a request fits beside (request, end)s."""
+    assert problem.kv_capacity is not None
+    rounds, peak = problem.rounds.tolist(), problem.kv_peak.tolist()
+    end = least
+    while True:
+        for time in range(end, end + rounds[request]):
+            held = [peak[other] - time + at for other, at in put if at <= time < at + rounds[other]]
+            if len(held) >= problem.slots or sum(held) + peak[request] - time + end > problem.kv_capacity:
+                break
+        else:
+            return end
+        end += 1
+
+
+def test_each_is_put_where_it_first_fits_or_where_it_shares_a_stage_within_its_reach() -> None:
+    for seed in range(150):
+        problem, rng = random_problem(seed), np.random.default_rng(seed)
+        profile, put, begins = RequestProfile(problem), list[tuple[int, int]](), set[int]()
+        for request in np.flatnonzero(problem.rounds).tolist():
+            rounds, reach = int(problem.rounds[request]), int(rng.choice([0, 3, 100]))
+            end = least = first_fit(problem, put, request, 0)
+            for begin in sorted(begins) if reach else ():
+                at = begin - rounds
+                if least <= at <= least + reach and first_fit(problem, put, request, at) == at:
+                    end = at
+                    break
+            found = profile.put(rounds, int(problem.kv_peak[request]), 1, reach)
+            assert found == end, (seed, request)
+            put.append((request, end))
+            begins.add(end + rounds)
+            assert profile.rounds == max(begins)
+            profile = profile.copy()
+
+
+def test_what_a_change_leaves_as_it_was_is_as_if_all_were_put_anew() -> None:
+    for seed in range(40):
+        problem = random_problem(seed, capped=seed % 3 == 0)
+        walk = InsertionAnnealing(problem, np.random.default_rng(seed))
+        for step in range(60):
+            walk.step(step / 60)
+            profile = RequestProfile(problem)
+            for request in walk._order:
+                rounds, peak, prompt = walk._requests[request]
+                assert walk._ends[request] == profile.put(rounds, peak, prompt, walk._reach), (seed, step)
 
 
 def test_two_requests_overlap_as_far_as_memory_lets_them() -> None:
