@@ -27,13 +27,13 @@ def table(path: Path, columns: str, rows: Sequence[tuple[object, ...]]) -> None:
 
 
 def rollouts(folder: Path) -> None:
-    """RL steps of a few prompts with four completions each, and two models' completions of one set."""
+    """RL steps of a few prompts with eight completions each, and two models' completions of one set."""
     for name in ("dapo_qwen32b", "deepcoder14b", "video_qwen7b"):
         rows: list[tuple[object, ...]] = [
             (step, f"s{step}_{prompt}", f"s{step}_{prompt}_{k}", 60 + prompt, length)
             for step in range(6)
             for prompt in range(4)
-            for k, length in enumerate(lengths(4, 200, 900))
+            for k, length in enumerate(lengths(8, 200, 900))
         ]
         table(folder / f"{name}.csv", "step,group,id,input_tokens,output_tokens", rows)
     for name in ("gsm8k_models", "math_level5_models"):

@@ -59,9 +59,10 @@ def proven_by_growth(problem: Problem, slots: int, claim: Mapping[str, Any], wor
     slots
         Requests that are ever under way together, as checked.
     claim
-        ``token``, the price of a token read; ``closed`` and ``open``, a row for each of ``active`` requests,
-        of the values of states out of stages and in one at every of ``points`` tokens, straight lines between
-        them and from row to row; ``end``, the value of none at the end.
+        ``token``, the price of a token read; ``closed`` and ``open``, a row for each of ``active`` requests
+        (each number up to the slots where that is left out), of the values of states out of stages and in one
+        at every of ``points`` tokens, straight lines between them and from row to row; ``end``, the value of
+        none at the end.
     work
         What is left of the steps of the check.
 
@@ -117,7 +118,12 @@ class _Walk:
         return points
 
     def _read_active(self, claim: Mapping[str, Any]) -> list[int]:
-        active = [_number(number, "active") for number in entries(claim, "active")]
+        if "active" not in claim:
+            # Plans made before rows could be left out have one for each number of requests.
+            return self._ascending(list(range(len(entries(claim, "closed")))))
+        return self._ascending([_number(number, "active") for number in entries(claim, "active")])
+
+    def _ascending(self, active: list[int]) -> list[int]:
         if active[:2] != [0, 1] or any(before >= after for before, after in pairwise(active)):
             raise RefutedError(RULE, "numbers of active requests do not ascend from 0 and 1")
         if active[-1] < self._slots:

@@ -239,6 +239,19 @@ def test_what_a_claim_does_not_prove_is_refused(changed: dict[str, object], mess
     assert str(verify_bound(FOUR, told)) == message
 
 
+def test_a_certificate_of_before_has_a_row_for_each_number_of_requests() -> None:
+    bound = proven()
+    growth = bound.certificate["growth"]
+    assert isinstance(growth, dict)
+    assert growth["active"] == [0, 1, 2, 3, 4]
+    before = {name: claim for name, claim in growth.items() if name != "active"}
+    assert verify_bound(FOUR, replace(bound, certificate={**bound.certificate, "growth": before})) is None
+    for rows, message in ((4, "growth: rows of up to 3 requests for 4"), (1, "do not ascend from 0 and 1")):
+        fewer = {**before, "closed": growth["closed"][:rows]}
+        told = replace(bound, certificate={**bound.certificate, "growth": fewer})
+        assert message in str(verify_bound(FOUR, told))
+
+
 @pytest.mark.parametrize("name", ["token", "closed", "open", "end"])
 def test_other_prices_prove_less_and_are_refused(name: str) -> None:
     bound = proven()
