@@ -222,16 +222,16 @@ class _FleetSearch:
         """Take what a rule comes to if that is better, replicas that run dry taking over from the others."""
         if not 1 < len(self._shares) <= len(self._fleet) <= MOST_SIMULATED:
             return
-        end, took = self._left - max(RULES_SECONDS, RULES_SHARE * self._left), 0.0
+        most, began, took = max(RULES_SECONDS, RULES_SHARE * self._left), time.perf_counter(), 0.0
         dispatched = dispatch(self._fleet, "lpt")
         for name in dict.fromkeys((*RULES, *POLICIES)):
-            before = self._left
-            if before - took < end:
+            before = time.perf_counter()
+            if before - began + took > most:
                 break
             shares = self._simulated(name, dispatched)
             if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
                 self._shares = shares
-            took = before - self._left
+            took = time.perf_counter() - before
 
     def _simulated(self, policy: str, dispatched: IntArray) -> list[_Share] | None:
         """Return what a policy on each replica comes to; None if it fails, or requests are put back."""
@@ -248,8 +248,8 @@ class _FleetSearch:
                 shares.append(self._scheduled(k, requests))
                 continue
             problem = self._fleet.problem_of(k, requests)
-            schedule = split_stages(problem, schedule_of(trace).without_idle_rounds(problem))
-            if schedule.check(problem) is not None:
+            schedule = _kept(problem, schedule_of(trace))
+            if schedule is None:
                 return None
             finish = self._fleet.replicas[k].busy + schedule.makespan(problem)
             shares.append(_Share(requests, problem, schedule, finish))
@@ -425,11 +425,15 @@ def _quick(problem: Problem) -> Iterator[Schedule]:
         return
     for start in starts(problem, lambda: False)[:FIRST]:
         schedule = start(math.inf)
-        if schedule is None:
-            continue
-        schedule = split_stages(problem, schedule.without_idle_rounds(problem))
-        if schedule.check(problem) is None:
+        schedule = None if schedule is None else _kept(problem, schedule)
+        if schedule is not None:
             yield schedule
+
+
+def _kept(problem: Problem, schedule: Schedule) -> Schedule | None:
+    """Return a schedule without idle rounds, its stages split if that is better; None if it breaks a rule."""
+    schedule = split_stages(problem, schedule.without_idle_rounds(problem))
+    return schedule if schedule.check(problem) is None else None
 
 
 def _latest(shares: list[_Share]) -> float:

@@ -148,10 +148,6 @@ class PagedSlots(KeyValueSlots):
         self._blocks_of[target], self._blocks_of[source] = self._blocks_of[source], []
         self._table[target] = self._table[source]
 
-    def copy_row(self, source: int, target: int) -> None:
-        """Copy a row into blocks of another's own."""
-        self.write_row(target, self.read_row(source))
-
     def wipe_row(self, row: int) -> None:
         """Set what a row holds to zero, and give its blocks back."""
         blocks, self._blocks_of[row] = self._blocks_of[row], []

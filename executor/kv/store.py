@@ -110,7 +110,7 @@ class KeyValueStore(Cache):
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a row over another, which has been wiped; each goes on by itself."""
-        self.move_row(source, target)
+        self.write_row(target, self.read_row(source))
 
     @abstractmethod
     def wipe_row(self, row: int) -> None:

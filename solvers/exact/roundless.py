@@ -16,9 +16,11 @@ from .request_sets import PRECISION
 
 
 def can_leave_out_roundless(problem: Problem) -> bool:
-    """Return whether some requests take no round, and the others can be solved back from the end."""
+    """Return whether some requests take no round, none shares a prompt, and the others can be solved."""
     rounds = problem.rounds
-    return bool((rounds == 0).any() and (rounds > 0).any()) and can_search_from_the_end(_others(problem))
+    if len(problem.prefix_tokens) or (rounds > 0).all() or not rounds.any():
+        return False
+    return can_search_from_the_end(_others(problem))
 
 
 def best_around_roundless(problem: Problem, limits: Limits, start: Schedule) -> ExactOutcome:

@@ -53,11 +53,11 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     """
     Return what makes each rule's schedule, given the makespan to beat; None where it does not.
 
-    Where shared prompts cannot all be kept, the first take one group after another, the one with the longest
-    request first. Then they are longest first and first come, first served with several patiences of the
-    ski-rental rule, made in one pass, and every policy of
-    :data:`~batchbound.heuristics.registry.POLICIES` in the simulator, the cheapest and most promising first.
-    A policy that evicts has no schedule.
+    They are longest first and first come, first served with several patiences of the ski-rental rule, made in
+    one pass, and every policy of :data:`~batchbound.heuristics.registry.POLICIES` in the simulator, the
+    cheapest and most promising first. Where shared prompts cannot all be kept, passes that take one group
+    after another, the one with the longest request first, come before them: a single one where memory can
+    run out, the others after the quick ones. A policy that evicts has no schedule.
 
     Parameters
     ----------

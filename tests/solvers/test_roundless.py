@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,14 @@ def test_without_room_nothing_is_claimed_and_the_search_by_states_goes_on(optima
     proven = best_by_enumeration(problem, Limits(), one_by_one(problem))
     assert (proven.stopped_by, proven.argument) == (StoppedBy.PROOF, "states")
     assert proven.schedule.makespan(problem) == pytest.approx(optimal_makespan(problem))
+
+
+def test_where_prompts_are_shared_nothing_is_left_out() -> None:
+    # Together the two that take no round cost one prompt of 9 tokens and not two, less than is counted.
+    problem = problem_of([4, 5, 9, 9], [6, 6, 1, 1], 11)
+    assert can_leave_out_roundless(problem)
+    group = replace(problem.workload, group=np.array([-1, -1, 0, 0])).with_shared_prompts()
+    assert not can_leave_out_roundless(replace(problem, workload=group))
 
 
 def test_what_it_proves_is_the_optimum(optimal_makespan: Optimum) -> None:
