@@ -268,15 +268,16 @@ class Schedule:
             return None
         # Tokens of the shared prompts that are kept, and how many requests have yet to begin with each.
         kept: dict[int, int] = {}
-        left = Counter(problem.prefix_of.tolist())
+        prefix_of, own = problem.prefix_of.tolist(), problem.own_tokens.tolist()
+        left = Counter(prefix_of)
         for k, members in enumerate(self._members()):
             tokens, computed = 0, dict[int, int]()
             for i in members:
-                prefix = int(problem.prefix_of[i])
+                prefix = prefix_of[i]
                 if prefix >= 0 and prefix not in kept and prefix not in computed:
                     computed[prefix] = int(problem.workload.shared_tokens[i])
                     tokens += computed[prefix]
-                tokens += int(problem.own_tokens[i])
+                tokens += own[i]
                 left[prefix] -= 1
                 if tokens > cap:
                     what = f"{tokens} prompt tokens in one prefill stage, {cap} allowed"

@@ -326,11 +326,12 @@ class HuggingFaceEngine:
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
     """Raise ValueError if requests that share a prompt have not the same, whole one."""
     first: dict[int, int] = {}
+    own = problem.own_tokens.tolist()
     for index, prefix in enumerate(problem.prefix_of.tolist()):
         if prefix < 0:
             continue
         other = first.setdefault(prefix, index)
-        if tuple(prompts[index]) != tuple(prompts[other]) or problem.own_tokens[index] != 1:
+        if tuple(prompts[index]) != tuple(prompts[other]) or own[index] != 1:
             name, of = (str(problem.workload.ids[i]) for i in (index, other))
             raise ValueError(f"the prompt of {name!r} is not that of {of!r}, and the plan shares it")
 

@@ -68,6 +68,9 @@ INSERTION_SHARE = 0.45
 PACKED_SHARE = 0.3
 """The share of the limits in which requests without a decode step are packed evenly into prefill stages."""
 
+MOST_PACKED = 20_000
+"""Requests up to which they are: of more, one packing takes half a second and longer."""
+
 JOINING_SHARE = 0.7
 """The share of the limits in which a dozen requests are put off there, each by itself, before all else."""
 
@@ -281,7 +284,8 @@ class ScheduleSearch:
             self._reorder(1.0)
             return
         best = self.incumbent
-        for schedule in evenly_packed(self._problem, self._rng, PACKING_SHARE * best.left):
+        few = len(self._problem) <= MOST_PACKED
+        for schedule in evenly_packed(self._problem, self._rng, PACKING_SHARE * best.left) if few else ():
             best.steps += 1
             best.offer(schedule)
             if best.progress >= PACKED_SHARE:
