@@ -243,6 +243,8 @@ def _shares(fleet: Fleet, whole: FloatArray, busy: FloatArray) -> FloatArray:
     """
     if len(set(fleet.replicas)) == 1:
         return np.full(len(busy), 1 / len(busy))
+    # One that takes no time at all counts as one that takes hardly any.
+    whole = np.maximum(whole, 1e-9 * (whole.max() or 1.0))
     end = 0.0
     for last in np.argsort(busy).tolist():
         used = busy <= busy[last]

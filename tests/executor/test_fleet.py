@@ -62,6 +62,14 @@ def test_two_replicas_of_one_slot_share_the_rounds() -> None:
     assert result.makespan in (6, 7)
 
 
+@pytest.mark.parametrize("other", [Replica(CostModel.paper(), 1), Replica(UNIT, 1)])
+def test_work_that_takes_a_replica_no_time_is_planned(other: Replica) -> None:
+    # The only token of each comes from a prefill stage that costs nothing.
+    replicas = (Replica(UNIT, 1, busy=2.5), other)
+    result = plan_fleet(Fleet(work([1, 1]), replicas, True), limits=Limits(seconds=0.1))
+    assert result.makespan == pytest.approx(2.5)
+
+
 def test_one_long_request_bounds_a_large_fleet() -> None:
     fleet = Fleet(work([100, 1]), (Replica(UNIT, 4),) * 8)
     bound = fleet_bound(fleet)
