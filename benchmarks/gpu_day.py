@@ -191,7 +191,7 @@ def kernels_part(day: Day) -> None:
 def rounds_part(day: Day, *, compiled: bool = False) -> None:
     """Measure decode rounds of the ragged tier, captured and not."""
     makers = ways(day.gpu, compiled)
-    kept = ("ragged, compiled",) if compiled else ("ragged", "ragged, not captured")
+    kept = ("ragged, compiled",) if compiled else ("ragged", "ragged, in blocks", "ragged, not captured")
     rate = day.report["device"]["bytes_per_s"]
     points = all_points(
         day.model, {way: makers[way] for way in kept}, day.sizes.slots, day.sizes.contexts,

@@ -104,6 +104,9 @@ def ways(gpu: bool, compile_rounds: bool) -> dict[str, Maker]:
     found: dict[str, Maker] = {
         "ragged, not captured": uncaptured,
         "ragged": captured(capture),
+        "ragged, in blocks": lambda model, slots, capacity: RaggedBatch(
+            model, slots, capacity, capture=capture, kv_tokens=slots * capacity
+        ),
     }
     if compile_rounds:
         found["ragged, compiled"] = captured(compiled(capture))

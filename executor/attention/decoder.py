@@ -7,6 +7,7 @@ This module needs torch and transformers when it is imported.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,9 +17,11 @@ from transformers.cache_utils import Cache
 
 from ..models.families import layer_windows, needs_padding_mask
 from .functions import grouped, repeats_keys
+from .fused_layers import FusedLayers
 from .host_kernels import HostKernels, built
-from .host_layers import HostLayers
 from .packed_weights import PackedWeights
+
+_LOG = logging.getLogger(__name__)
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 
@@ -44,7 +47,7 @@ class Decoder:
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
         self._packed = PackedWeights(model)
-        self._layers: HostLayers | None = None
+        self._layers: FusedLayers | None = None
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 
     def use_host_kernels(self) -> HostKernels | None:
@@ -59,8 +62,19 @@ class Decoder:
         kernels = built() if self.device.type == "cpu" else None
         if kernels is None or not kernels.takes(self.dtype):
             return None
-        self._layers = HostLayers(self.model, kernels)
+        self._layers = FusedLayers(self.model, kernels)
         return kernels
+
+    def use_device_kernels(self) -> None:
+        """Compute norms and rotary embeddings by kernels of our own from now on, if the model is on a GPU."""
+        if self.device.type != "cuda":
+            return
+        try:
+            from .device_kernels import DeviceKernels
+
+            self._layers = FusedLayers(self.model, DeviceKernels())
+        except Exception as error:  # whatever triton raises where it is not installed or does not compile
+            _LOG.info("norms and rotary embeddings stay torch's: %s: %s", type(error).__name__, error)
 
     def decoding(self) -> AbstractContextManager[None]:
         """Return the context for decode steps whose masks are built by the caller."""

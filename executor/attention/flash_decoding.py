@@ -1,5 +1,5 @@
 """
-Decode attention over padded slots in Triton: each row reads the columns it holds and no others.
+Decode attention in Triton: each row reads the columns it holds and no others, in one piece or in blocks.
 
 Flash decoding: the columns of a row are split among programs, each keeps a running softmax over its part,
 and a second kernel joins the parts. The number of parts is fixed per call, so a row's result depends neither
@@ -32,10 +32,12 @@ def _attend_to_part(  # type: ignore[no-untyped-def]
     values,
     starts,
     lengths,
+    table,
     sums,
     largest,
     weights,
     scale,
+    table_row,
     query_row,
     query_head,
     key_row,
@@ -47,6 +49,7 @@ def _attend_to_part(  # type: ignore[no-untyped-def]
     parts,
     window: tl.constexpr,
     has_starts: tl.constexpr,
+    block: tl.constexpr,
     group: tl.constexpr,
     group_padded: tl.constexpr,
     size: tl.constexpr,
@@ -86,8 +89,12 @@ def _attend_to_part(  # type: ignore[no-untyped-def]
         column = at + tl.arange(0, columns)
         held = column < last
         inside = held[:, None] & held_size[None, :]
-        key = tl.load(key_base + column[:, None] * key_column + sizes[None, :], mask=inside, other=0.0)
-        value = tl.load(value_base + column[:, None] * value_column + sizes[None, :], mask=inside, other=0.0)
+        place = column
+        if block > 0:
+            first_of_block = tl.load(table + row * table_row + column // block, mask=held, other=0) * block
+            place = first_of_block + column % block
+        key = tl.load(key_base + place[:, None] * key_column + sizes[None, :], mask=inside, other=0.0)
+        value = tl.load(value_base + place[:, None] * value_column + sizes[None, :], mask=inside, other=0.0)
         if group_padded == 1:
             products = asked.to(tl.float32) * key.to(tl.float32)
             scores = tl.sum(products, axis=1)[None, :]
@@ -177,6 +184,7 @@ def attend(
     values: torch.Tensor,
     lengths: torch.Tensor,
     *,
+    blocks: tuple[torch.Tensor, int] | None = None,
     starts: torch.Tensor | None = None,
     window: int | None = None,
     scale: float | None = None,
@@ -190,9 +198,13 @@ def attend(
     query
         Shape (rows, heads, head size); the last dimension contiguous, as in all others.
     keys, values
-        Shape (at least rows, key-value heads, columns, head size).
+        Shape (at least rows, key-value heads, columns, head size); of rows in blocks (tokens of the pool,
+        key-value heads, head size).
     lengths
         The column past the last of each row, int, shape (rows,).
+    blocks
+        Where rows lie in blocks: the blocks of each, int64, shape (at least rows, blocks), and the tokens of
+        one.
     starts
         The first column of each row, int, shape (rows,); 0 if left out.
     window
@@ -208,7 +220,14 @@ def attend(
         Shape (rows, heads, head size), in the query's number format; 0 for a row without columns.
     """
     rows, heads, size = query.shape
-    key_value_heads, columns = keys.shape[1:3]
+    key_value_heads = keys.shape[1]
+    if blocks is None:
+        columns, table, block = keys.shape[2], lengths, 0
+    else:
+        table, block = blocks
+        columns = table.shape[1] * block
+        # Of a pool, a row begins at its start, and a column is a token.
+        keys, values = (states.transpose(0, 1)[None] for states in (keys, values))
     group = heads // key_value_heads
     if parts is None:
         parts = parts_for(rows, key_value_heads, columns, query.device)
@@ -222,16 +241,21 @@ def attend(
         values,
         lengths if starts is None else starts,
         lengths,
+        table,
         sums,
         largest,
         weights,
         size**-0.5 if scale is None else scale,
+        table.stride(0),
         *query.stride()[:2],
-        *keys.stride()[:3],
-        *values.stride()[:3],
+        0 if block else keys.stride(0),
+        *keys.stride()[1:3],
+        0 if block else values.stride(0),
+        *values.stride()[1:3],
         parts,
         window=window or 0,
         has_starts=starts is not None,
+        block=block,
         group=group,
         group_padded=1 if group == 1 else max(_LEAST_HEADS, triton.next_power_of_2(group)),
         size=size,

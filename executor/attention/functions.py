@@ -80,6 +80,27 @@ def grouped_attention(call: AttentionCall) -> torch.Tensor:
     return output.reshape(rows, 1, heads, call.value.shape[-1])
 
 
+def aligned(mask: torch.Tensor) -> torch.Tensor:
+    """
+    Return a mask that torch's attention can read on the mask's device.
+
+    Parameters
+    ----------
+    mask
+        Added to the scores; its last dimension contiguous.
+
+    Returns
+    -------
+    torch.Tensor
+        The mask, or a copy: on a GPU a part of a mask whose rows begin between multiples of 16 bytes stops
+        the program, "misaligned address" (torch 2.11).
+    """
+    if mask.device.type == "cpu":
+        return mask
+    begins = (mask.data_ptr(), *(step * mask.itemsize for step in mask.stride()[:-1]))
+    return mask.clone(memory_format=torch.contiguous_format) if any(at % 16 for at in begins) else mask
+
+
 def attend_from_latest(
     query: torch.Tensor,
     keys: torch.Tensor,

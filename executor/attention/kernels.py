@@ -34,6 +34,11 @@ class Held(NamedTuple):
         How many of the latest columns to attend to; None for all.
     scale
         Multiplies the scores; one over the root of the head size if None.
+    table
+        Where rows lie in blocks of a pool, the blocks of at least these rows, int64, shape (rows, blocks);
+        keys and values are then of shape (tokens of the pool, key-value heads, head size).
+    block
+        Tokens of a block.
     """
 
     keys: torch.Tensor
@@ -41,6 +46,26 @@ class Held(NamedTuple):
     lengths: torch.Tensor
     window: int | None
     scale: float | None
+    table: torch.Tensor | None = None
+    block: int = 1
+
+    @property
+    def columns(self) -> int:
+        """The most tokens a row may hold."""
+        return self.keys.shape[2] if self.table is None else self.table.shape[1] * self.block
+
+    def in_one_piece(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, (rows, key-value heads, columns, head size); copies of rows in blocks."""
+        if self.table is None:
+            return self.keys, self.values
+        rows = len(self.lengths)
+        within = torch.arange(self.block, device=self.table.device)
+        places = (self.table[:rows, :, None] * self.block + within).reshape(-1)
+        keys, values = (
+            states.index_select(0, places).view(rows, self.columns, *states.shape[1:]).transpose(1, 2)
+            for states in (self.keys, self.values)
+        )
+        return keys, values
 
 
 Kernel = Callable[[torch.Tensor, Held], torch.Tensor]
@@ -49,7 +74,8 @@ Kernel = Callable[[torch.Tensor, Held], torch.Tensor]
 
 def masked(query: torch.Tensor, held: Held) -> torch.Tensor:
     """Attend by torch's scaled dot products and a mask over all columns; runs on every device."""
-    keys, values, lengths, window, scale = held
+    keys, values = held.in_one_piece()
+    lengths, window, scale = held.lengths, held.window, held.scale
     rows, heads, size = query.shape
     columns = torch.arange(keys.shape[2], device=query.device)[None, :]
     seen = columns < lengths[:, None]
@@ -69,7 +95,9 @@ def varlen_flash(query: torch.Tensor, held: Held) -> torch.Tensor:
     The padded slots are read as if they were packed: the sequence of row r begins at token r * heads *
     columns of a view whose tokens lie next to each other and whose heads overlap.
     """
-    keys, values, lengths, window, scale = held
+    if held.table is not None:
+        raise ValueError("it reads rows that lie in one piece")
+    keys, values, lengths, window, scale = held[:5]
     rows, key_value_heads, columns, size = keys.shape
     plane = key_value_heads * columns
     tokens = (rows - 1) * plane + columns
@@ -99,7 +127,8 @@ def flash_decoding(query: torch.Tensor, held: Held) -> torch.Tensor:
     """Attend by the Triton kernel of :mod:`.flash_decoding`."""
     from .flash_decoding import attend
 
-    return attend(query, *held[:3], window=held.window, scale=held.scale)
+    blocks = None if held.table is None else (held.table, held.block)
+    return attend(query, *held[:3], blocks=blocks, window=held.window, scale=held.scale)
 
 
 KERNELS: Mapping[str, Kernel] = {
@@ -111,8 +140,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 def fastest(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    held: Held,
     *,
     windows: set[int | None],
     kernels: Mapping[str, Kernel] = KERNELS,
@@ -123,8 +151,8 @@ def fastest(
 
     Parameters
     ----------
-    query, keys, values
-        Of the shapes, number format, strides and device that count; only the shapes of their contents do.
+    query, held
+        Of the shapes, number format, strides and device that count; what is in them is not read.
     windows
         Of the layers; each has to be right.
     kernels
@@ -139,14 +167,22 @@ def fastest(
     """
     seconds_of = seconds_of or _seconds_of
     device = query.device
-    query, keys, values = (torch.randn_like(states) for states in (query, keys, values))
+    # Of its own: whoever trains beside it has seeded torch's.
+    generator = torch.Generator(device).manual_seed(0)
+    query, keys, values = (
+        torch.empty_like(states).normal_(generator=generator) for states in (query, held.keys, held.values)
+    )
     # Half full on average, from a single column to all.
-    lengths = torch.linspace(1, keys.shape[2], len(query), device=device).long()
+    lengths = torch.linspace(1, held.columns, len(query), device=device).long()
+    table = held.table
+    if table is not None:
+        blocks, shape = len(keys) // held.block, table[: len(query)].shape
+        table = torch.randint(blocks, shape, device=device, generator=generator)
     best, least = "masked sdpa", float("inf")
     for name, kernel in kernels.items():
 
         def call(kernel: Kernel = kernel, window: int | None = None) -> torch.Tensor:
-            return kernel(query, Held(keys, values, lengths, window, None))
+            return kernel(query, Held(keys, values, lengths, window, None, table, held.block))
 
         try:
             for window in windows:

@@ -342,9 +342,9 @@ def _within(
     """
     Return what tells a batch to allocate a plan's KV capacity and no more.
 
-    On a GPU the captured rounds of the ragged tier read rows that lie in one piece. Where the longest request
-    in every slot is within the capacity, they do; where it is not, rows lie in blocks and Python runs the
-    rounds. ``longest`` are the tokens of the longest request as planned, and at most.
+    On a GPU rows of the ragged tier lie in one piece where the longest request in every slot is within the
+    capacity; else they lie in blocks. ``longest`` are the tokens of the longest request as planned, and at
+    most.
 
     Raises
     ------

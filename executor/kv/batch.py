@@ -197,7 +197,7 @@ class RunningBatch(ABC):
                 logits = found if settled is None else _only(found, settled[indices])
                 chosen = self._sampler.choose(logits, state[2, indices], state[3, indices])
                 state[0, indices] = chosen
-                scores[indices] = self._score(logits, chosen)
+                scores[indices] = score(self._sampler, logits, chosen)
         except BaseException as error:
             for slot in slots:
                 self.release(slot)
@@ -412,7 +412,7 @@ class RunningBatch(ABC):
             for round_ in range(len(history)):
                 logits = self._step(tokens, positions)
                 chosen = self._sampler.choose(logits, streams, emitted)
-                scores[round_] = self._score(logits, chosen)
+                scores[round_] = score(self._sampler, logits, chosen)
                 history[round_] = chosen
                 tokens.copy_(chosen)
                 self._state[1::2, : len(tokens)] += 1
@@ -432,12 +432,6 @@ class RunningBatch(ABC):
         held = [self._store.tokens_of(row) + 1 for row in range(self._store.rows)]
         for window, read in columns.items():
             self._padding_columns += self._layers_of[window] * (read - needed_columns(held, window))
-
-    def _score(self, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Return what is finite only if each row's logits are sound: NaN is the largest to both of these."""
-        if self._sampler.greedy:
-            return logits.gather(-1, chosen[:, None])[:, 0]
-        return logits.amax(dim=-1)
 
     def _read_back(self, history: torch.Tensor, scores: torch.Tensor) -> NDArray[np.int64]:
         answer = np.full((len(history), self.slots), -1, dtype=np.int64)
@@ -510,6 +504,27 @@ def needed_columns(held: Sequence[int], window: int | None) -> int:
         How many of the latest tokens are attended to; None for all.
     """
     return sum(held) if window is None else sum(min(tokens, window) for tokens in held)
+
+
+def score(sampler: TokenRule, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """
+    Return what is finite only if each row's logits are sound: NaN is the largest to both of these.
+
+    Parameters
+    ----------
+    sampler
+        What chose the tokens.
+    logits, chosen
+        Of each row, shapes (rows, vocabulary) and (rows,).
+
+    Returns
+    -------
+    torch.Tensor
+        Shape (rows,): the token's logit if the sampler is greedy, else the largest.
+    """
+    if sampler.greedy:
+        return logits.gather(-1, chosen[:, None])[:, 0]
+    return logits.amax(dim=-1)
 
 
 def _only(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

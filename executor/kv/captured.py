@@ -10,6 +10,7 @@ This module needs torch and transformers when it is imported.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from ..attention.decoder import Decoder
 from ..models.sampling import TokenRule
+from .batch import score
 from .slot_store import KeyValueSlots
 
 Round = Callable[[], Any]
@@ -56,15 +58,28 @@ def cuda_graph(round_: Round) -> Round:
     callable
         Replays the round.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
+    stream, outside = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(outside)
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UPS):
             round_()
-    torch.cuda.current_stream().wait_stream(stream)
+    outside.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        round_()
+    collecting = gc.isenabled()
+    # A graph of before that is collected meanwhile, its memory freed, makes this one's capture fail.
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            round_()
+    except BaseException:
+        # A capture that fails leaves its stream the current one, and torch's random numbers to the graph.
+        torch.cuda.set_stream(outside)
+        generator = torch.cuda.default_generators[outside.device_index]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
+    finally:
+        if collecting:
+            gc.enable()
     return graph.replay
 
 
@@ -112,8 +127,6 @@ class CapturedRounds:
         How tokens are chosen; it must keep nothing on the host.
     state
         Each row's next token, position, random stream and count of tokens, int64, shape (4, slots).
-    score
-        Gives a number for each row's logits and token, of which the results tell.
     capture
         Captures a round.
     """
@@ -124,12 +137,11 @@ class CapturedRounds:
         store: KeyValueSlots,
         sampler: TokenRule,
         state: torch.Tensor,
-        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         capture: Capture,
     ) -> None:
         slots, device = state.shape[1], state.device
         self._decoder, self._store, self._sampler = decoder, store, sampler
-        self._state, self._score, self._capture = state, score, capture
+        self._state, self._capture = state, capture
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         """While a round runs: the columns that each of its rows holds, its own new token's among them."""
         self.ended = False
@@ -158,7 +170,7 @@ class CapturedRounds:
         Parameters
         ----------
         rounds
-            At least one, at most :data:`MOST_ROUNDS`; fewer are run where the columns there are do not
+            At least one, at most :data:`MOST_ROUNDS`; fewer are run where the room there is does not
             suffice, as a completion may end before it needs more.
         until
             Tokens after whose round to stop, or up to :data:`LAG` rounds later.
@@ -170,8 +182,7 @@ class CapturedRounds:
         """
         store, rows = self._store, self._store.rows
         self.ended = False
-        store.make_room(max(store.lengths) + 1)
-        rounds = min(rounds, store.columns - max(store.lengths))
+        rounds = store.reserve_rounds(rounds)
         size = next(size for size in self._sizes if size >= rows)
         # Rows that fill a captured size up compute a token at column 0 of a free row, and stay there.
         self._state[:, rows:size] = 0
@@ -240,9 +251,9 @@ class CapturedRounds:
         self.lengths = positions + 1
         logits = self._decoder.forward(self._store, tokens[:, None], positions[:, None])
         chosen = self._sampler.choose(logits, streams, emitted)
-        score = self._score(logits, chosen)
+        scores = score(self._sampler, logits, chosen)
         self._tokens[:, :size].index_copy_(0, self._cursor, chosen[None])
-        self._scores[:, :size].index_copy_(0, self._cursor, score[None])
+        self._scores[:, :size].index_copy_(0, self._cursor, scores[None])
         moving = self._moving[:size]
         ended = ((chosen[:, None] == self._ends).any(dim=1) & (moving > 0)).any()
         self._ended.index_copy_(0, self._cursor, ended[None])

@@ -26,7 +26,7 @@ class PagedLayer(SlotLayer):  # type: ignore[no-untyped-call]
     place: PagedSlots
 
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
-        return states.new_zeros(self.place.blocks * BLOCK, states.shape[1], states.shape[3])
+        return states.new_zeros((self.place.blocks + 1) * BLOCK, states.shape[1], states.shape[3])
 
     def _seen(self, buffer: torch.Tensor, rows: int) -> torch.Tensor:
         return buffer
@@ -45,7 +45,7 @@ class PagedSlots(KeyValueSlots):
     sliding_windows
         For each layer how many of the latest tokens it attends to; None for all.
     capacity
-        Tokens that all rows together may hold; at most a block a slot more is allocated.
+        Tokens that all rows together may hold; at most a block a slot and one are allocated beyond it.
     device
         Of the buffers.
     """
@@ -65,13 +65,19 @@ class PagedSlots(KeyValueSlots):
         self.blocks = capacity // BLOCK + slots
         self._free = list(range(self.blocks - 1, -1, -1))
         self._blocks_of: list[list[int]] = []
-        self._table = torch.zeros(slots, -(-columns // BLOCK), dtype=torch.int64, device=device)
+        # Rows out of use that fill a captured round up write to the last block, which is nobody's.
+        self._table = torch.full((slots, -(-columns // BLOCK)), self.blocks, dtype=torch.int64, device=device)
         self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
 
     @property
     def held(self) -> Rows:
         """Where the rows lie, and where their coming tokens go."""
         return Rows(self._positions, self._table, BLOCK)
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The blocks of each row, shape (slots, blocks)."""
+        return self._table
 
     def begin_rounds(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """Say where the coming tokens go; ``positions`` is read again in every round."""
@@ -103,22 +109,63 @@ class PagedSlots(KeyValueSlots):
         Raises
         ------
         MemoryError
-            If the pool has not as many left.
+            If the pool has not as many left; none is taken then.
         """
         self.make_room(max(tokens))
-        for row, held in zip(rows, tokens, strict=True):
-            blocks = self._blocks_of[row]
-            while len(blocks) * BLOCK < held:
-                if not self._free:
-                    raise MemoryError(f"the rows outgrow the {self.blocks * BLOCK} tokens of the KV capacity")
+        lacking = self._lacking(rows, tokens)
+        if sum(lacking) > len(self._free):
+            raise MemoryError(f"the rows outgrow the {self.blocks * BLOCK} tokens of the KV capacity")
+        taken = []
+        for row, count in zip(rows, lacking, strict=True):
+            for _ in range(count):
+                blocks = self._blocks_of[row]
+                taken.append((row, len(blocks), self._free[-1]))
                 blocks.append(self._free.pop())
-                self._table[row, len(blocks) - 1] = blocks[-1]
+        if taken:
+            places = torch.tensor(taken, device=self._table.device)
+            self._table[places[:, 0], places[:, 1]] = places[:, 2]
+
+    def reserve_rounds(self, rounds: int) -> int:
+        """
+        Take the blocks that all rows in use need for rounds.
+
+        Parameters
+        ----------
+        rounds
+            At least one.
+
+        Returns
+        -------
+        int
+            How many there is room for: at least one, and no more than asked for.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room for one.
+        """
+        rounds = super().reserve_rounds(rounds)
+        rows = range(self.rows)
+        while rounds > 1 and sum(self._lacking(rows, self._after(rounds))) > len(self._free):
+            rounds -= 1
+        self.reserve(rows, self._after(rounds))
+        return rounds
+
+    def _after(self, rounds: int) -> list[int]:
+        return [tokens + rounds for tokens in self.lengths]
+
+    def _lacking(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Return the blocks that each row has to take to hold a number of tokens."""
+        return [
+            max(0, -(-held // BLOCK) - len(self._blocks_of[row]))
+            for row, held in zip(rows, tokens, strict=True)
+        ]
 
     def make_room(self, tokens: int) -> None:
         """See to it that the table has entries for a row of so many tokens; nothing is allocated for them."""
         if tokens > self.columns:
             self.columns = tokens + max(64, tokens // 4)
-            wider = self._table.new_zeros(self.slots, -(-self.columns // BLOCK))
+            wider = self._table.new_full((self.slots, -(-self.columns // BLOCK)), self.blocks)
             wider[:, : self._table.shape[1]] = self._table
             self._table = wider
 
@@ -141,6 +188,7 @@ class PagedSlots(KeyValueSlots):
         """Put the last row out of use."""
         super().drop_row()
         self._blocks_of.pop()
+        self._table[self.rows].fill_(self.blocks)
 
     def move_row(self, source: int, target: int) -> None:
         """Let a row, which has been wiped, have the blocks of another."""
@@ -156,7 +204,7 @@ class PagedSlots(KeyValueSlots):
             for layer in self._slot_layers:
                 if layer.is_initialized:
                     for buffer in layer.buffers:
-                        buffer.view(self.blocks, -1).index_fill_(0, freed, 0)
+                        buffer.view(self.blocks + 1, -1).index_fill_(0, freed, 0)
         self._free += blocks
         self.lengths[row] = 0
 

@@ -23,7 +23,7 @@ from ..models.faults import OutOfMemoryError, out_of_memory
 from .batch import RunningBatch, needed_columns
 from .captured import MOST_ROUNDS, Capture, CapturedRounds, cuda_graph
 from .packed_prompts import PackedAttention, pack
-from .paged_store import PagedSlots
+from .paged_store import BLOCK, PagedSlots
 from .row_groups import RowGroups
 from .slot_store import KeyValueSlots, Segment, SlotMasks
 
@@ -57,7 +57,7 @@ class RaggedBatch(RunningBatch):
         Of :data:`~.attention_kernels.KERNELS`, for captured rounds; the fastest on a GPU if left out.
     kv_tokens
         Tokens of keys and values that all requests together may hold: no more are allocated, but for a block
-        a slot, and rounds are not captured. None for as many as the longest request in every slot.
+        a slot and one. None for as many as the longest request in every slot.
     """
 
     tier: ClassVar[str] = "ragged"
@@ -77,13 +77,15 @@ class RaggedBatch(RunningBatch):
         self._prefill_tokens = prefill_tokens
         if capture is None and self._decoder.device.type == "cuda":
             capture = cuda_graph
-        self._capture = capture if kv_tokens is None else None
+        self._capture = capture
         self._captured: CapturedRounds | None = None
         self._kernel = kernel
         self._prompts = PackedAttention(self._decoder, self._store)
         self._groups = RowGroups(self._decoder, self._store)
         # What a capture records has to be torch's.
         self._host = self._decoder.use_host_kernels() if self._capture is None else None
+        if self._capture is not None:
+            self._decoder.use_device_kernels()
         self._store.kernels = self._host
 
     @classmethod
@@ -200,8 +202,9 @@ class RaggedBatch(RunningBatch):
                 if keys.is_cuda:
                     heads = getattr(decoder.model.config, "num_attention_heads", keys.shape[1])
                     query = keys.new_empty(self.slots, heads, keys.shape[-1])
-                    self._kernel = fastest(query, keys, values, windows=set(decoder.sliding_windows))
-            self._captured = CapturedRounds(decoder, store, self._sampler, self._state, self._score, capture)
+                    held = Held(keys, values, self._state[1], None, None, store.table, BLOCK)
+                    self._kernel = fastest(query, held, windows=set(decoder.sliding_windows))
+            self._captured = CapturedRounds(decoder, store, self._sampler, self._state, capture)
         return self._captured
 
     def _count_captured(self, captured: CapturedRounds, rounds: int) -> None:
@@ -220,8 +223,9 @@ class RaggedBatch(RunningBatch):
         """Attend in a captured round: lengths are read from the device."""
         assert self._captured is not None
         assert self._kernel is not None
-        lengths, window = self._captured.lengths, self._store.attending.window
-        held = Held(call.key, call.value, lengths, window, call.scaling)
+        window = self._store.attending.window
+        lengths, table = self._captured.lengths, self._store.table
+        held = Held(call.key, call.value, lengths, window, call.scaling, table, BLOCK)
         return KERNELS[self._kernel](call.query[:, :, 0], held)[:, None]
 
     def _step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..attention.decoder import Decoder
-from ..attention.functions import AttentionCall
+from ..attention.functions import AttentionCall, aligned
 from .slot_store import KeyValueSlots, SlotMasks
 
 _SEARCH_CALLS = 0.25
@@ -121,7 +121,7 @@ class RowGroups:
                 begin = 0 if window is None else max(0, min(lengths) + 1 - window)
                 end = max(lengths) + 1
                 alike = min(lengths) == max(lengths)
-                hidden = None if alike else mask[first:last, None, None, begin:end]
+                hidden = None if alike else aligned(mask[first:last, None, None, begin:end])
                 groups.append((first, last, begin, end, hidden))
             self._groups[window] = groups
 

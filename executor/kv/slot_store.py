@@ -186,6 +186,30 @@ class KeyValueSlots(KeyValueStore):
         """
         self.make_room(max(tokens))
 
+    def reserve_rounds(self, rounds: int) -> int:
+        """
+        See to it that all rows in use can grow by rounds.
+
+        Parameters
+        ----------
+        rounds
+            At least one.
+
+        Returns
+        -------
+        int
+            How many there is room for: at least one, and no more than asked for. A completion may end before
+            it needs more.
+        """
+        longest = max(self.lengths)
+        self.make_room(longest + 1)
+        return min(rounds, self.columns - longest)
+
+    @property
+    def table(self) -> torch.Tensor | None:
+        """The blocks of each row, where rows lie in blocks."""
+        return None
+
     def part(self, buffer: torch.Tensor, first: int, last: int, begin: int, end: int) -> torch.Tensor:
         """
         Return some columns of some rows.
@@ -244,18 +268,24 @@ class KeyValueSlots(KeyValueStore):
 
     def move_row(self, source: int, target: int) -> None:
         """Copy a row over another, which has been wiped."""
-        tokens = self.lengths[target] = self.lengths[source]
-        for layer in self._slot_layers:
-            for buffer in layer.buffers:
-                buffer[target, :, :tokens] = buffer[source, :, :tokens]
+        self.lengths[target] = self.lengths[source]
+        torch._foreach_copy_(self._row(target, self.lengths[source]), self._row(source, self.lengths[source]))
 
     def wipe_row(self, row: int) -> None:
         """Set what a row holds to zero."""
-        for layer in self._slot_layers:
-            if layer.is_initialized:
-                for buffer in layer.buffers:
-                    buffer[row, :, : self.lengths[row]] = 0
+        held = self._row(row, self.lengths[row])
+        if held:
+            torch._foreach_zero_(held)
         self.lengths[row] = 0
+
+    def _row(self, row: int, tokens: int) -> list[torch.Tensor]:
+        """
+        Return views of a row's keys and values in all layers, of as many columns as it holds at least.
+
+        On a GPU of all columns: what lies in one piece takes a launch for all layers.
+        """
+        buffers = [buffer for layer in self._slot_layers if layer.is_initialized for buffer in layer.buffers]
+        return [buffer[row] if buffer.is_cuda else buffer[row, :, :tokens] for buffer in buffers]
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return views of a row's keys and values, each of shape (heads, tokens, head size)."""

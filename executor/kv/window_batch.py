@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..attention.decoder import Mask
+from ..attention.functions import aligned
 from ..models.families import check_supported
 from .batch import RunningBatch
 from .window import KeyValueWindow
@@ -89,7 +90,7 @@ class WindowBatch(RunningBatch):
         if self._decoder.padding_mask:
             return mask[:, low:end]
         masks = {
-            kind: mask[:, None, None, low if size is None else max(low, end - size) : end]
+            kind: aligned(mask[:, None, None, low if size is None else max(low, end - size) : end])
             for kind, size in self._decoder.windows_by_kind.items()
         }
         return next(iter(masks.values())) if len(masks) == 1 else masks

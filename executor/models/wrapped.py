@@ -56,13 +56,16 @@ def evaluating(model: Any) -> Iterator[None]:
 
     Dropout is off, and so is gradient checkpointing, which would drop the keys and values; code compiled by
     ``model.compile()`` is put aside, as it was compiled for other calls. Modules are told one by one, since
-    training may have frozen some.
+    training may have frozen some. Of several GPUs the model's is the current one meanwhile: streams, graphs
+    and kernels are made for that.
 
     Parameters
     ----------
     model
         A torch module.
     """
+    import torch
+
     modules = list(model.modules())
     training = [module for module in modules if module.training]
     compiled = [
@@ -75,7 +78,8 @@ def evaluating(model: Any) -> Iterator[None]:
             module.training = False
         for module, _ in compiled:
             module._compiled_call_impl = None
-        yield
+        with torch.cuda.device_of(next(model.parameters(), torch.empty(0))):  # type: ignore[no-untyped-call]
+            yield
     finally:
         for module in training:
             module.training = True

@@ -7,6 +7,8 @@ on the same memory; Python is not run again, and an operation that would wait fo
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,16 +18,17 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from builders import mostly_slow
-from tier_cases import FAST, RAGGED, Request, draw_requests, generate_alone
+from tier_cases import FAST, RAGGED, Request, cut_short, draw_requests, generate_alone, run_at_random
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from batchbound.data.readers.sampling import Sampling
-from batchbound.executor.attention.kernels import KERNELS, fastest, masked
+from batchbound.executor.attention.kernels import KERNELS, Held, fastest, masked
 from batchbound.executor.engines.offloading import OffloadingBatch
 from batchbound.executor.kv import captured as captured_module
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.captured import Round, compiled, cuda_graph
+from batchbound.executor.kv.paged_store import BLOCK
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.faults import NotFiniteError, OutOfMemoryError
@@ -39,6 +42,8 @@ from batchbound.executor.models.source import load_model
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+    # What inductor tells of float32 on a GPU.
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 
 
@@ -107,6 +112,32 @@ def test_replayed_rounds_give_the_answers_of_generate_alone(family: str) -> None
     batch = RaggedBatch(model, slots=5, capacity=1, capture=taped)
     assert serve(batch, requests) == [generate_alone(model, *each) for each in requests]
     assert batch.kernel == "masked sdpa"
+
+
+@pytest.mark.parametrize("family", mostly_slow(RAGGED, FAST))
+def test_replayed_rounds_on_rows_in_blocks_give_the_answers_of_generate_alone(family: str) -> None:
+    model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
+    requests = draw_requests(9, seed=1)
+    need = max(len(prompt) + tokens for prompt, tokens in requests)
+    # Rows that only fill a captured size up hold no blocks: what they write must be nobody's.
+    batch = RaggedBatch(model, slots=5, capacity=1, kv_tokens=4 * need, capture=taped)
+    ends, expected = cut_short([generate_alone(model, *each) for each in requests])
+    assert run_at_random(batch, requests, seed=3, until=ends) == expected
+    assert sorted(batch._store._free) == list(range(batch._store.blocks))  # type: ignore[attr-defined]
+
+
+def test_a_burst_is_as_long_as_the_blocks_allow(llama: Any) -> None:
+    batch = RaggedBatch(llama, slots=2, capacity=64, kv_tokens=2 * BLOCK, capture=taped)
+    # Four blocks, of which the two prompts take two: each row can grow by one block, to 32 tokens.
+    prompts = [[1] * 9, [2] * 7]
+    first = batch.prefill([0, 1], prompts)
+    tokens = batch.decode(2 * BLOCK - 9)
+    assert batch._capture is taped, "captured to the end"
+    for slot, prompt in enumerate(prompts):
+        given = [first[slot], *tokens[:, slot].tolist()]
+        assert given == generate_alone(llama, prompt, len(given))
+    with pytest.raises(OutOfMemoryError, match="the 64 tokens of the KV capacity"):
+        batch.decode(1)
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
@@ -323,12 +354,35 @@ def test_the_fastest_kernel_that_is_right_is_taken(caplog: pytest.LogCaptureFixt
     states = torch.zeros(3, 2, 10, 8)
     with caplog.at_level("INFO"):
         name = fastest(
-            torch.zeros(3, 4, 8), states, states, windows={None, 3}, kernels=kernels, seconds_of=seconds_of
+            torch.zeros(3, 4, 8), held_of(states), windows={None, 3}, kernels=kernels, seconds_of=seconds_of
         )
     assert name == "quick"
     assert "wrong is left out: ValueError: its output is wrong" in caplog.text
     assert "failing is left out: RuntimeError: no such instruction" in caplog.text
-    assert fastest(torch.zeros(3, 4, 8).double(), states.double(), states.double(), windows={None}) in KERNELS
+    assert fastest(torch.zeros(3, 4, 8).double(), held_of(states.double()), windows={None}) in KERNELS
+    table = torch.zeros(3, 3, dtype=torch.int64)
+    pool = torch.zeros(20, 2, 8)
+    blocks = Held(pool, pool, torch.zeros(3).long(), None, None, table, 4)
+    assert fastest(torch.zeros(3, 4, 8), blocks, windows={None}) in KERNELS
+
+
+def held_of(states: Any) -> Held:
+    return Held(states, states, torch.zeros(len(states)).long(), None, None)
+
+
+def test_a_batch_of_the_past_is_freed_with_its_last_use(llama: Any) -> None:
+    def served() -> Any:
+        batch = RaggedBatch(llama, 2, 64, capture=taped)
+        batch.prefill([0], [[1, 2]])
+        batch.decode(3)
+        return weakref.ref(batch)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert served()() is None, "its keys and values stay until garbage is collected"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu
@@ -358,3 +412,47 @@ def test_a_gpu_stops_at_ends_with_a_lag() -> None:
     expected = serve(plain, requests, until)
     answers = serve(RaggedBatch(model, 8, 80), requests, until)
     assert sum(a == b for a, b in zip(answers, expected, strict=True)) >= 0.9 * len(requests)
+
+
+@pytest.mark.gpu
+def test_a_gpu_goes_on_where_a_capture_fails() -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cuda")
+    requests = draw_requests(6, seed=11)
+
+    def waiting(round_: Round) -> Round:
+        def waits() -> None:
+            round_()
+            torch.zeros(1, device="cuda").item()
+
+        return cuda_graph(waits)
+
+    stream = torch.cuda.current_stream()
+    batch = RaggedBatch(model, 3, 80, capture=waiting)
+    assert serve(batch, requests) == [generate_alone(model, *each) for each in requests]
+    assert batch._capture is None
+    assert torch.cuda.current_stream() == stream
+    assert torch.randn(3, device="cuda").isfinite().all(), "random numbers are drawn as before"
+    after = RaggedBatch(model, 3, 80)
+    assert serve(after, requests) == [generate_alone(model, *each) for each in requests]
+    assert after._capture is not None, "the next capture succeeds"
+
+
+@pytest.mark.gpu
+def test_a_gpu_captures_while_graphs_of_the_past_are_garbage() -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cuda")
+    requests = draw_requests(6, seed=12)
+    expected = [generate_alone(model, *each) for each in requests]
+    thresholds = gc.get_threshold()
+    try:
+        for _ in range(3):
+            gc.set_threshold(10**6)
+            past: list[Any] = [RaggedBatch(model, 3, 80)]
+            assert serve(past[0], requests) == expected
+            past.append(past)
+            del past
+            batch = RaggedBatch(model, 3, 80)
+            gc.set_threshold(1, 1, 1)
+            assert serve(batch, requests) == expected
+            assert batch._capture is not None, "the capture failed"
+    finally:
+        gc.set_threshold(*thresholds)

@@ -15,6 +15,7 @@ if DEVICE == "cpu":
 pytest.importorskip("triton", reason="triton is not installed: torch brings it on CUDA machines")
 
 from batchbound.executor.attention.flash_decoding import attend, parts_for
+from batchbound.executor.attention.kernels import KERNELS, Held, agree
 
 # Triton 3.9 announces another default of 3.10's; both are right here.
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -86,6 +87,29 @@ def test_rows_begin_where_they_are_said_to(window: int | None, parts: int, dtype
     starts, lengths = torch.tensor([[0, 1, 63, 100], [130, 2, 129, 130]], device=DEVICE)
     output = attend(query, keys, values, lengths, starts=starts, window=window, parts=parts)
     assert_near(output, masked(query, keys, values, lengths, starts=starts, window=window or 10**9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("block", [1, 16, 24])
+def test_rows_in_blocks_are_read_where_they_lie(
+    block: int, window: int | None, parts: int, dtype: Any
+) -> None:
+    query, keys, values = drawn(len(LENGTHS), 4, 2, 192, 32, dtype)
+    lengths = torch.tensor(LENGTHS, device=DEVICE)
+    count = 192 // block * len(LENGTHS)
+    # Twice as many as needed: what is nobody's is not read.
+    table = torch.randperm(2 * count, generator=torch.Generator().manual_seed(block))[:count]
+    table = table.view(len(LENGTHS), -1).to(DEVICE)
+    places = (table[:, :, None] * block + torch.arange(block, device=DEVICE)).view(-1)
+    pools = torch.full((2, 2 * count * block, 2, 32), float("nan"), dtype=dtype, device=DEVICE)
+    for pool, states in zip(pools, (keys, values), strict=True):
+        pool[places] = states.transpose(1, 2).reshape(-1, 2, 32)
+    output = attend(query, pools[0], pools[1], lengths, blocks=(table, block), window=window, parts=parts)
+    assert_near(output, masked(query, keys, values, lengths, window=window or 10**9))
+    held = Held(pools[0], pools[1], lengths, window, None, table, block)
+    assert agree(KERNELS["masked sdpa"](query, held), output)
 
 
 def test_what_a_row_does_not_hold_is_not_even_read() -> None:

@@ -15,8 +15,8 @@ from tier_cases import RAGGED, cut_short, draw_requests, generate_alone, run_at_
 
 from batchbound.executor.attention import decoder as decoder_module
 from batchbound.executor.attention import host_kernels
+from batchbound.executor.attention.fused_layers import FusedLayers
 from batchbound.executor.attention.host_kernels import HostKernels, Rows, built, compiler
-from batchbound.executor.attention.host_layers import HostLayers
 from batchbound.executor.attention.kernels import agree
 from batchbound.executor.kv.paged_store import BLOCK
 from batchbound.executor.kv.ragged import RaggedBatch
@@ -141,7 +141,7 @@ def test_norms_and_rotary_embeddings_are_computed_in_one_call(
     kernels: HostKernels, family: str, turns: bool
 ) -> None:
     model = load_model(f"tiny:{family}", dtype="float32", device="cpu")
-    layers = HostLayers(model, kernels)
+    layers = FusedLayers(model, kernels)
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     assert layers.norms == len(norms)
     assert layers.turns is turns
@@ -157,7 +157,7 @@ def test_norms_and_rotary_embeddings_are_computed_in_one_call(
 
 
 def test_double_precision_keeps_the_norms_that_transformers_rounds(kernels: HostKernels) -> None:
-    assert HostLayers(load_model("tiny:llama", dtype="float64", device="cpu"), kernels).norms == 0
+    assert FusedLayers(load_model("tiny:llama", dtype="float64", device="cpu"), kernels).norms == 0
 
 
 def test_a_norm_that_computes_something_else_is_left_alone(kernels: HostKernels) -> None:
@@ -170,9 +170,9 @@ def test_a_norm_that_computes_something_else_is_left_alone(kernels: HostKernels)
             return self.weight * inputs / inputs.abs().mean(-1, keepdim=True)
 
     model = load_model("tiny:llama", dtype="float32", device="cpu")
-    own = HostLayers(model, kernels).norms
+    own = FusedLayers(model, kernels).norms
     model.other = OtherRMSNorm()
-    assert HostLayers(model, kernels).norms == own
+    assert FusedLayers(model, kernels).norms == own
 
 
 def test_without_a_compiler_the_log_says_what_is_used(

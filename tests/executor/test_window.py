@@ -16,6 +16,7 @@ from builders import mostly_slow
 from tier_cases import FAST, cut_short, draw_requests, generate_alone, run_at_random
 
 from batchbound.executor.engines.self_check import check_tier, greedy_shortfall, near_tie
+from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch, length_groups
 from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.source import load_model
@@ -203,3 +204,22 @@ def test_no_call_exceeds_the_token_limit_unless_a_prompt_does() -> None:
     lengths = [100, 90, 80, 10, 300]
     groups = length_groups(lengths, call_tokens=1000, most_tokens=200)
     assert groups == [[4], [0, 1], [2, 3]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_a_gpu_reads_masks_wherever_they_begin(family: str, dtype: str) -> None:
+    model = load_model(f"tiny:{family}", dtype=dtype, device="cuda")
+    requests = draw_requests(12, seed=4)
+    for tier in (WindowBatch, uncaptured) if family != "gemma2" else (WindowBatch,):
+        answers = run_at_random(tier(model, slots=3, capacity=64), requests, seed=4)
+        for (prompt, _), answer in zip(requests, answers, strict=True):
+            assert greedy_shortfall(model, prompt, answer).max() <= near_tie(model)
+
+
+def uncaptured(model: Any, slots: int, capacity: int) -> RaggedBatch:
+    """Return a batch whose rounds Python runs on a GPU, too."""
+    batch = RaggedBatch(model, slots, capacity)
+    batch._capture = None
+    return batch

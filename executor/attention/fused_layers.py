@@ -1,5 +1,5 @@
 """
-Norms and rotary embeddings of a model on the CPU, in one call where transformers makes many.
+Norms and rotary embeddings of a model, in one call where transformers makes many.
 
 This module needs torch when it is imported.
 """
@@ -10,23 +10,36 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from .host_kernels import NORM_KINDS, HostKernels
+from .host_kernels import NORM_KINDS
 from .kernels import agree
 
 _ROTARY = "apply_rotary_pos_emb"
 _MOST_NUMBERS = 1 << 16
-"""Of a norm's input: more are left to torch where it has several threads."""
+"""Of a norm's input on a CPU: more are left to torch where it has several threads."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
-class HostLayers:
+class LayerKernels(Protocol):
+    """Functions for norms and rotary embeddings on a device."""
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Tell whether there are functions for a number format."""
+
+    def norm(self, inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, kind: int) -> torch.Tensor:
+        """Return root mean square norms over the last dimension; ``kind`` is of ``NORM_KINDS``."""
+
+    def rotate(self, states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """Turn states (rows, heads, 1, size) by angles (rows, 1, size), halves paired as in Llama."""
+
+
+class FusedLayers:
     """
-    The norms and the rotary embedding of a model that are computed by :class:`~.host_kernels.HostKernels`.
+    The norms and the rotary embedding of a model that are computed in one call each.
 
     Each is compared with what the model computes, on random numbers, before it is put in its place. In double
     precision transformers rounds norms to single on the way, and they stay its own.
@@ -34,12 +47,12 @@ class HostLayers:
     Parameters
     ----------
     model
-        In evaluation mode, on the CPU.
+        In evaluation mode.
     kernels
-        The functions.
+        The functions, for the model's device.
     """
 
-    def __init__(self, model: torch.nn.Module, kernels: HostKernels) -> None:
+    def __init__(self, model: torch.nn.Module, kernels: LayerKernels) -> None:
         self._norms: list[tuple[Any, Forward]] = []
         kinds: dict[tuple[Any, ...], int | None] = {}
         module: Any
@@ -81,7 +94,7 @@ class HostLayers:
                 setattr(place, _ROTARY, before)
 
 
-def _is_norm(module: Any, kernels: HostKernels) -> bool:
+def _is_norm(module: Any, kernels: LayerKernels) -> bool:
     if not type(module).__name__.endswith("RMSNorm") or "forward" in vars(module):
         return False
     if not isinstance(getattr(module, "weight", None), torch.Tensor):
@@ -98,7 +111,7 @@ def _epsilon(module: Any) -> float | None:
     return epsilon if isinstance(epsilon, float) else None
 
 
-def _kind_of(module: Any, kernels: HostKernels) -> int | None:
+def _kind_of(module: Any, kernels: LayerKernels) -> int | None:
     """Return which norm a module computes, found by trying; None if it is another."""
     probe, draw = copy.deepcopy(module), torch.Generator().manual_seed(0)
     weight = module.weight
@@ -114,14 +127,14 @@ def _kind_of(module: Any, kernels: HostKernels) -> int | None:
     return None
 
 
-def _norm(module: Any, kernels: HostKernels, kind: int) -> Forward:
+def _norm(module: Any, kernels: LayerKernels, kind: int) -> Forward:
     own, epsilon = type(module).forward, _epsilon(module)
     assert epsilon is not None
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         weight = module.weight
         # Many tokens keep torch's threads busy, which these functions do not use.
-        wide = inputs.numel() > _MOST_NUMBERS and torch.get_num_threads() > 1
+        wide = not inputs.is_cuda and inputs.numel() > _MOST_NUMBERS and torch.get_num_threads() > 1
         if wide or inputs.dtype != weight.dtype or not weight.is_contiguous():
             answer: torch.Tensor = own(module, inputs)
             return answer
@@ -130,7 +143,7 @@ def _norm(module: Any, kernels: HostKernels, kind: int) -> Forward:
     return forward
 
 
-def _rotary_of(model: Any, kernels: HostKernels) -> tuple[Any, Any, Any] | None:
+def _rotary_of(model: Any, kernels: LayerKernels) -> tuple[Any, Any, Any] | None:
     """Return the module that has the model's rotary function, the function and the one in its place."""
     place = sys.modules[type(model).__module__]
     own = getattr(place, _ROTARY, None)
@@ -157,7 +170,7 @@ def _rotary_of(model: Any, kernels: HostKernels) -> tuple[Any, Any, Any] | None:
 
     draw = torch.Generator().manual_seed(0)
     q, k, cos, sin = (
-        torch.randn(*shape, generator=draw).to(model.dtype)
+        torch.randn(*shape, generator=draw).to(model.device, model.dtype)
         for shape in ((3, 4, 1, 16), (3, 2, 1, 16), (3, 1, 16), (3, 1, 16))
     )
     try:
