@@ -268,8 +268,8 @@ class KeyValueSlots(KeyValueStore):
 
     def move_row(self, source: int, target: int) -> None:
         """Copy a row over another, which has been wiped."""
-        self.lengths[target] = self.lengths[source]
-        torch._foreach_copy_(self._row(target, self.lengths[source]), self._row(source, self.lengths[source]))
+        tokens = self.lengths[target] = self.lengths[source]
+        torch._foreach_copy_(self._row(target, tokens), self._row(source, tokens))
 
     def wipe_row(self, row: int) -> None:
         """Set what a row holds to zero."""
