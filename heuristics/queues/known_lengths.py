@@ -70,7 +70,11 @@ def dispatch_of(policy: Policy) -> QueuePolicy | None:
 def dispatch_key(policy: QueuePolicy) -> object:
     """Return a key that two queue policies share only if they serve requests of known lengths alike."""
     queue, admission = policy.queue, policy.admission
-    order = queue.order.tobytes() if isinstance(queue, Ordered) else id(policy)
+    if isinstance(queue, Assigned):
+        order: object = type(queue), tuple(map(tuple, queue.lists))
+    else:
+        assert isinstance(queue, Ordered)
+        order = queue.order.tobytes()
     return order, policy.rule, admission.capacity, admission.capacity and admission.reserve
 
 
