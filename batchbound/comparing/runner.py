@@ -90,6 +90,8 @@ def compare(
     ------
     ValueError
         If there is no solver of a name, or an own solver's schedule or values break a rule.
+    TypeError
+        If an own solver returns something else than it should.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     chosen: Mapping[str, Solver]
@@ -197,13 +199,22 @@ def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement
     begun = time.perf_counter()
     trace = simulate(problem, policy_named(policy, problem))
     seconds = time.perf_counter() - begun
-    message = f"{trace.evictions} evictions" if trace.evictions else ""
     if not trace.evictions and (violation := schedule_of(trace).check(problem)) is not None:
         raise ValueError(f"the policy {policy!r} breaks a rule on {name!r}: {violation}")
     status, stopped = str(Status.FEASIBLE), str(StoppedBy.GAVE_UP)
     steps = _point(seconds, trace.makespan)
     return Measurement(
-        name, label, trace.makespan, None, None, seconds, status, stopped, __version__, message, "", steps
+        name,
+        label,
+        trace.makespan,
+        None,
+        None,
+        seconds,
+        status,
+        stopped,
+        __version__,
+        improvements=steps,
+        evictions=trace.evictions,
     )
 
 
@@ -213,6 +224,8 @@ def _own(label: str, solver: OwnSolver, problem: Problem, limits: Limits) -> Res
     seconds = time.perf_counter() - begun
     if isinstance(found, Result):
         return found
+    if not isinstance(found, Schedule):
+        raise TypeError(f"{label!r} returned {type(found).__name__}, neither a Schedule nor a Result")
     makespan = found.makespan(problem) if found.check(problem) is None else None
     return Result(Status.FEASIBLE, StoppedBy.GAVE_UP, found, makespan, None, seconds, label, "")
 
