@@ -83,6 +83,10 @@ def test_what_a_replica_was_busy_with_counts_as_the_plan_counts_it() -> None:
     busy = plan(busy=4.0)
     report = reported(busy, simulated(busy))
     assert report.planned_makespan == report.model_makespan == 12.0
+    # The requests of replica 0 end at 7 and 8.5 s, the other's at 12 s.
+    assert report.finish is not None
+    assert report.finish.p50 == 8.5
+    assert report.finish.p99 == pytest.approx(12.0, abs=0.1)
 
 
 def served(replica: int, members: list[int], schedule: Schedule, tokens: list[int] | None = None) -> Trace:
