@@ -96,7 +96,7 @@ def test_an_own_solver_that_breaks_a_rule_is_found_out() -> None:
 
 def test_an_own_solver_that_returns_nothing_is_named() -> None:
     with pytest.raises(TypeError, match="'mine' returned NoneType"):
-        compare({"a": small(0)}, {"mine": lambda problem, limits: None})  # type: ignore[dict-item]
+        compare({"a": small(0)}, {"mine": lambda problem, limits: None})  # type: ignore[dict-item,return-value]
 
 
 def test_a_run_that_puts_requests_back_has_no_gap_to_a_bound_that_is_not_of_it() -> None:
