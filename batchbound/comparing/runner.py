@@ -56,7 +56,7 @@ Solver = str | OwnSolver | OwnLinearSolver
 
 def compare(
     instances: Mapping[str, Instance],
-    solvers: Sequence[str] | Mapping[str, Solver],
+    solvers: str | Sequence[str] | Mapping[str, Solver],
     limits: Limits | None = None,
     *,
     on_done: Callable[[Measurement], None] | None = None,
@@ -72,9 +72,9 @@ def compare(
         :func:`~batchbound.comparing.instance_library.suite`, stands for its problem, and its makespan and
         bound get the first row.
     solvers
-        Names, or a mapping of a label to a name, an :data:`OwnSolver` or an :class:`OwnLinearSolver`. A name
-        is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:`` and a key of
-        :data:`~batchbound.heuristics.registry.POLICIES`, or, for linear models, a key of
+        A name, several, or a mapping of a label to a name, an :data:`OwnSolver` or an
+        :class:`OwnLinearSolver`. A name is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:``
+        and a key of :data:`~batchbound.heuristics.registry.POLICIES`, or, for linear models, a key of
         :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits
         The same for all; a few seconds by default.
@@ -95,6 +95,8 @@ def compare(
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     chosen: Mapping[str, Solver]
+    if isinstance(solvers, str):
+        solvers = [solvers]
     chosen = solvers if isinstance(solvers, Mapping) else {name: name for name in solvers}
     for solver in chosen.values():
         if isinstance(solver, str) and solver not in known_solvers():

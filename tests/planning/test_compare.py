@@ -113,6 +113,11 @@ def test_a_run_that_puts_requests_back_has_no_gap_to_a_bound_that_is_not_of_it()
     assert rule.gap is None
 
 
+def test_one_solver_is_named_as_it_is() -> None:
+    (found,) = compare({"a": small(0)}, "policy:lpt").rows
+    assert found.solver == "policy:lpt"
+
+
 def test_an_unknown_solver_is_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match="there is no solver 'magic'"):
         compare({"a": small(0)}, ["magic"])
