@@ -62,9 +62,12 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     Raises
     ------
     InputError
-        If the traces are of another plan.
+        If the traces are of another plan, or not one for each replica.
     """
     calibrated = calibration_of(plan)
+    if len(traces) != len(plan.fleet.replicas):
+        what = f"{len(traces)} traces for {len(plan.fleet.replicas)} replicas"
+        raise InputError(what, hint="Give the trace of each replica.")
     try:
         served = served_part(plan.fleet, traces)
         run_bound = None if served is None else _proven(served)

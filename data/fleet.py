@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .costs.cost import CostModel, IntArray
 from .files.record import Positive
-from .problem import MOST_SLOTS, Problem
+from .problem import MOST_SLOTS, Problem, limit_of
 from .schedule import Schedule, Violation
 from .workload import Workload
 
@@ -39,7 +39,7 @@ class Replica:
     Raises
     ------
     ValueError
-        If a limit is below one or ``prefix_cache`` below zero, there are more slots than
+        If a limit is no whole number, below one or ``prefix_cache`` below zero, there are more slots than
         :data:`~batchbound.data.problem.MOST_SLOTS`, or ``busy`` is negative.
     """
 
@@ -54,8 +54,8 @@ class Replica:
     def __post_init__(self) -> None:
         for name in _LIMITS:
             value, least = getattr(self, name), int(name != "prefix_cache")
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+            if value is not None:
+                object.__setattr__(self, name, limit_of(name, value, least))
         if self.slots > MOST_SLOTS:
             raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
         if not 0 <= self.busy < float("inf"):

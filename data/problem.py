@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import index
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -40,6 +42,31 @@ class ProblemError(ValueError):
         self.allowed = allowed
 
 
+def limit_of(name: str, value: SupportsIndex, least: int) -> int:
+    """
+    Return a limit as a Python integer.
+
+    Parameters
+    ----------
+    name, value
+        Of the limit.
+    least
+        That it can be.
+
+    Raises
+    ------
+    ValueError
+        If it is no whole number, or less than ``least``.
+    """
+    try:
+        number = index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number") from None
+    if number < least:
+        raise ValueError(f"{name} is {number}; it must be at least {least}")
+    return number
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     r"""
@@ -71,8 +98,8 @@ class Problem:
     Raises
     ------
     ValueError
-        If ``slots`` or a limit is below one (``prefix_cache``: zero), or there are more slots than
-        :data:`MOST_SLOTS`.
+        If ``slots`` or a limit is no whole number or below one (``prefix_cache``: zero), or there are more
+        slots than :data:`MOST_SLOTS`.
     ProblemError
         If one request alone exceeds a limit.
     """
@@ -94,8 +121,8 @@ class Problem:
     def __post_init__(self) -> None:
         for name in ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache"):
             value, least = getattr(self, name), int(name != "prefix_cache")
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+            if value is not None:
+                object.__setattr__(self, name, limit_of(name, value, least))
         if self.slots > MOST_SLOTS:
             raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
         rounds = self.workload.output_tokens - int(self.prefill_emits_first_token)

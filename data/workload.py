@@ -159,8 +159,7 @@ class Workload:
     @classmethod
     def from_lengths(cls, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Workload:
         """Return a workload of the given lengths (tokens, shape (requests,)), named ``request-0`` and on."""
-        inputs = np.array(input_tokens, dtype=np.int64)
-        outputs = np.array(output_tokens, dtype=np.int64)
+        inputs, outputs = _integers(input_tokens, "input_tokens"), _integers(output_tokens, "output_tokens")
         return cls(numbered_ids(len(inputs)), inputs, outputs)
 
     @classmethod

@@ -16,6 +16,7 @@ from ..data.costs.cost import FloatArray, IntArray
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from ..heuristics.dispatch import RULES as DISPATCH_RULES
 from ..heuristics.dispatch import dispatch, unit_of_group
 from ..heuristics.fleet.simulation import simulate_fleet
 from ..heuristics.loop import PolicyError, schedule_of
@@ -49,6 +50,9 @@ MOST_BESIDE = 100_000
 
 MOST_SIMULATED = 5000
 """Requests up to which the rules are simulated on all replicas: of more, one takes a second."""
+
+MOST_DISPATCHED = 500
+"""Requests up to which the policies are simulated after every rule that dispatches, and not one alone."""
 
 FIRST = 4
 """Rules tried on each replica where shared prompts cannot all be kept, or memory can run out."""
@@ -223,15 +227,29 @@ class _FleetSearch:
         if not 1 < len(self._shares) <= len(self._fleet) <= MOST_SIMULATED:
             return
         most, began, took = max(RULES_SECONDS, RULES_SHARE * self._left), time.perf_counter(), 0.0
-        dispatched = dispatch(self._fleet, "lpt")
-        for name in dict.fromkeys((*RULES, *POLICIES)):
-            before = time.perf_counter()
-            if before - began + took > most:
-                break
-            shares = self._simulated(name, dispatched)
-            if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
-                self._shares = shares
-            took = time.perf_counter() - before
+        for dispatched in self._dispatched():
+            for name in dict.fromkeys((*RULES, *POLICIES)):
+                before = time.perf_counter()
+                if before - began + took > most:
+                    return
+                shares = self._simulated(name, dispatched)
+                if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
+                    self._shares = shares
+                took = time.perf_counter() - before
+
+    def _dispatched(self) -> Iterator[IntArray]:
+        """Yield the replica of each request by different rules, shape (requests,), the best rule first."""
+        met = set[bytes]()
+        for rule in (
+            dict.fromkeys(("lpt", *DISPATCH_RULES)) if len(self._fleet) <= MOST_DISPATCHED else ("lpt",)
+        ):
+            try:
+                replica_of = dispatch(self._fleet, rule)
+            except ValueError:
+                continue  # It takes no replicas that differ.
+            if replica_of.tobytes() not in met:
+                met.add(replica_of.tobytes())
+                yield replica_of
 
     def _simulated(self, policy: str, dispatched: IntArray) -> list[_Share] | None:
         """Return what a policy on each replica comes to; None if it fails, or requests are put back."""

@@ -194,7 +194,7 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
             prefix_cache=kept,
         )
     except ProblemError as error:
-        raise _too_long(job, error, given=getattr(args, error.limit) is not None) from None
+        raise _too_long(job, error, given=getattr(args, error.limit) is not None, kept=kept) from None
     if args.prefix_cache is None and args.slots:
         problem = choose_prefix_cache(problem)
         if held is not None and problem.prefix_cache:
@@ -357,8 +357,9 @@ def _place(job: JobInput, request: int) -> str:
     return f"{'line' if in_lines else 'row'} {job.records[request].line}"
 
 
-def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
+def _too_long(job: JobInput, error: ProblemError, *, given: bool, kept: int) -> InputError:
     """Return what to tell of a request that exceeds a limit, given as an option or the model's own."""
+    what = error.what
     where, stated = _place(job, error.request), "output_tokens"
     if job.records and job.lengths.kind == "cap":
         if job.columns is None:
@@ -375,8 +376,11 @@ def _too_long(job: JobInput, error: ProblemError, *, given: bool) -> InputError:
         mends.append(f"cap every completion with --longest-completion ({room} fit this one)")
     if given:
         mends.append(f"raise --{error.limit.replace('_', '-')}")
+    if kept and error.limit == "kv_capacity":
+        what += f", what --prefix-cache leaves of {error.allowed + kept}"
+        mends.append("lower --prefix-cache")
     hint = f"{', '.join(mends)} or leave the request out."
-    return InputError(error.what, file=job.source, where=where, hint=hint[0].upper() + hint[1:])
+    return InputError(what, file=job.source, where=where, hint=hint[0].upper() + hint[1:])
 
 
 def _refuse_timeless(problem: Problem, source: str) -> None:

@@ -205,7 +205,8 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
     except InputError:
         raise
     except ValueError as error:
-        hint = "Say --token-budget." if "state them" in str(error) else "Correct the limits."
+        stated = "Say --token-budget." if "state them" in str(error) else "Correct the limits."
+        hint = "Raise --kv-capacity, or lower --block-tokens." if "no block" in str(error) else stated
         raise InputError(str(error), hint=hint) from None
 
 

@@ -38,7 +38,8 @@ class Measurement:
         The bound it proved itself, or None.
     gap
         How far the value is above the best bound that any solver of the comparison proved for the instance,
-        as a fraction of the bound's size; None without both.
+        as a fraction of the bound's size; None without both, and of a run that put requests back, as bounds
+        are of schedules that prefill each request once.
     seconds
         Wall-clock seconds it took.
     status, stopped_by
@@ -51,6 +52,8 @@ class Measurement:
         What proves the bound: an argument, or the backend that says so.
     improvements
         Seconds since the start and the value found then, in order.
+    evictions
+        Times a policy put a request back that ran.
     """
 
     instance: str
@@ -65,6 +68,7 @@ class Measurement:
     message: str = ""
     bound_source: str = ""
     improvements: tuple[tuple[float, float], ...] = ()
+    evictions: int = 0
 
 
 _COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "improvements")
@@ -224,7 +228,10 @@ def with_gaps(rows: Sequence[Measurement]) -> list[Measurement]:
     best = max((row.bound for row in rows if row.bound is not None), default=None)
     if best is None:
         return list(rows)
-    return [row if row.value is None else replace(row, gap=gap_above(row.value, best)) for row in rows]
+    return [
+        row if row.value is None or row.evictions else replace(row, gap=gap_above(row.value, best))
+        for row in rows
+    ]
 
 
 def _measure(row: Measurement, by: Literal["value", "seconds"]) -> float:

@@ -56,7 +56,7 @@ Solver = str | OwnSolver | OwnLinearSolver
 
 def compare(
     instances: Mapping[str, Instance],
-    solvers: Sequence[str] | Mapping[str, Solver],
+    solvers: str | Sequence[str] | Mapping[str, Solver],
     limits: Limits | None = None,
     *,
     on_done: Callable[[Measurement], None] | None = None,
@@ -72,9 +72,9 @@ def compare(
         :func:`~batchbound.comparing.instance_library.suite`, stands for its problem, and its makespan and
         bound get the first row.
     solvers
-        Names, or a mapping of a label to a name, an :data:`OwnSolver` or an :class:`OwnLinearSolver`. A name
-        is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:`` and a key of
-        :data:`~batchbound.heuristics.registry.POLICIES`, or, for linear models, a key of
+        A name, several, or a mapping of a label to a name, an :data:`OwnSolver` or an
+        :class:`OwnLinearSolver`. A name is a key of :data:`~batchbound.solvers.solve.SOLVERS`, ``policy:``
+        and a key of :data:`~batchbound.heuristics.registry.POLICIES`, or, for linear models, a key of
         :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits
         The same for all; a few seconds by default.
@@ -90,9 +90,13 @@ def compare(
     ------
     ValueError
         If there is no solver of a name, or an own solver's schedule or values break a rule.
+    TypeError
+        If an own solver returns something else than it should.
     """
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     chosen: Mapping[str, Solver]
+    if isinstance(solvers, str):
+        solvers = [solvers]
     chosen = solvers if isinstance(solvers, Mapping) else {name: name for name in solvers}
     for solver in chosen.values():
         if isinstance(solver, str) and solver not in known_solvers():
@@ -197,13 +201,22 @@ def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement
     begun = time.perf_counter()
     trace = simulate(problem, policy_named(policy, problem))
     seconds = time.perf_counter() - begun
-    message = f"{trace.evictions} evictions" if trace.evictions else ""
     if not trace.evictions and (violation := schedule_of(trace).check(problem)) is not None:
         raise ValueError(f"the policy {policy!r} breaks a rule on {name!r}: {violation}")
     status, stopped = str(Status.FEASIBLE), str(StoppedBy.GAVE_UP)
     steps = _point(seconds, trace.makespan)
     return Measurement(
-        name, label, trace.makespan, None, None, seconds, status, stopped, __version__, message, "", steps
+        name,
+        label,
+        trace.makespan,
+        None,
+        None,
+        seconds,
+        status,
+        stopped,
+        __version__,
+        improvements=steps,
+        evictions=trace.evictions,
     )
 
 
@@ -213,6 +226,8 @@ def _own(label: str, solver: OwnSolver, problem: Problem, limits: Limits) -> Res
     seconds = time.perf_counter() - begun
     if isinstance(found, Result):
         return found
+    if not isinstance(found, Schedule):
+        raise TypeError(f"{label!r} returned {type(found).__name__}, neither a Schedule nor a Result")
     makespan = found.makespan(problem) if found.check(problem) is None else None
     return Result(Status.FEASIBLE, StoppedBy.GAVE_UP, found, makespan, None, seconds, label, "")
 

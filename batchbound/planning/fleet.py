@@ -71,6 +71,8 @@ def make_fleet_plan(
 
     Raises
     ------
+    InputError
+        If the rule cannot share these requests out.
     PlanningError
         If the referee rejects the schedule.
     """
@@ -130,6 +132,8 @@ def make_robust_fleet_plan(
 
     Raises
     ------
+    InputError
+        If the rule cannot share these requests out.
     PlanningError
         If the referee rejects the schedule.
     """
@@ -138,6 +142,8 @@ def make_robust_fleet_plan(
     if isinstance(error, LogNormalError):
         error = error.for_predictions(predicted, longest)
     planned = fleet.with_output_tokens(error.expected(predicted, longest))
+    if rule is not None:
+        _dispatched(planned, rule, groups)
     policy, replica_of = choose_fleet_policy(
         fleet,
         error,

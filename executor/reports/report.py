@@ -226,6 +226,11 @@ class _Part:
             schedule_seconds=model_seconds(cost, trace, overheads=False),
         )
 
+    def waited(self, times: FloatArray) -> FloatArray:
+        """Return the seconds from each served request's arrival to a time of its own."""
+        seconds: FloatArray = (times - self.trace.queued)[self.served]
+        return seconds
+
 
 def _computed(workload: Workload) -> int:
     """Return the prompt tokens of requests, those that a group shares counted once."""
@@ -241,7 +246,8 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     off = planned - actual
     clock, wrong = _clock(traces), int(np.count_nonzero(off))
     # What a replica was busy with before is in the model's seconds: a measured run begins after it.
-    ends = [part.trace.makespan + (part.busy if clock == "model" else 0.0) for part in parts]
+    busy = [part.busy if clock == "model" else 0.0 for part in parts]
+    ends = [part.trace.makespan + before for part, before in zip(parts, busy, strict=True)]
     model_makespan = max(part.busy + part.model_seconds for part in parts)
     proven = None if bound is None else bound.proven
     as_planned = len(actual) == requests and not wrong
@@ -270,9 +276,11 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
         output_tokens=int(actual.sum()),
         utilization=_utilization(parts, model_makespan),
         slot_seconds=_slot_seconds(traces, ends),
-        finish=_percentiles([(part.trace.finished - part.trace.queued)[part.served] for part in parts]),
+        finish=_percentiles(
+            [before + part.waited(part.trace.finished) for before, part in zip(busy, parts, strict=True)]
+        ),
         first_token=_percentiles(
-            [(part.trace.first_token - part.trace.queued)[part.served] for part in parts]
+            [before + part.waited(part.trace.first_token) for before, part in zip(busy, parts, strict=True)]
         ),
         per_token=_percentiles([_per_token(part) for part in parts]),
         lengths=LengthError(

@@ -95,9 +95,11 @@ class Admission:
     def _fitting_kv(self, state: State, chosen: IntArray) -> int:
         assert self.capacity is not None
         held = self._held_at_start[chosen] + state.decoded[chosen]
-        now = state.kv_held + np.cumsum(held)
         if self.reserve == "present":
+            now = state.kv_held + np.cumsum(held)
             return int(np.searchsorted(now, self.room_at_entry, side="right"))
+        # The stage holds prompts alone, and a completion of one token is gone when it ends.
+        now = state.kv_held + np.cumsum(self._problem.prompt_tokens[chosen] + state.decoded[chosen])
         count = int(np.searchsorted(now, self.capacity, side="right"))
         running = state.running
         held = np.concatenate((self._held_at_start[running] + state.decoded[running], held))
@@ -117,8 +119,9 @@ class Admission:
 
     def _rounds_left(self, state: State, requests: IntArray) -> IntArray:
         left: IntArray = self._problem.rounds[requests] - state.decoded[requests]
-        # A completion that outgrew its planned length goes on for at least a round.
-        left[(left <= 0) & (state.decoded[requests] > 0)] = 1
+        # A completion that outgrew its planned length, be it of one token, goes on for at least a round.
+        begun = (state.decoded[requests] > 0) | (self._entered[requests] > 0)
+        left[(left <= 0) & begun] = 1
         return left
 
     def enter(self, requests: Sequence[int]) -> None:

@@ -70,7 +70,11 @@ def dispatch_of(policy: Policy) -> QueuePolicy | None:
 def dispatch_key(policy: QueuePolicy) -> object:
     """Return a key that two queue policies share only if they serve requests of known lengths alike."""
     queue, admission = policy.queue, policy.admission
-    order = queue.order.tobytes() if isinstance(queue, Ordered) else id(policy)
+    if isinstance(queue, Assigned):
+        order: object = type(queue), tuple(map(tuple, queue.lists))
+    else:
+        assert isinstance(queue, Ordered)
+        order = queue.order.tobytes()
     return order, policy.rule, admission.capacity, admission.capacity and admission.reserve
 
 
@@ -203,10 +207,11 @@ class _Room:
     def _within(self, requests: list[int], now: int) -> int:
         """Return how many of the requests, from the first on, memory has room for."""
         assert self._capacity is not None
-        room = self._capacity if self._entry is None else self._entry
+        # What the stage holds, or the decode step after it.
+        room, first = (self._capacity, self._prompt) if self._entry is None else (self._entry, self._start)
         held, count, peaks = self.held(now), 0, self._peaks
         for request in requests:
-            held += self._start[request]
+            held += first[request]
             if held > room:
                 break
             peaks += self._start[request] + max(self._rounds[request], 1) - 1

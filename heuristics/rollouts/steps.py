@@ -228,7 +228,7 @@ class StepsServing:
         self._ends = np.zeros(groups, dtype=np.int64)
         self._complete = 0
         self.begun, self.ended = (np.full(len(problem), -1, dtype=np.int64) for _ in range(2))
-        self.served, self._lost, self._seconds = 0, 0, list[float]()
+        self.served, self._forgotten, self._seconds = 0, 0, list[float]()
         self._counted = 0
         self._there: Mapping[int, int] = {}
         self._steps = self._rounds() if way.restart else self._stream()
@@ -241,7 +241,9 @@ class StepsServing:
     def run(self) -> StepsRun:
         """What the steps so far came to."""
         tokens = np.where(self.ended >= 0, self.tokens, 0)
-        return StepsRun(np.array(self._seconds), self.begun, self.ended, tokens, self._lost)
+        stopped = (self.ended < 0) & (self._ends == self._wanted)[self._group]
+        lost = self._forgotten + int(self._decoded[stopped].sum())
+        return StepsRun(np.array(self._seconds), self.begun, self.ended, tokens, lost)
 
     @property
     def over(self) -> bool:
@@ -378,7 +380,6 @@ class StepsServing:
         if self._on_end is not None:
             self._on_end(request)
         if not kept:
-            self._lost += int(self._decoded[request])
             return
         self._ends[group] += 1
         if self._ends[group] == self._wanted[group]:
@@ -393,7 +394,6 @@ class StepsServing:
         if running.size:
             self._stop(running)
         self._waiting[over] = False
-        self._lost += int(self._decoded[over].sum())
 
     def _stop(self, running: IntArray) -> None:
         self._policy.stop = running.tolist()
@@ -410,7 +410,7 @@ class StepsServing:
             self._stop(running)
         self._policy.put_back(requests.tolist())
         self._waiting[requests] = False
-        self._lost += int(self._decoded[requests].sum())
+        self._forgotten += int(self._decoded[requests].sum())
         self._ends[list(groups)] = 0
         self.begun[requests] = self.ended[requests] = -1
         self._engine.restart(requests.tolist())

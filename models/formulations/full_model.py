@@ -298,9 +298,7 @@ def refuse_shared(problem: Problem) -> None:
         If they do.
     """
     if len(problem.prefix_tokens):
-        raise UnsupportedProblemError(
-            "this formulation has no equation for prompts that requests share; choose the solver search"
-        )
+        raise UnsupportedProblemError("this formulation has no equation for prompts that requests share")
 
 
 def refuse_unsaid(problem: Problem) -> None:
@@ -313,14 +311,11 @@ def refuse_unsaid(problem: Problem) -> None:
         If it has one of them.
     """
     if problem.workload.arrival.any():
-        raise UnsupportedProblemError(
-            "this formulation has no equation for arrival times; plan without them, or by a policy"
-        )
+        raise UnsupportedProblemError("this formulation has no equation for arrival times")
     refuse_shared(problem)
     if problem.kv_capacity is not None and int(_largest_together(problem)) > problem.kv_capacity:
         raise UnsupportedProblemError(
-            "this formulation has no equation for the KV capacity, and some requests do not fit together;"
-            " use the search, or the slot-free formulation on CP-SAT"
+            "this formulation has no equation for the KV capacity, and some requests do not fit together"
         )
 
 

@@ -323,7 +323,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
         If the problem has what the model cannot say.
     """
     if problem.workload.arrival.any():
-        raise UnsupportedProblemError("the interval model has no arrival times; plan by a policy")
+        raise UnsupportedProblemError("the interval model has no arrival times")
     refuse_shared(problem)
     if (problem.rounds < 1).any():
         raise UnsupportedProblemError("the interval model has no requests without a decode round")

@@ -150,7 +150,8 @@ class Memory:
     def __init__(self, problem: Problem, capacity: int) -> None:
         self._capacity = capacity
         self._rounds = problem.rounds.tolist()
-        self._at_start = problem.kv_at_start.tolist()
+        # A request without a decode step holds its prompt alone, until its stage ends.
+        self._at_start = np.where(problem.rounds > 0, problem.kv_at_start, problem.prompt_tokens).tolist()
         self._prompt = problem.prompt_tokens.tolist()
         self._running: list[tuple[int, int]] = []
         self._index()

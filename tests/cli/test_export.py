@@ -53,6 +53,16 @@ def test_what_a_formulation_cannot_say_is_refused_by_name(
     assert not file.exists()
 
 
+def test_a_model_is_replaced_where_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.mps"
+    assert main(["export", *TINY, "-o", str(file)]) == 0
+    before = file.read_bytes()
+    assert main(["export", *TINY, "--formulation", "packing", "-o", str(file)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["export", *TINY, "--formulation", "packing", "-o", str(file), "--overwrite"]) == 0
+    assert file.read_bytes() != before
+
+
 def test_another_kind_of_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", *TINY, "-o", str(tmp_path / "model.lp")]) == 2
     assert "Name a .mps file" in capsys.readouterr().err

@@ -200,6 +200,11 @@ def test_what_is_kept_is_taken_from_the_kv_capacity(
     words = ["plan", str(tmp_path / "prompts.jsonl"), *MODEL, "-o", str(tmp_path / "other.json")]
     assert main([*words, *limits, "90"]) == 2
     assert "leaves nothing of a KV capacity of 90 tokens" in capsys.readouterr().err
+    assert main([*words, *limits, "85"]) == 2
+    said = capsys.readouterr().err
+    assert "more than kv_capacity = 5" in said
+    assert "what --prefix-cache leaves of 90" in said
+    assert "raise --kv-capacity, lower --prefix-cache" in said
 
 
 def test_an_answer_that_failed_leaves_the_others_in_the_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import problem_of
 
@@ -47,6 +48,14 @@ def test_a_limit_below_one_is_refused(limit: str) -> None:
     given: dict[str, Any] = {"slots": 1, limit: 0}
     with pytest.raises(ValueError, match=rf"{limit} is 0; it must be at least 1"):
         problem_of([1], [1], **given)
+
+
+@pytest.mark.parametrize("limit", ["slots", "kv_capacity", "prefill_token_cap", "prefix_cache"])
+def test_a_limit_is_a_whole_number(limit: str) -> None:
+    given: dict[str, Any] = {"slots": 1, limit: 2.5}
+    with pytest.raises(ValueError, match=rf"{limit} is 2.5; it must be a whole number"):
+        problem_of([1], [1], **given)
+    assert type(getattr(problem_of([1], [1], **{**given, limit: np.int64(2)}), limit)) is int
 
 
 def test_slots_beyond_any_device_are_refused() -> None:

@@ -48,6 +48,14 @@ def test_what_no_request_has_is_refused(columns: dict[str, Any], message: str) -
         Workload(**{**given, **columns})
 
 
+def test_lengths_alone_are_whole_numbers_too() -> None:
+    assert Workload.from_lengths([1.0, 2.0], np.array([3, 4], dtype=np.uint8)).input_tokens.tolist() == [1, 2]
+    with pytest.raises(WorkloadError, match=r"output_tokens of request 1: 3.5 must be a whole number"):
+        Workload.from_lengths([1, 2], [3, 3.5])
+    with pytest.raises(WorkloadError, match=r"input_tokens of request 0: .* is beyond any model"):
+        Workload.from_lengths([2**64], [1])
+
+
 def test_the_largest_values_pass() -> None:
     workload = workload_of([LONGEST], [LONGEST], arrival=[LATEST], deadline=[float("inf")])
     assert workload.input_tokens.tolist() == [LONGEST]

@@ -13,6 +13,7 @@ import pytest
 from batchbound.cli import main
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.files.disk import InputError
 from batchbound.data.fleet import Fleet, FleetSchedule, Replica
 from batchbound.data.plan import Maker, Plan
 from batchbound.data.report import Report
@@ -24,6 +25,7 @@ from batchbound.executor.reports.report import plan_report, served_part, simulat
 from batchbound.executor.reports.tables import report_rows
 from batchbound.heuristics.replay import Replay
 from batchbound.heuristics.simulate import simulate
+from batchbound.judging import report as report_of
 from batchbound.models.bounds.fleet import fleet_bound
 
 COST = CostModel(prefill_base=1.0, prefill_per_token=0.5, decode_base=1.0, decode_per_slot=0.5)
@@ -83,6 +85,10 @@ def test_what_a_replica_was_busy_with_counts_as_the_plan_counts_it() -> None:
     busy = plan(busy=4.0)
     report = reported(busy, simulated(busy))
     assert report.planned_makespan == report.model_makespan == 12.0
+    # The requests of replica 0 end at 7 and 8.5 s, the other's at 12 s.
+    assert report.finish is not None
+    assert report.finish.p50 == 8.5
+    assert report.finish.p99 == pytest.approx(12.0, abs=0.1)
 
 
 def served(replica: int, members: list[int], schedule: Schedule, tokens: list[int] | None = None) -> Trace:
@@ -138,6 +144,11 @@ def test_traces_of_another_plan_are_refused(traces: object, said: str) -> None:
     assert callable(traces)
     with pytest.raises(ValueError, match=said):
         reported(plan(), traces(*simulated(plan())))
+
+
+def test_a_report_needs_the_trace_of_each_replica() -> None:
+    with pytest.raises(InputError, match=r"0 traces for 2 replicas\. Give the trace of each"):
+        report_of(plan(), [])
 
 
 def command(folder: Path, *words: str) -> int:

@@ -83,6 +83,22 @@ def test_rules_that_come_to_the_same_have_one_key() -> None:
     assert len(set(keys.values())) == 3
 
 
+def test_a_key_is_of_the_lists_of_slots_and_not_of_the_policy_that_holds_them() -> None:
+    problem = drawn(3)
+
+    def key(name: str, assignment: list[int]) -> object:
+        dispatch = dispatch_of(policy_named(name, problem, np.array(assignment)))
+        assert dispatch is not None
+        return dispatch_key(dispatch)
+
+    one, other = [i % problem.slots for i in range(len(problem))], [0] * len(problem)
+    # Each policy is gone before the next is made, and its place in memory taken again.
+    keys = [
+        key(name, slots) for _ in range(20) for name in ("packing", "algorithm1") for slots in (one, other)
+    ]
+    assert len(set(keys)) == 4
+
+
 @pytest.mark.parametrize("name", ["survival", "scouts", "moving-average"])
 def test_a_queue_that_looks_at_groups_is_left_to_the_loop(name: str) -> None:
     plain = Workload.from_lengths([1] * 8, [2] * 8)

@@ -117,6 +117,31 @@ def test_bins_without_requests_or_rounds_are_followed() -> None:
     assert trace.makespan == pytest.approx(schedule.makespan(problem))
 
 
+def test_completions_of_the_prefill_stage_alone_hold_no_more_than_their_prompts() -> None:
+    problem = Problem(
+        Workload.from_lengths([10, 4, 3], [1, 1, 2]),
+        COST,
+        3,
+        kv_capacity=17,
+        prefill_emits_first_token=True,
+    )
+    plan = Schedule.from_bins(problem, [0, 0, 0], [1])
+    assert plan.check(problem) is None
+    trace = simulate(problem, Replay(plan, problem))
+    assert trace.prefill_stages == 1
+    assert trace.makespan == pytest.approx(plan.makespan(problem))
+    assert simulate(problem, policy_named("lpt", problem)).prefill_stages == 1
+
+
+def test_completions_that_outgrow_the_one_token_planned_give_way_once() -> None:
+    problem = Problem(
+        Workload.from_lengths([10, 4], [1, 1]), COST, 2, kv_capacity=15, prefill_emits_first_token=True
+    )
+    plan = Schedule.from_bins(problem, [0, 0], [0])
+    trace = simulate(problem, Replay(plan, problem), np.array([4, 3]))
+    assert (trace.evictions, trace.prefill_stages) == (1, 2)
+
+
 def test_rounds_in_which_nothing_runs_are_left_out() -> None:
     problem = problem_of([2, 2], slots=1)
     schedule = Schedule(np.array([0, 1]), np.array([0, 0]), np.array([5, 4]))

@@ -118,6 +118,13 @@ def test_one_of_two_is_kept_and_the_longer_one_is_lost() -> None:
     assert found.kept_bias(np.array([2, 9, 7, 3])) == pytest.approx(2.5 / 5.25 - 1)
 
 
+def test_what_ends_beside_the_one_that_is_kept_is_lost_once() -> None:
+    problem = rollouts([0, 0, 0, 1], [2, 2, 9, 1], slots=3)
+    found = run(problem, [0, 0, 0, 1], Way(keep=1))
+    assert found.kept.tolist() == [True, False, False, True]
+    assert found.lost == 2 + 2
+
+
 def test_tail_batching_starts_late_groups_again_in_a_round_of_their_own() -> None:
     # Two groups are let in, one is waited for: the long one starts again from nothing.
     problem = rollouts([0, 1], [9, 2], slots=2)

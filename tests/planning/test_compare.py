@@ -94,6 +94,30 @@ def test_an_own_solver_that_breaks_a_rule_is_found_out() -> None:
         compare({"a": small(0)}, {"wrong": wrong}, Limits(seconds=0.1))
 
 
+def test_an_own_solver_that_returns_nothing_is_named() -> None:
+    with pytest.raises(TypeError, match="'mine' returned NoneType"):
+        compare({"a": small(0)}, {"mine": lambda problem, limits: None})  # type: ignore[dict-item,return-value]
+
+
+def test_a_run_that_puts_requests_back_has_no_gap_to_a_bound_that_is_not_of_it() -> None:
+    # Both run at first, and one gives way: shorter than one after the other, which is proven the least.
+    problem = Problem(
+        Workload.from_lengths([1, 1], [85, 77]), CostModel(0.0, 0.0, 0.001, 0.0002), 16, kv_capacity=86
+    )
+    best, rule = compare({"a": problem}, ["search", "policy:fcfs"], Limits(work=1)).rows
+    assert best.gap == 0
+    assert rule.evictions == 1
+    assert rule.value is not None
+    assert best.bound is not None
+    assert rule.value < best.bound
+    assert rule.gap is None
+
+
+def test_one_solver_is_named_as_it_is() -> None:
+    (found,) = compare({"a": small(0)}, "policy:lpt").rows
+    assert found.solver == "policy:lpt"
+
+
 def test_an_unknown_solver_is_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match="there is no solver 'magic'"):
         compare({"a": small(0)}, ["magic"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,19 @@ from batchbound.cli import main
 from batchbound.data.costs.calibration import CalibratedCost, FitError
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError
-from batchbound.data.fleet import Fleet
+from batchbound.data.fleet import Fleet, Replica
+from batchbound.data.lengths.prediction_error import LogNormalError
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.trace import Trace
+from batchbound.data.workload import Workload
 from batchbound.executor.runs.fleet_run import remaining_shares
+from batchbound.heuristics.dispatch import dispatch
+from batchbound.heuristics.fleet.simulation import simulate_fleet
+from batchbound.heuristics.registry import policy_named
 from batchbound.models.certificates.fleet import verify_fleet_bound
-from batchbound.planning.fleet import fleet_of, make_fleet_plan
+from batchbound.planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from batchbound.solvers.result import Limits
 
 BRIEF = Limits(work=1)
@@ -38,6 +44,25 @@ def test_a_fleets_plan_survives_its_file(tmp_path: Path) -> None:
     assert again.gap == plan.gap
     assert again.bound is not None
     assert verify_fleet_bound(again.fleet, again.bound) is None
+
+
+def test_a_fleets_plan_is_no_worse_than_any_policy_after_any_dispatch() -> None:
+    # The quick replica is busy at first: who is there last decides.
+    quick = Replica(CostModel(0.0025, 0.000013, 0.0029, 0.000021), 16, busy=3.0)
+    workload = Workload.from_lengths([1793, 2878, 2878, 1793, 2878, 1793], [16] * 6)
+    fleet = Fleet(workload, (quick, Replica(CostModel.paper(), 1)), prefill_emits_first_token=True)
+    plan = make_fleet_plan(fleet, limits=BRIEF)
+    for rule in ("lpt", "mico", "hash", "round-robin"):
+        for name in ("fcfs", "lpt", "packing"):
+            ran = simulate_fleet(fleet, dispatch(fleet, rule), policy=partial(policy_named, name))
+            assert plan.makespan <= ran.makespan * (1 + 1e-9), (rule, name)
+
+
+def test_a_rule_that_cannot_share_out_predicted_lengths_is_refused() -> None:
+    with pytest.raises(InputError, match="does not spread groups"):
+        make_robust_fleet_plan(
+            Fleet.of(problem(), 2), LogNormalError(0.3), groups="spread", rule="karmarkar-karp"
+        )
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def run(args: argparse.Namespace) -> int:
     """Write the model, and print its size."""
     if Path(args.output).suffix != ".mps":
         raise InputError("a linear model is written as MPS", file=args.output, hint="Name a .mps file.")
-    refuse_outputs([args.output], args.overwrite, named_files(args))
+    refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     problem = read_inputs(args, keep_arrivals=False).problem
     try:
         model = MODELS[args.formulation](problem)
     except UnsupportedProblemError as error:
-        hint = "Export fewer requests or slots, or another formulation."
+        hint = "Export another formulation, fewer requests or slots, or a job without that."
         raise InputError(str(error), where=f"--formulation {args.formulation}", hint=hint) from None
     write_mps(model, args.output)
     rows, columns = model.matrix.shape
