@@ -273,7 +273,8 @@ def test_a_models_generation_settings_are_heeded_as_generate_does(settings: dict
 def test_generation_settings_that_change_tokens_and_are_not_served_are_refused_by_name() -> None:
     llm = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=2)
     wrong: list[dict[str, Any]] = [
-        {"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 1}, {"min_length": 9}, {"suppress_tokens": [5]}, {"forced_eos_token_id": 0}, {"num_beams": 4},
+        {"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 1}, {"min_length": 9}, {"num_beams": 4},
+        {"suppress_tokens": [5]}, {"forced_eos_token_id": 0},
         {"bad_words_ids": [[4]]}, {"typical_p": 0.9}, {"guidance_scale": 2.0},
     ]  # fmt: skip
     for settings in wrong:
