@@ -95,7 +95,7 @@ _NOT_SERVED = (
 
 _OFF = (None, False, 0, 0.0, 1, 1.0)
 _OFF_OF = {"_id": (None,), "_ngram_size": (None, 0)}
-"""Of names that end so: tokens are asked for by their numbers, also by 0 and 1, and 1 forbids every repeat."""
+"""Of names that end so: tokens are asked for by their numbers, also by 0 and 1; 1 forbids every repeat."""
 
 
 def declared_sampling(model: Any) -> dict[str, Any]:
