@@ -62,6 +62,10 @@ class Decoder:
         self._layers = HostLayers(self.model, kernels)
         return kernels
 
+    def take_weights_anew(self) -> None:
+        """Copy the weights that are packed again: the model's may have changed."""
+        self._packed.pack_anew()
+
     def decoding(self) -> AbstractContextManager[None]:
         """Return the context for decode steps whose masks are built by the caller."""
         return grouped(self.model) if self._repeats_keys else nullcontext()
