@@ -383,7 +383,8 @@ def _within(
 
 def vocabulary_of(model: Any) -> int:
     """Return the number of tokens a model has an embedding for."""
-    return int(unwrapped(model).get_input_embeddings().num_embeddings)
+    # Of its weight: adapters on the embedding have no number of their own.
+    return int(unwrapped(model).get_input_embeddings().weight.shape[0])
 
 
 def _device_name(device: Any) -> str:
