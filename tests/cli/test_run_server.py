@@ -213,6 +213,31 @@ def test_a_server_that_ignores_a_field_is_found_out(tmp_path: Path) -> None:
     assert "ignored the field 'n'" in rows_of(batch)["r1"]["error"]["message"]
 
 
+@pytest.mark.parametrize("step", ["trace", "completions", "removal"])
+def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    with FakeServer(4) as server, monkeypatch.context() as patched:
+        if step == "trace":
+            patched.setattr(ServerRun, "save", cut_off)
+        elif step == "completions":
+            patched.setattr("batchbound.running.server.write_completions", cut_off)
+        else:
+            patched.setattr(Journal, "remove", cut_off)
+        assert main(run_words(batch, server, "--slots", "4")) == 130
+        patched.undo()
+        assert main(run_words(batch, server, "--slots", "4")) == 0
+        assert sum(server.attempts.values()) == 6
+    assert len(rows_of(batch)) == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == (
+        ["answers.jsonl", "in.jsonl"] + ["trace.jsonl"] * (step != "trace")
+    )
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_whatever_a_response_holds_is_written_and_ends_no_run(tmp_path: Path, suffix: str) -> None:
     batch = write_batch(tmp_path / "in.jsonl", [2] * (len(ODD) + 1))
