@@ -153,9 +153,12 @@ class Problem:
         if over.size:
             request = int(over[0])
             name = str(self.workload.ids[request])
+            # The one is taken from the other where a user states both.
+            kept = self.prefix_cache if limit == "kv_capacity" else 0
+            beside = f" beside prefix_cache = {kept}" if kept else ""
             raise ProblemError(
-                f"request {name!r}: {what.format(int(needed[request]))}, more than {limit} = {allowed}"
-                f" ({over.size} of {len(self.workload)} requests do not fit)",
+                f"request {name!r}: {what.format(int(needed[request]))}, more than {limit} ="
+                f" {allowed}{beside} ({over.size} of {len(self.workload)} requests do not fit)",
                 request=request,
                 limit=limit,
                 allowed=allowed,

@@ -118,6 +118,10 @@ class Simulator:
             chosen = np.asarray(requests, dtype=np.int64)
             self._time += self._swap * int((self._prompt[chosen] + self._decoded[chosen]).sum())
 
+    def forget_prompts(self) -> None:
+        """Let go of shared prompts that are kept."""
+        self._cache.clear()
+
     def recompute(self) -> None:
         """Let go of shared prompts that are kept; without a host nothing else is."""
         self._cache.clear()

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+ODD: dict[str, dict[str, Any]] = {
+    "infinite": {"choices": [{"index": 0, "text": "x", "logprobs": {"token_logprobs": [-math.inf, 1e-5]}}]},
+    "half a character": {"choices": [{"index": 0, "text": "x \ud83d"}]},
+    "endless counts": {"usage": {"prompt_tokens": 10**30, "completion_tokens": 10**25}},
+    "no counts": {"usage": [], "created": 1.5, "model": {"name": "x"}},
+    "odd choices": {"choices": [{"index": 10**30, "text": ["x"], "finish_reason": {"type": "stop"}}]},
+}
+"""What stands in a response in place of what is expected there."""
 
 HEAD = "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}\r\n"
 
@@ -58,7 +68,8 @@ class FakeServer:
         Requests the job has.
     faults
         What to do with the attempts at a request, by its prompt, one after the other: a status, ``hang``,
-        ``drop`` (the connection), ``garbage``, ``no choices``, ``ignore n``; beyond the list it is served.
+        ``drop`` (the connection), ``garbage``, ``no choices``, ``ignore n``, or a key of :data:`ODD`; beyond
+        the list it is served.
     die_after
         Completions after which the server loses all it holds and starts anew, again and again.
     on_completion
@@ -233,7 +244,7 @@ class FakeServer:
                 "completion_tokens": tokens * max(1, choices),
             },
         }
-        return 200, json.dumps(answer), ""
+        return 200, json.dumps(answer | ODD.get(str(fault), {})), ""
 
     async def _engine(self) -> None:
         deaths = list(self.die_after)

@@ -65,12 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         The words after the program's name; those of this process by default.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(words[0] if words else "")
-    if not words:
-        parser.print_help(sys.stderr)
-        return 2
+    try:
+        parser = _parser(words[0] if words else "")
+        if not words:
+            parser.print_help(sys.stderr)
+            return 2
+        args = parser.parse_args(words)
+    except KeyboardInterrupt:
+        return _failed("interrupted", INTERRUPTED)
     # Quiet holds for this command and those that it calls, not for the next one of the process.
-    return copy_context().run(_carried_out, parser.parse_args(words))
+    return copy_context().run(_carried_out, args)
 
 
 def _carried_out(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import _thread
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -60,7 +61,13 @@ def _send_again(otherwise: Callable[[Dropped], object], dropped: Dropped) -> Non
         otherwise(dropped)
         return
     number = signal.SIGTERM if issubclass(dropped.exc_type, TerminatedError) else signal.SIGINT
-    # Not at once: the handler would raise in this hook, where exceptions are dropped, too.
-    again = threading.Timer(AGAIN_AFTER, _thread.interrupt_main, (number,))
-    again.daemon = True
-    again.start()
+    over = threading.Event()
+
+    def again() -> None:
+        # Not before this hook is over: the handler would raise in it, where exceptions are dropped, too.
+        over.wait()
+        time.sleep(AGAIN_AFTER)
+        _thread.interrupt_main(number)
+
+    threading.Thread(target=again, daemon=True).start()
+    over.set()

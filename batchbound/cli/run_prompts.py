@@ -109,6 +109,11 @@ def planned_beside(args: argparse.Namespace) -> Path:
     plan = make_plan(inputs.problem, limits=limits, provenance=provenance_of(inputs, path))
     if plan.maker.stopped_by == StoppedBy.INTERRUPT:
         raise KeyboardInterrupt
+    if path.exists() and not args.overwrite:
+        # The same command was typed twice, and the other one goes by its own plan already.
+        _refuse_other(path, args)
+        note(f"{path}: the plan of another run of this command is followed")
+        return path
     plan.save(path)
     note(f"{path}: {_told(plan)}")
     return path

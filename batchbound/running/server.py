@@ -208,7 +208,9 @@ def run_on_servers(
     output, trace = outputs
     is_parquet_name(output)
     batch = _read(plan, options)
-    refuse_outputs(outputs, overwrite, [batch.path, plan, *options.files()])
+    read = [batch.path, plan, *options.files()]
+    # Outputs that exist may be an earlier part's of this run, which is looked into below.
+    refuse_outputs(outputs, overwrite or journal_path(output).exists(), read)
     job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
     facts = job.probe()
     slots = _slots(options, batch, facts)
@@ -226,10 +228,17 @@ def run_on_servers(
     job = _ordered(job, release, slots, options, batch.output if again else None)
     identity = {"batch": prompts_digest(batch.path), "server": "OpenAI", "model": options.model}
     journal = Journal(journal_path(output), identity)
+    try:
+        refuse_outputs(outputs, overwrite or journal.ending, read)
+    except InputError:
+        with journal:
+            raise
     resumed = len(journal.finished)
     left = sum(request.custom_id not in journal.finished for request in batch.requests)
     with journal, (watching or _unwatched)(left, journal) as advance:
         outcome = job.run(journal, facts, on_served=advance)
+        if outcome.stopped is None:
+            journal.end()
     if outcome.stopped is not None:
         raise RunStoppedError(outcome.stopped)
     if len(outcome.run):

@@ -168,7 +168,8 @@ def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompl
     """
     for line in lines:
         name, body = str(line["custom_id"]), _at(line, "response", "body")
-        choices: list[dict[str, Any]] = (isinstance(body, dict) and body.get("choices")) or []
+        stated = _at(body, "choices")
+        choices = [one for one in stated if isinstance(one, dict)] if isinstance(stated, list) else []
         if line.get("error") is not None or not choices:
             said = line.get("error") or _at(line, "response", "body", "error") or "no completion"
             text = _at(said, "message")
@@ -180,15 +181,16 @@ def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompl
             rest = {key: value for key, value in choice.items() if key not in _SHOWN and value is not None}
             if isinstance(message, dict):
                 rest |= {key: value for key, value in message.items() if key not in _SHOWN and value}
+            index = _whole(choice.get("index"))
             yield BatchCompletion(
                 name,
-                choice.get("index", place),
-                message.get("content") if isinstance(message, dict) else choice.get("text"),
-                choice.get("finish_reason"),
-                _tokens(body, "prompt_tokens"),
-                _tokens(body, "completion_tokens"),
-                _at(body, "model"),
-                _at(body, "created"),
+                place if index is None else index,
+                _text(message.get("content") if isinstance(message, dict) else choice.get("text")),
+                _text(choice.get("finish_reason")),
+                _whole(_at(body, "usage", "prompt_tokens")),
+                _whole(_at(body, "usage", "completion_tokens")),
+                _text(_at(body, "model")),
+                _whole(_at(body, "created")),
                 details=json.dumps(rest) if rest else None,
             )
         if failed is not None:
@@ -200,9 +202,16 @@ _COLUMNS = [field.name for field in fields(BatchCompletion)]
 _SHOWN = {"index", "text", "message", "finish_reason", "role", "content"}
 
 
-def _tokens(body: object, name: str) -> int | None:
-    value = _at(body, "usage", name)
-    return value if type(value) is int else None
+def _whole(value: object) -> int | None:
+    """Return a number as a column of 64 bits holds it, None for anything else that a server may say."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and abs(value) < 2**63 else None
+
+
+def _text(value: object) -> str | None:
+    """Return a text, and what else a server says in its place as JSON."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def is_parquet_name(path: str | os.PathLike[str]) -> bool:

@@ -76,6 +76,10 @@ class Decoder:
         except Exception as error:  # whatever triton raises where it is not installed or does not compile
             _LOG.info("norms and rotary embeddings stay torch's: %s: %s", type(error).__name__, error)
 
+    def take_weights_anew(self) -> None:
+        """Copy the weights that are packed again: the model's may have changed."""
+        self._packed.pack_anew()
+
     def decoding(self) -> AbstractContextManager[None]:
         """Return the context for decode steps whose masks are built by the caller."""
         return grouped(self.model) if self._repeats_keys else nullcontext()

@@ -74,6 +74,11 @@ class PackedWeights:
         """How many layers run on packed weights."""
         return len(self._packed)
 
+    def pack_anew(self) -> None:
+        """Copy every weight again: fused optimizers and writes to ``weight.data`` change it uncounted."""
+        for packed in self._packed:
+            packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), _contents(packed.module)
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the layers run on packed weights meanwhile; those whose weights changed are packed anew."""

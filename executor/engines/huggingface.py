@@ -234,11 +234,20 @@ class HuggingFaceEngine:
             del self._slot_of[request]
             self._residence.put_back(int(request))
 
+    def take_weights_anew(self) -> None:
+        """Compute with the model's weights as they are now; what is kept of keys and values stays."""
+        self._residence.take_weights_anew()
+
+    def forget_prompts(self) -> None:
+        """Let go of shared prompts that are kept: what begins from now on computes them anew."""
+        self._residence.forget_prompts()
+        if self._cache is not None:
+            self._cache.clear()
+
     def recompute(self) -> None:
         """Let go of all keys and values that are kept: the weights have changed, tokens stay as they are."""
         self._residence.let_go()
-        if self._cache is not None:
-            self._cache.clear()
+        self.forget_prompts()
         self._drawn = {request for request, tokens in enumerate(self.answers) if tokens}
 
     def restart(self, requests: Sequence[int]) -> None:
@@ -374,7 +383,8 @@ def _within(
 
 def vocabulary_of(model: Any) -> int:
     """Return the number of tokens a model has an embedding for."""
-    return int(unwrapped(model).get_input_embeddings().num_embeddings)
+    # Of its weight: adapters on the embedding have no number of their own.
+    return int(unwrapped(model).get_input_embeddings().weight.shape[0])
 
 
 def _device_name(device: Any) -> str:

@@ -226,9 +226,16 @@ class OffloadingBatch:
         if held + suspended.tokens <= self._host_tokens:
             self._put_back[request] = suspended
 
+    def take_weights_anew(self) -> None:
+        """Compute with the model's weights as they are now."""
+        self._batch.take_weights_anew()
+
     def let_go(self) -> None:
-        """Let go of the keys and values of all that were put back, and of kept prompts."""
+        """Let go of the keys and values of all that were put back."""
         self._put_back.clear()
+
+    def forget_prompts(self) -> None:
+        """Let go of kept prompts."""
         self._batch.forget_prompts()
 
     def drop(self, request: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -160,10 +161,7 @@ def ignored_field(request: ServerRequest, body: Mapping[str, Any]) -> str | None
 
 def _reply(request: ServerRequest, response: httpx2.Response) -> Reply:
     status, name = response.status_code, response.headers.get("x-request-id", "")
-    try:
-        body = response.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        body = None
+    body = _parsed(response)
     if not isinstance(body, dict):
         body = {"error": {"message": response.text[:500]}}
         if status == 200:
@@ -180,6 +178,30 @@ def _reply(request: ServerRequest, response: httpx2.Response) -> Reply:
     if field is not None:
         return Reply(Kind.REFUSED, None, body, name, message=f"the server ignored the field {field!r}")
     return Reply(Kind.ANSWERED, status, body, name)
+
+
+def _parsed(response: httpx2.Response) -> Any:
+    """
+    Return the JSON of a response as a file can hold it, None if it is none.
+
+    Numbers that JSON has not (a log-probability of minus infinity) become null, halves of a character the
+    replacement character.
+    """
+    try:
+        body = response.json(parse_constant=lambda _: None, parse_float=_finite)
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            text = json.dumps(body, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            body = json.loads(text.decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return body
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def _is_completion(request: ServerRequest, body: Mapping[str, Any]) -> bool:
@@ -206,7 +228,8 @@ def _retry_after(value: str | None) -> float | None:
     if value is None:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:

@@ -285,6 +285,10 @@ class RunningBatch(ABC):
             self.release(0)
             self._changed()
 
+    def take_weights_anew(self) -> None:
+        """Compute with the model's weights as they are now; keys and values stay as they are."""
+        self._decoder.take_weights_anew()
+
     def forget_prompts(self) -> None:
         """Let go of prompts that are kept."""
         self._kept.clear()

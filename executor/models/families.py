@@ -180,6 +180,13 @@ def _cache(config: Any) -> Refusal | None:
     return None
 
 
+def _not_one_way(config: Any) -> Refusal | None:
+    # Gemma's text models have a switch of their own; the other is transformers', for any family.
+    if getattr(config, "use_bidirectional_attention", None) or not getattr(config, "is_causal", True):
+        return "its tokens attend to those after them", "use a model with causal attention"
+    return None
+
+
 def _rope(config: Any) -> Refusal | None:
     for rope_type in _rope_types(getattr(config, "rope_parameters", None)):
         if rope_type in ("dynamic", "longrope", "su"):
@@ -201,6 +208,7 @@ _RULES: tuple[Callable[[Any], Refusal | None], ...] = (
     _multimodal,
     _not_causal,
     _own_positions,
+    _not_one_way,
     _rope,
     _cache,
 )

@@ -239,7 +239,8 @@ class _Tables:
             return logits
         back = torch.arange(-longest, 0, device=row.device)[None]
         at = (self.prompt_tokens[row] + indices)[:, None] + back
-        tail = history[row[:, None], at.clamp(min=0)].where(at >= 0, -2)
+        # Requests that ask for no edit have no history here, and may go on for longer than any that has.
+        tail = history[row[:, None], at.clamp(0, history.shape[1] - 1)].where(at >= 0, -2)
         words, last = self.words[row], self.word_ends[row]
         matches = ((tail[:, None] == words) | (words < 0)).all(-1) & (last >= 0)
         hidden = torch.zeros_like(last, dtype=logits.dtype).masked_fill(matches, -torch.inf)

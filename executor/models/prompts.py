@@ -11,7 +11,7 @@ from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.readers.openai_batch import CHAT, COMPLETIONS, PromptRecord
 from ...data.workload import Workload
-from .tokenizers import Tokenizer
+from .tokenizers import TemplateError, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +80,10 @@ def encoded(records: Sequence[PromptRecord], tokenizer: Tokenizer) -> Iterator[t
         if record.url == CHAT:
             try:
                 yield tuple(tokenizer.encode_chat(record.chat_messages, **record.template))
+            except TemplateError as error:
+                where = f"line {record.line}, field 'body.messages'"
+                hint = "Write the conversation as the model expects it."
+                raise InputError(str(error), where=where, hint=hint) from None
             except ValueError as error:
                 where = f"line {record.line}, field 'body.chat_template_kwargs'"
                 raise InputError(str(error), where=where, hint="Remove it.") from None

@@ -74,6 +74,7 @@ _WHEN_SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
 
 _NOT_SERVED = (
     "bad_words_ids",
+    "min_length",
     "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size",
     "encoder_repetition_penalty",
@@ -93,6 +94,8 @@ _NOT_SERVED = (
 )
 
 _OFF = (None, False, 0, 0.0, 1, 1.0)
+_OFF_OF = {"_id": (None,), "_ngram_size": (None, 0)}
+"""Of names that end so: tokens are asked for by their numbers, also by 0 and 1; 1 forbids every repeat."""
 
 
 def declared_sampling(model: Any) -> dict[str, Any]:
@@ -114,8 +117,8 @@ def declared_sampling(model: Any) -> dict[str, Any]:
     settings, plain = getattr(unwrapped(model), "generation_config", None), Sampling()
     for name in _NOT_SERVED:
         value = getattr(settings, name, None)
-        # Tokens are asked for by their numbers, also by 0 and 1.
-        if value not in (_OFF if not name.endswith("_id") else (None,)):
+        off = next((values for ending, values in _OFF_OF.items() if name.endswith(ending)), _OFF)
+        if value not in off:
             raise ValueError(f"generation_config.json asks for {name}={value!r}, which is not served")
     found: dict[str, Any] = {"repetition_penalty": getattr(settings, "repetition_penalty", None)}
     found["min_tokens"] = getattr(settings, "min_new_tokens", None)

@@ -314,6 +314,9 @@ def _check_directory(spec: str, needed: str) -> None:
     """Tell a directory without a model, or a path that does not exist, from a hub name."""
     path = Path(spec)
     if path.is_dir() and not (path / needed).is_file():
+        if (path / "adapter_config.json").is_file():
+            hint = "merge it (merge_and_unload) and save that, or give LLM the PEFT model"
+            raise ModelLoadError(spec, "the directory holds a PEFT adapter, not a model", hint)
         raise ModelLoadError(spec, f"the directory has no {needed}", "name one written by save_pretrained")
     refuse_missing(spec)
 

@@ -17,6 +17,10 @@ Message = Mapping[str, str]
 """A chat message: ``role`` and ``content``."""
 
 
+class TemplateError(ValueError):
+    """A conversation that a chat template refuses, such as one with a system message."""
+
+
 class Tokenizer(Protocol):
     """What a run needs of a tokenizer."""
 
@@ -63,6 +67,8 @@ class Tokenizer(Protocol):
 
         Raises
         ------
+        TemplateError
+            If the chat template refuses the conversation.
         ValueError
             If there is no chat template that could be told the options.
 
@@ -152,10 +158,14 @@ class HubTokenizer:
         if not self._tokenizer.chat_template:
             _refuse_options(options, self.name)
             return self.encode(plain_chat(messages))
-        text = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            **{"add_generation_prompt": True, **options, "tokenize": False},
-        )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                **{"add_generation_prompt": True, **options, "tokenize": False},
+            )
+        except Exception as error:  # whatever a template raises, of its own will or by a mistake in it
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise TemplateError(f"the chat template of {self.name!r} refuses it: {why}") from error
         # The template has written the special tokens already.
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 

@@ -34,10 +34,24 @@ def share_layers(model: Any, degree: int) -> Any:
     from transformers.distributed.configuration_utils import DistributedConfig
 
     check_shared(model.config, degree)
+    untie(model)
     shared = DistributedConfig(tp_size=degree, tp_plan="auto")
     kind = type(model)
     settled, _, mesh = kind.prepare_distribute_model(shared)
     return kind.maybe_distribute_model(model, settled, mesh).eval()
+
+
+def untie(model: Any) -> None:
+    """
+    Give the output layer of a model a copy of the weights that it has in common with the embedding.
+
+    transformers shares layers by the names of their weights, and finds one that two layers have only once.
+    """
+    import torch
+
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
 
 def check_shared(config: Any, degree: int) -> None:

@@ -368,8 +368,12 @@ def _logprobs(
         [(tokenizer.decode([token]), value) for token, value in one.likeliest[:most]] for one in told
     ]
 
+    def number(value: float) -> float:
+        # JSON has no infinity: OpenAI's format says this of what cannot come.
+        return max(value, -9999.0)
+
     def entry(text: str, value: float) -> dict[str, object]:
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        return {"token": text, "logprob": number(value), "bytes": list(text.encode())}
 
     if record.url == CHAT:
         content = [
@@ -380,8 +384,10 @@ def _logprobs(
     offsets = np.cumsum([0, *(len(text) for text in texts[:-1])]).tolist()
     return {
         "tokens": texts,
-        "token_logprobs": [one.value for one in told],
-        "top_logprobs": [dict(others) for others in likeliest] if most else None,
+        "token_logprobs": [number(one.value) for one in told],
+        "top_logprobs": (
+            [{text: number(value) for text, value in others} for others in likeliest] if most else None
+        ),
         "text_offset": offsets,
     }
 

@@ -19,6 +19,7 @@ from ...data.lengths.repair import LengthRepair
 from ...data.readers.server_batch import ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
+from ...data.workload import LONGEST
 from ..engines.server_client import Kind, Reply, ServerClient
 from ..engines.server_dispatch import Dispatch, Patience, Served, in_flight_of
 from ..engines.server_probe import ServerFacts, Watch, probe
@@ -289,9 +290,10 @@ def completed(line: Mapping[str, Any]) -> bool:
 
 def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
     """Return the tokens of a prompt and of its completions as the server counted them, 0 where it did not."""
-    usage = (body or {}).get("usage") or {}
+    usage = (body or {}).get("usage")
+    usage = usage if isinstance(usage, dict) else {}
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    prompt, completion = (count if type(count) is int and count >= 0 else 0 for count in counts)
+    prompt, completion = (count if type(count) is int and 0 <= count <= LONGEST else 0 for count in counts)
     return prompt, completion
 
 

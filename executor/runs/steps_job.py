@@ -261,6 +261,8 @@ class LiveSteps:
             if request not in there:
                 on_end(self._so_far(request, self._serving.served))
 
+        # Not every change of weights since the step before can be seen from here.
+        self._engine.take_weights_anew()
         self._serving.watch(ended, on_stage)
         with device_failures():
             if not self._serving.advance(there):

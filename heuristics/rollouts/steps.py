@@ -81,6 +81,10 @@ class StepsRun:
 class StepsEngine(Engine, Protocol):
     """An engine that can be told that the weights change, and that a completion begins anew."""
 
+    def forget_prompts(self) -> None:
+        """Let go of shared prompts that are kept: what begins computes them anew."""
+        ...
+
     def recompute(self) -> None:
         """Let go of all keys and values that are kept: what goes on computes them anew. Nothing runs."""
         ...
@@ -313,7 +317,10 @@ class StepsServing:
             self._release(self._order[released:until])
             released = max(released, until)
             self._serve(last)
-            if not self._way.keep_kv:
+            if self._way.keep_kv:
+                # Of what goes on, not of what begins by the weights of then.
+                self._engine.forget_prompts()
+            else:
                 if self._running().size:
                     self._stop(self._running())
                 self._engine.recompute()

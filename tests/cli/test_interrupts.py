@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 import weakref
 
@@ -11,7 +12,7 @@ import pytest
 
 from batchbound.cli import INTERRUPTED, main
 from batchbound.cli.commands import bound
-from batchbound.cli.interrupts import heeding, terminating
+from batchbound.cli.interrupts import AGAIN_AFTER, heeding, terminating
 from batchbound.executor.models.faults import TerminatedError
 
 
@@ -40,6 +41,34 @@ def test_an_interrupt_in_a_weak_references_callback_ends_the_command(
 def test_every_command_heeds_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bound, "run", lambda _: lose_a_weakly_held(signal.SIGINT))
     assert main(["bound", "table3:0", "--slots", "200", "--cost", "paper"]) == INTERRUPTED
+    assert capsys.readouterr().err == "batchbound: interrupted\n"
+
+
+def test_an_interrupt_is_not_sent_again_before_the_hook_that_heard_of_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        # As on a machine with much else to do.
+        end = time.monotonic() + 20 * AGAIN_AFTER
+        while time.monotonic() < end:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    with pytest.raises(KeyboardInterrupt), heeding():
+        lose_a_weakly_held(signal.SIGINT)
+
+
+def test_an_interrupt_while_the_command_is_read_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def configure(parser: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bound, "configure", configure)
+    assert main(["bound"]) == INTERRUPTED
     assert capsys.readouterr().err == "batchbound: interrupted\n"
 
 

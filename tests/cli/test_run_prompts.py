@@ -10,9 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from batchbound.cli import main
+from batchbound.cli import main, run_prompts
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.plan import Plan
+from batchbound.planning.plan import make_plan
+from batchbound.solvers.result import Limits
 
 MODEL = ["--model", "tiny:llama", "--threads", "1"]
 
@@ -97,6 +99,22 @@ def test_the_same_command_follows_the_plan_that_is_there(
     assert run(prompts) == 0
     assert plan_of(prompts).read_bytes() == before
     assert "this job is finished" in capsys.readouterr().err
+
+
+def test_the_plan_that_another_run_of_the_command_made_meanwhile_is_followed(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan
+
+    def made_twice(*given: Any, **options: Any) -> Any:
+        plan(*given, **{**options, "limits": Limits(work=1, seed=7)}).save(plan_of(prompts))
+        meanwhile.append(plan_of(prompts).read_bytes())
+        return plan(*given, **options)
+
+    meanwhile: list[bytes] = []
+    monkeypatch.setattr(run_prompts, "make_plan", made_twice)
+    assert run(prompts) == 0
+    assert plan_of(prompts).read_bytes() == meanwhile[0]
 
 
 @pytest.mark.parametrize(

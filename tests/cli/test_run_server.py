@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from fake_server import FakeServer
+from fake_server import ODD, FakeServer
 
 from batchbound.cli import main
 from batchbound.data.files.jsonl import file_digest
+from batchbound.data.readers.completions import read_completions
 from batchbound.data.readers.server_batch import ServerRequest
 from batchbound.data.readers.server_run import ServerRun
+from batchbound.executor.engines import server_client
 from batchbound.executor.engines.server_client import Reply, ServerClient
 from batchbound.executor.runs.journal import Journal
 
@@ -208,6 +211,69 @@ def test_a_server_that_ignores_a_field_is_found_out(tmp_path: Path) -> None:
     with FakeServer(4, faults={"r1": ["ignore n"]}) as server:
         assert main(run_words(batch, server, "--slots", "4")) == 1
     assert "ignored the field 'n'" in rows_of(batch)["r1"]["error"]["message"]
+
+
+@pytest.mark.parametrize("step", ["trace", "completions", "removal"])
+def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    with FakeServer(4) as server, monkeypatch.context() as patched:
+        if step == "trace":
+            patched.setattr(ServerRun, "save", cut_off)
+        elif step == "completions":
+            patched.setattr("batchbound.running.server.write_completions", cut_off)
+        else:
+            patched.setattr(Journal, "remove", cut_off)
+        assert main(run_words(batch, server, "--slots", "4")) == 130
+        patched.undo()
+        assert main(run_words(batch, server, "--slots", "4")) == 0
+        assert sum(server.attempts.values()) == 6
+    assert len(rows_of(batch)) == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == (
+        ["answers.jsonl", "in.jsonl"] + ["trace.jsonl"] * (step != "trace")
+    )
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_whatever_a_response_holds_is_written_and_ends_no_run(tmp_path: Path, suffix: str) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * (len(ODD) + 1))
+    odd: dict[str, list[int | str]] = {f"r{k}": [what] for k, what in enumerate(ODD)}
+    output = batch.with_name(f"answers{suffix}")
+    with FakeServer(4, faults=odd) as server:
+        assert main(run_words(batch, server, "--slots", "4", "-o", str(output))) == 0
+    rows = {one.custom_id: one for one in read_completions(output)}
+    assert list(rows) == [f"r{k}" for k in range(len(ODD) + 1)]
+    assert all(one.error is None for one in rows.values())
+    assert json.loads(rows["r0"].details or "") == {"logprobs": {"token_logprobs": [None, 1e-5]}}
+    assert rows["r1"].completion == "x \N{REPLACEMENT CHARACTER}"
+    assert not (tmp_path / f"answers{suffix}.journal").exists()
+
+
+@pytest.mark.parametrize("body", ['{"a":' * 10**5 + "1" + "}" * 10**5, '{"n": ' + "9" * 5000 + "}"])
+def test_a_response_that_cannot_be_parsed_is_tried_again(
+    tmp_path: Path, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, answers = write_batch(tmp_path / "in.jsonl", [2] * 3), [body]
+    own = server_client._parsed
+
+    def parsed(response: Any) -> Any:
+        if answers:
+            response = httpx2.Response(200, text=answers.pop())
+        return own(response)
+
+    monkeypatch.setattr(server_client, "_parsed", parsed)
+    with FakeServer(4) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == 0
+    assert len(rows_of(batch)) == 3
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("3", 3.0), ("-1", 0.0), ("inf", None), ("soon", None)])
+def test_a_wait_that_a_server_asks_for_ends(header: str, seconds: float | None) -> None:
+    assert server_client._retry_after(header) == seconds
 
 
 def test_the_run_ends_at_once_where_every_request_fails(

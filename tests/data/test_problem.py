@@ -43,6 +43,11 @@ def test_a_request_that_fits_no_limit_is_named(limit: str, least: int, what: str
     assert (refused.value.request, refused.value.limit, refused.value.allowed) == (1, limit, least - 1)
 
 
+def test_what_is_kept_for_prompts_is_named_beside_the_kv_capacity_that_it_was_taken_from() -> None:
+    with pytest.raises(ProblemError, match="more than kv_capacity = 7 beside prefix_cache = 40 "):
+        problem_of([3, 5], [1, 4], 2, kv_capacity=7, prefix_cache=40)
+
+
 @pytest.mark.parametrize("limit", ["slots", "kv_capacity", "prefill_token_cap", "max_position"])
 def test_a_limit_below_one_is_refused(limit: str) -> None:
     given: dict[str, Any] = {"slots": 1, limit: 0}

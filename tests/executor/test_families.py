@@ -54,6 +54,8 @@ def test_the_tiny_families_are_supported(family: str) -> None:
         ("moshi", {}, "numbers positions or masks tokens on its own"),
         ("blt", {}, "cannot tell what its layers cache"),
         ("vit", {}, "no causal language model"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attend to those after them"),
+        ("llama", {"is_causal": False}, "attend to those after them"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},

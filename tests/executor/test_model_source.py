@@ -10,7 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
+from batchbound.data.files.disk import InputError
+from batchbound.data.readers.openai_batch import CHAT as CHAT_URL
+from batchbound.data.readers.openai_batch import Message, PromptRecord
 from batchbound.executor.models.families import UnsupportedModelError
+from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.source import (
     ModelLoadError,
     load_config,
@@ -92,6 +96,12 @@ def test_the_number_format_is_as_asked(dtype: str, saved: Path) -> None:
 def test_a_name_that_leads_nowhere_is_named(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_model(spec)
+
+
+def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="holds a PEFT adapter, not a model; merge it"):
+        load_config(str(tmp_path))
 
 
 def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
@@ -211,6 +221,28 @@ def test_a_saved_tokenizer_keeps_its_chat_template(gpt2_files: Path, tmp_path: P
     loaded = load_tokenizer(str(tmp_path / "saved"))
     assert loaded.encode_chat([{"role": "user", "content": "i"}]) == [2, 1]
     assert loaded.eos_ids == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('only users speak') }}", "only users speak"),
+        ("{% for message in messages %}{{ message.content", "unexpected end of template"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+    ],
+)
+def test_what_a_chat_template_refuses_is_named_by_its_line(
+    gpt2_files: Path, tmp_path: Path, template: str, why: str
+) -> None:
+    from transformers import GPT2Tokenizer
+
+    own = GPT2Tokenizer.from_pretrained(str(gpt2_files))
+    own.chat_template = template
+    own.save_pretrained(tmp_path)
+    said = Message("user", "Hello")
+    record = PromptRecord(custom_id="a", url=CHAT_URL, line=7, messages=(said,))
+    with pytest.raises(InputError, match=f"line 7, field 'body.messages': the chat template .*{why}"):
+        Prompts.encode([record], load_tokenizer(str(tmp_path)))
 
 
 def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:

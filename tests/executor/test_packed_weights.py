@@ -72,6 +72,27 @@ def replace_the_parameter(model: Any) -> None:
     model[0].weight = torch.nn.Parameter(torch.randn(160, 128))
 
 
+def step_a_fused_optimizer(model: Any) -> None:
+    model(torch.randn(4, 128)).square().sum().backward()
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+
+
+def write_to_the_data(model: Any) -> None:
+    model[0].weight.data.mul_(2)
+
+
+@pytest.mark.parametrize("change", [step_a_fused_optimizer, write_to_the_data])
+def test_changes_that_torch_does_not_count_are_seen_when_weights_are_packed_anew(change: Any) -> None:
+    model, inputs = two_layers(), torch.randn(5, 128)
+    packed = PackedWeights(model)
+    change(model)
+    packed.pack_anew()
+    with torch.inference_mode(), packed.in_place():
+        got = model(inputs)
+    with torch.inference_mode():
+        assert torch.allclose(got, model(inputs), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "change", [change_in_place, step_an_optimizer, load_others, replace_the_data, replace_the_parameter]
 )

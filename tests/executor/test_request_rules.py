@@ -209,6 +209,14 @@ def test_requests_without_edits_share_a_batch_with_others_and_keep_their_logits(
     assert float(edited[1, 1]) != float(logits[1, 1])
 
 
+def test_words_of_several_tokens_may_be_forbidden_beside_requests_that_are_longer(engine: LLM) -> None:
+    plain = Sampling(ignore_eos=True)
+    alone = next(engine.generate(["a"], plain, max_tokens=30)).completion_ids
+    asked = [plain, Sampling(bad_words=("ab",), ignore_eos=True)]
+    both = list(engine.generate(["a", "b"], asked, max_tokens=[30, 2]))
+    assert {one.index: one.completion_ids for one in both}[0] == alone
+
+
 def test_a_request_that_asks_for_nothing_has_the_plain_sampler() -> None:
     rule = rules_of({"a": Sampling(), "b": Sampling(top_k=3)}, [(1,), (2,)], [4, 4], ByteTokenizer(), {EOS})
     assert isinstance(rule, Sampler)
@@ -265,7 +273,8 @@ def test_a_models_generation_settings_are_heeded_as_generate_does(settings: dict
 def test_generation_settings_that_change_tokens_and_are_not_served_are_refused_by_name() -> None:
     llm = LLM.from_pretrained("tiny:llama", dtype="float64", device="cpu", slots=2)
     wrong: list[dict[str, Any]] = [
-        {"no_repeat_ngram_size": 3}, {"suppress_tokens": [5]}, {"forced_eos_token_id": 0}, {"num_beams": 4},
+        {"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 1}, {"min_length": 9}, {"num_beams": 4},
+        {"suppress_tokens": [5]}, {"forced_eos_token_id": 0},
         {"bad_words_ids": [[4]]}, {"typical_p": 0.9}, {"guidance_scale": 2.0},
     ]  # fmt: skip
     for settings in wrong:

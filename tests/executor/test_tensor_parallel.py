@@ -64,7 +64,9 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_that_share_each_layer_give_the_answers_of_the_model_alone() -> None:
+# Of the second the output layer has the embedding's weights.
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_two_processes_that_share_each_layer_give_the_answers_of_the_model_alone(family: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -74,7 +76,7 @@ def test_two_processes_that_share_each_layer_give_the_answers_of_the_model_alone
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-c", SCRIPT],
+                [sys.executable, "-c", SCRIPT.replace("tiny:llama", f"tiny:{family}")],
                 env={**os.environ, **place},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -86,6 +88,17 @@ def test_two_processes_that_share_each_layer_give_the_answers_of_the_model_alone
         assert process.returncode == 0, problems
         # Each holds half of the 64 rows of a layer's query weights.
         assert json.loads(out.splitlines()[-1]) == {"same": [True, True], "held": 32}
+
+
+def test_an_output_layer_with_the_embeddings_weights_gets_its_own_to_be_shared() -> None:
+    from batchbound.executor.models.source import load_model
+    from batchbound.executor.processes.tensor_parallel import untie
+
+    model: Any = load_model("tiny:gemma3", device="cpu")
+    names = set(dict(model.named_parameters()))
+    untie(model)
+    assert set(dict(model.named_parameters())) - names == {"lm_head.weight"}
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
 
 
 def test_what_cannot_be_shared_is_refused() -> None:

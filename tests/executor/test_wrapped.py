@@ -184,6 +184,18 @@ def test_a_peft_wrapper_gives_the_tokens_of_its_adapter(family: str) -> None:
         assert answers(wrapped) == plain
 
 
+@pytest.mark.parametrize(
+    "adapter", [{"target_modules": ["embed_tokens"]}, {"trainable_token_indices": [1, 5, 9]}]
+)
+def test_an_adapter_on_the_embedding_gives_its_tokens(adapter: dict[str, Any]) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    torch.manual_seed(0)
+    settings = {"target_modules": ["q_proj"], "init_lora_weights": False, **adapter}
+    wrapped = peft.get_peft_model(loaded("llama"), peft.LoraConfig(**settings)).to(torch.float64).eval()
+    expected = [generate_alone(wrapped.get_base_model(), prompt, 9) for prompt in PROMPTS]
+    assert answers(wrapped) == expected
+
+
 def test_adapters_that_work_outside_the_layers_are_refused_by_name() -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)

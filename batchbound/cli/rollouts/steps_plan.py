@@ -217,7 +217,8 @@ def show_step(result: StepResult, *, as_json: bool) -> None:
         }
         print(json.dumps(found))
         return
-    before = f" after {result.resumed:,} from before" if result.resumed else ""
+    # Not all of those are of a group that is complete now.
+    before = f" ({result.resumed:,} had ended before)" if result.resumed else ""
     took = f"{duration(result.seconds)}, {duration(result.model_seconds)} by the model"
     stale = f"{percent(result.stale_share)} of their tokens are of earlier steps"
     age = f"{result.staleness:.3f} steps old on average"
