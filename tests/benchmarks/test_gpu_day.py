@@ -35,7 +35,7 @@ def test_the_parts_that_only_this_command_has_run_on_a_cpu(tmp_path: Path) -> No
     assert not [part for part in UNLIKE_THE_REST if "error" in report[part]], report
     assert all(entry["right"] for entry in report["kernels"] if entry["kernel"] == "masked sdpa")
     memory = report["memory"]
-    assert memory["allocated_tokens"] <= memory["capacity_tokens"] + 16 * memory["slots"]
+    assert memory["allocated_tokens"] <= memory["capacity_tokens"] + 16 * (memory["slots"] + 1)
     assert [entry["with_captured"] for entry in report["log_probabilities"]] == [True, True]
     assert all(entry["calls"] <= entry["rounds"] <= 8 for entry in report["ends"])
 
