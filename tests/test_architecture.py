@@ -64,8 +64,10 @@ ROOMS = {
         "solvers",
         "solvers.bounds",
         "solvers.packing",
+        "solvers.search.memory",
         "solvers.search.stages",
     },
+    "solvers.search.memory": {"data", "models", "solvers.search"},
     "solvers.search.stages": {"data", "models", "solvers.search"},
     "solvers.backends": {"data", "models.formulations", "solvers"},
     "solvers.exegpt": {"data", "models.exegpt"},
@@ -86,9 +88,9 @@ STUDIES = ("exegpt", "serving")
 
 CORE = (
     "data", "models.bounds", "models.certificates", "models.formulations", "heuristics", "heuristics.queues",
-    "heuristics.rollouts", "heuristics.fleet", "solvers.search", "solvers.search.stages", "solvers.exact",
-    "solvers.packing", "solvers.bounds", "solvers.backends", "executor.models", "executor.attention",
-    "executor.kv", "executor.engines",
+    "heuristics.rollouts", "heuristics.fleet", "solvers.search", "solvers.search.memory",
+    "solvers.search.stages", "solvers.exact", "solvers.packing", "solvers.bounds", "solvers.backends",
+    "executor.models", "executor.attention", "executor.kv", "executor.engines",
 )  # fmt: skip
 
 HEAVY = ("torch", "transformers", "ortools", "pyscipopt", "pulp", "scipy", "pandas", "matplotlib")

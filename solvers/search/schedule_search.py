@@ -16,8 +16,9 @@ from .backward import BackwardSearch, slots_are_scarcer
 from .chains import ChainAnnealing, packing_pays, requests_are_few
 from .constructive import ski_rental_schedule
 from .incumbent import Incumbent
-from .insertion import MOST_REQUESTS, InsertionAnnealing
-from .joining import MOST_JOINED, JoiningAnnealing
+from .memory.beam import BeamSearch, beam_pays
+from .memory.insertion import MOST_REQUESTS, InsertionAnnealing
+from .memory.joining import MOST_JOINED, JoiningAnnealing
 from .order_search import OrderSearch
 from .prefill_only import StageExchange, evenly_packed
 from .reinsertion import MOST_ROUNDS, Reinsertion
@@ -62,8 +63,11 @@ RELAXED_SHARE = 0.4
 SHORT_SHARE = 0.4
 """The share of what is left then in which requests of one that is short of memory are moved elsewhere."""
 
-INSERTION_SHARE = 0.45
-"""The share of the limits in which few requests are put one by one there, before all else."""
+BEAM_SHARE = 0.4
+"""The share of what is left of the limits in which a beam search makes schedules of few requests there."""
+
+INSERTION_SHARE = 0.5
+"""The share of what is left then in which orders of few requests are annealed."""
 
 PACKED_SHARE = 0.3
 """The share of the limits in which requests without a decode step are packed evenly into prefill stages."""
@@ -76,6 +80,9 @@ JOINING_SHARE = 0.7
 
 BACKWARD_SHARE = 0.25
 """The share of the limits for backward constructions and orders there, before requests are moved."""
+
+BACKWARD_FEW = 0.1
+"""That share where few requests are put one by one afterwards."""
 
 MOST_ORDERED = 2000
 """Requests up to which orders are tried there: of more, one takes half a second and longer."""
@@ -351,21 +358,31 @@ class ScheduleSearch:
         if slots_are_scarcer(self._problem):
             relaxed = self._relax((RELAXED_SHARE, 1.0))
             served = relaxed is not None and self._serve_within_memory(relaxed)
-        elif rounds_cost and len(self._problem) <= MOST_REQUESTS:
-            self._put_one_by_one(InsertionAnnealing(self._problem, self._rng), INSERTION_SHARE)
+        few = rounds_cost and len(self._problem) <= MOST_REQUESTS
         if self._short is not None:
             walk = Reinsertion(self._problem, self._rng, self._short)
             self._until(best.progress + SHORT_SHARE * (1.0 - best.progress), walk.step)
         if len(self._problem) > FEW and not served:
-            self._until(best.progress + BACKWARD_SHARE * (1.0 - best.progress), step)
+            share = BACKWARD_FEW if few else BACKWARD_SHARE
+            self._until(best.progress + share * (1.0 - best.progress), step)
+        if few:
+            self._put_few()
         self._until(1.0, self._reinsertion() or step)
+
+    def _put_few(self) -> None:
+        """Search beams, and anneal over orders from the best schedule on, or from the longest request."""
+        problem, start = self._problem, None
+        if beam_pays(problem):
+            self._put_one_by_one(BeamSearch(problem, self._rng), BEAM_SHARE)
+            start = self.incumbent.schedule
+        self._put_one_by_one(InsertionAnnealing(problem, self._rng, start), INSERTION_SHARE)
 
     def _merged(self, schedule: Schedule) -> Schedule:
         """Return a schedule without the prefill stages that can be given up."""
         return merge_stages(self._problem, schedule.without_idle_rounds(self._problem))
 
-    def _put_one_by_one(self, walk: InsertionAnnealing | JoiningAnnealing, share: float) -> None:
-        """Anneal over the orders in which few requests are put one by one, for a share of what is left."""
+    def _put_one_by_one(self, walk: BeamSearch | InsertionAnnealing | JoiningAnnealing, share: float) -> None:
+        """Search the orders in which few requests are put one by one, for a share of what is left."""
 
         def step(done: float) -> Schedule | None:
             schedule = walk.step(done)

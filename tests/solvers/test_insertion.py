@@ -9,8 +9,8 @@ from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.solvers.exact.stage_states import best_by_states
 from batchbound.solvers.result import Limits
-from batchbound.solvers.search.insertion import InsertionAnnealing
-from batchbound.solvers.search.request_profile import RequestProfile
+from batchbound.solvers.search.memory.insertion import InsertionAnnealing
+from batchbound.solvers.search.memory.request_profile import RequestProfile
 from batchbound.solvers.search.schedule_search import search_schedule
 
 ROUNDS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)

@@ -10,7 +10,7 @@ from batchbound.data.workload import Workload
 from batchbound.solvers.exact.stage_states import best_by_states
 from batchbound.solvers.result import Limits
 from batchbound.solvers.search.constructive import ski_rental_schedule
-from batchbound.solvers.search.joining import JoiningAnnealing
+from batchbound.solvers.search.memory.joining import JoiningAnnealing
 
 DEAR_STAGES = CostModel(prefill_base=2.0, prefill_per_token=0.1, decode_base=1.0, decode_per_slot=0.0)
 

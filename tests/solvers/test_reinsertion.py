@@ -50,6 +50,17 @@ def test_rounds_are_cut_out_where_memory_has_room() -> None:
     assert best.rounds.sum() == 7
 
 
+def test_a_walk_that_cut_too_much_goes_back_to_the_best_schedule() -> None:
+    # In four rounds the two of four never fit beside each other.
+    problem = Problem(Workload.from_lengths([1, 1], [4, 4]), COST, slots=2, kv_capacity=5)
+    apart = Schedule(np.array([0, 1]), np.array([0, 0]), np.array([4, 4]))
+    walk = Reinsertion(problem, np.random.default_rng(0), apart)
+    end = int(walk._at.end)
+    walk._at = walk._state(np.array([-1, end - 4]), end - 4, end)
+    complete = [not (walk._at.start < 0).any() for done in range(100) if not walk.step(done / 100)]
+    assert any(complete)
+
+
 def test_what_memory_does_not_hold_is_put_elsewhere() -> None:
     problem = Problem(Workload.from_lengths([3] * 4, [5, 5, 5, 5]), COST, slots=4, kv_capacity=16)
     together = Schedule(np.zeros(4, np.int64), np.arange(4), np.array([5]))

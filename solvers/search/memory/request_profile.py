@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from ...data.problem import Problem
+from ....data.problem import Problem
 
 FULL = 1 << 60
 """Tokens held where no slot is free: more than any capacity."""

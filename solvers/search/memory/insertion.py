@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.problem import Problem
-from ...data.schedule import Schedule
-from ...models.bounds.least_counts import least_counts
-from .backward import schedule_backwards
+from ....data.problem import Problem
+from ....data.schedule import Schedule
+from ....models.bounds.least_counts import least_counts
+from ..backward import schedule_backwards
 from .request_profile import RequestProfile
 
 MOST_REQUESTS = 130
@@ -23,6 +23,9 @@ HOT, COLD = 0.005, 0.0002
 
 HOT_OF_ALL = 0.2
 """The first at most over all requests: the more there are, the less each can lose."""
+
+STARTED = 0.5
+"""The share of the cooling that is over where it begins with a schedule."""
 
 REACHES = (0, 4, 16, 64, 10**9)
 """Rounds by which a request may start earlier than it has to, to share a prefill stage: one at a time."""
@@ -50,9 +53,11 @@ class InsertionAnnealing:
         The problem scheduled, with a KV capacity, whose rounds cost something.
     rng
         Draws the moves.
+    start
+        A schedule whose order it begins with, half cooled down; longest first without one.
     """
 
-    def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
+    def __init__(self, problem: Problem, rng: np.random.Generator, start: Schedule | None = None) -> None:
         assert problem.kv_capacity is not None
         self._problem, self._rng = problem, rng
         self._running = np.flatnonzero(problem.rounds > 0)
@@ -60,7 +65,11 @@ class InsertionAnnealing:
         self._requests = [(rounds, peak, prompt) for rounds, peak, prompt in rows.T.tolist()]
         cost = problem.cost
         self._stage = max(cost.prefill_base, cost.prefill_floor) / cost.decode_base
-        self._order = np.lexsort((-rows[1], -rows[0])).tolist()
+        first = np.zeros(len(problem), dtype=np.int64)
+        if start is not None:
+            first = -start.starts[start.bin_of] - problem.rounds
+        self._order = np.lexsort((-rows[1], -rows[0], first[self._running])).tolist()
+        self._done = 0.0 if start is None else STARTED
         self._reach, self._spare = REACHES[0], False
         self._fewest = least_counts(problem).rounds
         self._now = self._least = np.inf
@@ -81,6 +90,7 @@ class InsertionAnnealing:
         other = self._spare and self._rng.random() < OTHER_REACH
         reach = int(self._rng.choice(REACHES)) if other else self._reach
         hot = min(HOT, HOT_OF_ALL / len(self._order))
+        done = self._done + (1.0 - self._done) * done
         loss = hot * (COLD / hot) ** done * self._rng.exponential()
         most = np.inf if begins else self._now + loss * self._least
         if reach != self._reach:

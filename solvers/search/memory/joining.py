@@ -1,18 +1,18 @@
 """
 Schedules of a dozen requests under scarce KV memory: an order, and how far each is put off to share a stage.
 
-They are put back from the end (:class:`~.request_profile.RequestProfile`). In
-:mod:`~batchbound.solvers.search.insertion` one reach serves all; here each request has its own, and stages
-cost what their tokens do: of few requests, which of them wait for one another decides.
+They are put back from the end (:class:`~.request_profile.RequestProfile`). In :mod:`~.insertion` one reach
+serves all; here each request has its own, and stages cost what their tokens do: of few requests, which of
+them wait for one another decides.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...data.problem import Problem
-from ...data.schedule import Schedule
-from .backward import schedule_backwards
+from ....data.problem import Problem
+from ....data.schedule import Schedule
+from ..backward import schedule_backwards
 from .request_profile import RequestProfile
 
 MOST_JOINED = 16
