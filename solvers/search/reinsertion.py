@@ -57,9 +57,6 @@ FORCED = 0.3
 TRIED = 8
 """Most stages of which it goes to the one with the most room."""
 
-PATIENCE = 0.25
-"""The share of a walk after which one that has left requests out all along goes back to the best schedule."""
-
 NEAR = 0.02
 """How near they are, as a share of the rounds."""
 
@@ -150,9 +147,8 @@ class Reinsertion:
         self._at = self._state(self._within_cap(start), int(start.min()), end)
         self._in_the_way()
         self._weight = LEFT_OUT[0]
-        self._whole = None if (self._at.start < 0).any() else self._at
-        self._best = np.inf if self._whole is None else self._charged(self._whole)
-        self._least, self._since = np.inf, 0.0
+        self._best = np.inf if (self._at.start < 0).any() else self._charged(self._at)
+        self._least = np.inf
 
     def step(self, done: float) -> Schedule | None:
         """
@@ -165,7 +161,6 @@ class Reinsertion:
         """
         rng, cost = self._rng, self._problem.cost
         self._weight = LEFT_OUT[0] * (LEFT_OUT[1] / LEFT_OUT[0]) ** done
-        self._go_back_if_stuck(done)
         before, now = self._at, self._charged(self._at)
         self._at = before.copy()
         self._put_back(self._taken_out())
@@ -177,13 +172,6 @@ class Reinsertion:
             self._at = before
             return None
         return self._complete() if changed < self._best else None
-
-    def _go_back_if_stuck(self, done: float) -> None:
-        """Go on from the best schedule if too many rounds have been cut out for what is left out since."""
-        if not (self._at.start < 0).any():
-            self._since = done
-        elif self._whole is not None and done - self._since > PATIENCE:
-            self._at, self._since = self._whole, done
 
     def _complete(self) -> Schedule | None:
         """Return the schedule if it is the best one so far once those left out run before all others."""
@@ -200,7 +188,7 @@ class Reinsertion:
         seconds = self._charged(found)
         if not complete or seconds >= self._best:
             return None
-        self._best, self._whole = seconds, found
+        self._best = seconds
         self._least = min(self._least, seconds)
         return schedule_backwards(self._problem, self._running, found.end - found.start)
 
