@@ -88,11 +88,22 @@ def _proven(fleet: Fleet) -> Bound:
 
 
 def calibration_of(plan: Plan) -> CalibratedCost | None:
-    """Return the calibration behind a plan's cost model, or None if its costs were not measured by us."""
+    """
+    Return the calibration behind a plan's cost model, or None if its costs were not measured by us.
+
+    Raises
+    ------
+    InputError
+        If what the plan says of it is no calibration.
+    """
     if "cost" not in plan.provenance.cost_source:
         return None
     recorded = {name: value for name, value in plan.provenance.cost_source.items() if name != "name"}
-    return record(CalibratedCost, recorded)
+    try:
+        return record(CalibratedCost, recorded)
+    except InputError as error:
+        what = str(error).removesuffix(f". {error.hint}")
+        raise InputError(what, where="field 'provenance.cost_source'", hint="Plan again.") from None
 
 
 def _false_bound(plan: IterationPlan) -> Violation | None:

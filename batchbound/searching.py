@@ -164,11 +164,11 @@ class ConfigurationSearch:
         """
         runs = [each.config for each in self.found if each.config and self._runs(each.config)]
         if not runs:
-            hint = (
-                "Loosen --latency-bound, or keep back less of it (--latency-margin)."
-                if self.devices < 3
-                else "Search with --devices 1 or 2."
-            )
+            bounds = {name: getattr(self.targets, name) for name in ("latency", "ttft", "tpot")}
+            given = [f"--{name}-bound" for name, value in bounds.items() if math.isfinite(value)]
+            hint = "Search with --devices 1 or 2." if self.devices > 2 else "Take devices with more memory."
+            if self.devices < 3 and given:
+                hint = f"Loosen {' or '.join(given)}."
             raise InputError("no configuration that `batchbound run` can execute was found", hint=hint)
         timeline = self.timelines[runs[0].strategy is not Strategy.RRA]
         latency = self.targets.latency

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .costs.cost import LONGEST_TIME, CostModel, FloatArray, IntArray
 from .files.disk import InputError, atomic_write, parsed_json, read_text
 from .files.record import Count, Positive, plain, record
+from .workload import LONGEST
 
 StageKind = Literal["prefill", "decode"]
 Moment = Annotated[float, msgspec.Meta(ge=-LONGEST_TIME, le=LONGEST_TIME)]
@@ -258,6 +259,9 @@ class Trace:
                 value, where = getattr(request, name), f"line {line}, field '{name}'"
                 if value >= most:
                     raise InputError(f"{value} is not below {most}", file=path, where=where, hint=hint)
+            if request.finished is not None and not 1 <= request.tokens <= LONGEST:
+                what = f"{request.tokens} tokens of a request that finished"
+                raise InputError(what, file=path, where=f"line {line}, field 'tokens'", hint=hint)
         columns: dict[str, npt.NDArray[Any]] = {
             name: np.array([getattr(request, name) for request in requests], dtype=dtype)
             for name, dtype in _REQUEST_COLUMNS.items()

@@ -43,10 +43,16 @@ def simulate(
     PolicyError
         If the policy asks for what cannot be done.
     ValueError
-        If there is no policy of that name.
+        If there is no policy of that name, or the true lengths are not a whole number of at least one for
+        each request.
     """
     if isinstance(policy, str):
         policy = policy_named(policy, problem)
+    if output_tokens is not None:
+        output_tokens = np.asarray(output_tokens)
+        whole = np.issubdtype(output_tokens.dtype, np.integer)
+        if not whole or output_tokens.shape != (len(problem),) or output_tokens.min() < 1:
+            raise ValueError(f"output_tokens are not {len(problem)} whole numbers of at least one")
     return execute(problem, policy, Simulator(problem, output_tokens, swap=swap))
 
 

@@ -93,8 +93,10 @@ def test_a_search_without_anything_to_weigh_is_refused() -> None:
     assert batchbound.search(problem(), latency_bound=batchbound.Targets(ttft=1e-6)).best is None
     with pytest.raises(InputError, match="their link is not known"):
         batchbound.search(problem(), devices=2)
-    with pytest.raises(InputError, match="Loosen --latency-bound"):
+    with pytest.raises(InputError, match=r"Loosen --latency-bound\.$"):
         batchbound.search(problem(), latency_bound=1e-3).plan()
+    with pytest.raises(InputError, match=r"Loosen --ttft-bound or --tpot-bound\.$"):
+        batchbound.search(problem(), latency_bound=batchbound.Targets(ttft=1e-6, tpot=1.0)).plan()
 
 
 @pytest.fixture

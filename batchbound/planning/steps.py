@@ -22,6 +22,7 @@ from ..heuristics.rollouts.lengths import Known
 from ..heuristics.rollouts.oracles import told_lengths, told_tendencies
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, reached_tokens, simulate_steps
+from ..models.bounds.fleet import work_bound
 from ..models.bounds.makespan import best_bound
 from ..solvers.result import Limits
 from .hidden import MANY, SAMPLES, SAMPLES_OF_MANY
@@ -333,6 +334,9 @@ class _Lengths:
         needed = np.ones(len(truth), dtype=np.bool_)
         if way.keep is not None:
             problem, needed = _shortest(problem, way.keep)
+        if way.ahead and not (way.restart or way.keep_kv):
+            # What goes on gives its slot up between two steps, as nothing does under the other bounds.
+            return work_bound(Fleet.of(_only(problem, needed), 1)).seconds
         steps = [needed] if way.ahead else [needed & (self._step == each) for each in np.unique(self._step)]
         return sum(best_bound(_only(problem, mine)).seconds for mine in steps)
 

@@ -58,8 +58,10 @@ def occupied_slots(trace: Trace) -> IntArray:
     Counted backwards from the decode steps, which know their active slots: so it holds with evictions, too.
     """
     _, end = _edges(trace)
-    finished = trace.finished[np.isfinite(trace.finished)]
-    leaving = np.bincount(np.searchsorted(end, finished), minlength=len(end))
+    done = np.isfinite(trace.finished)
+    # Of stages that take no time, several end as it finishes: none before its own is its last.
+    last = np.maximum(np.searchsorted(end, trace.finished[done]), trace.stage_of[done])
+    leaving = np.bincount(last, minlength=len(end))
     occupied = np.zeros(len(end), dtype=np.int64)
     before_next = 0
     for index in range(len(end) - 1, -1, -1):

@@ -98,6 +98,22 @@ def binary(content: bytes) -> Callable[[Path], list[str]]:
     return write
 
 
+def of_another_plan(folder: Path) -> list[str]:
+    words = planned_report("trace.jsonl")(folder)
+    workload = {"id": "other", "input_tokens": 2, "output_tokens": 3}
+    (folder / "other.jsonl").write_text(json.dumps(workload) + "\n")
+    assert main(["simulate", str(folder / "other.jsonl"), "--trace", str(folder / "trace.jsonl")]) == 0
+    return words
+
+
+def without_a_calibration(folder: Path) -> list[str]:
+    words = planned_report()(folder)
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["provenance"]["cost_source"] |= {"batchbound_cost": 1, "cost": plan["fleet"]["replicas"][0]["cost"]}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return words
+
+
 def planned_report(*words: str) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
         planned()(folder)
@@ -386,6 +402,11 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a chart in place of the plan": (
         planned_report("--perfetto", "plan.json"),
         r"plan.json: is read by this command",
+    ),
+    "a trace of another plan": (of_another_plan, r"^batchbound: trace.jsonl: the trace serves 'other'"),
+    "a plan whose costs are no calibration": (
+        without_a_calibration,
+        r"^batchbound: plan.json: field 'provenance.cost_source': field 'error': .*Plan again.$",
     ),
     "a chart in no folder": (planned_report("--gantt", "no/gantt.png"), r"no/gantt.png: its folder"),
     "an output in no folder": (

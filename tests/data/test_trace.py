@@ -147,6 +147,7 @@ def test_a_reading_of_the_machines_speed_is_a_positive_number_of_seconds(reading
         (7, "queued", None, "None is not a number"),
         (7, "finished", "x", "'x' is not a number"),
         (7, "tokens", -1, "-1 is not at least 0"),
+        (7, "tokens", 0, "0 tokens of a request that finished"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_line_and_its_value(

@@ -107,6 +107,16 @@ def test_a_free_slot_before_the_next_arrival_waits_for_nobody() -> None:
     assert model_seconds(COST, trace) == 13.5
 
 
+def test_stages_that_take_no_time_stall_nobody_in_the_one_before_them() -> None:
+    # A stage of nine tokens takes four seconds, and one of a token none.
+    cost = CostModel(0.0, 0.0, 1.0, 0.0, prefill_bend=5.0, prefill_per_token_beyond=1.0)
+    workload = Workload.from_lengths([9, 1, 1], [1, 1, 1])
+    problem = Problem(workload, cost, 3, prefill_token_cap=9, prefill_emits_first_token=True)
+    trace = simulate(problem, lambda state: Step([int(np.flatnonzero(state.waiting)[0])], [0], rounds=0))
+    assert [stage.seconds for stage in trace.stages] == [4.0, 0.0, 0.0]
+    assert some(slot_seconds(trace)) == {PREFILL: 4.0, WAITING: 8.0}
+
+
 def test_time_between_stages_is_a_bubble_of_its_own() -> None:
     stages = (
         Stage("prefill", 1.0, 2.0, 0, 1, 5, 5, 5),

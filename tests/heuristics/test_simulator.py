@@ -54,6 +54,12 @@ def test_a_request_whose_only_token_is_that_of_prefill_is_done_at_once() -> None
     assert simulator.decode(3, math.inf)[1] == [1]
 
 
+@pytest.mark.parametrize("lengths", [[1], [0, 2], [1.5, 2.0], [[1, 2]]])
+def test_true_lengths_are_a_whole_number_for_each_request(lengths: list[float]) -> None:
+    with pytest.raises(ValueError, match="output_tokens are not 2 whole numbers of at least one"):
+        simulate(problem_of([1, 1], [2, 2], 2), "lpt", np.array(lengths))
+
+
 def test_an_evicted_request_is_prefilled_with_what_it_had() -> None:
     simulator = Simulator(problem_of([4], [3], 1, COST))
     simulator.prefill([0], [0])

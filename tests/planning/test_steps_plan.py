@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from builders import PAPER, workload_of
 
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.files.disk import InputError, read_json_object, write_json
 from batchbound.data.lengths.steps_plan import StepsPlan, Way
 from batchbound.data.plan import Plan
@@ -122,6 +123,21 @@ def test_the_bound_is_below_what_any_sampled_run_takes(way: Way) -> None:
         parts = [replace(whole, workload=whole.workload.select(np.flatnonzero(k == STEP))) for k in (0, 1)]
         total = sum(best_bound(part).seconds for part in parts)
         assert lengths._bound(way, first) == pytest.approx(total)
+
+
+def test_what_goes_on_in_another_slot_is_below_no_bound_that_lets_nothing_give_way() -> None:
+    from batchbound.planning.steps import _Lengths
+
+    # Three of nine decode steps and one of twelve on three slots: 18 in whole pieces, 15 in parts.
+    truth, step, way = np.array([12, 9, 5, 1, 9, 9]), np.array([0, 0, 1, 1, 2, 2]), Way(ahead=2.0)
+    workload = workload_of([1] * 6, truth.tolist(), group=step.tolist())
+    problem = Problem(workload, CostModel(0.0, 0.0, 1.0, 0.0), slots=3)
+    blind = without_lengths(problem)
+    ran = simulate_steps(blind, step, way, hidden_policy("learned", blind), truth)
+    lengths = _Lengths(blind, step, HISTORY, CAP, np.zeros(6, dtype=np.int64), None, 0)
+    assert ran.makespan < best_bound(problem).seconds
+    assert lengths._bound(way, truth) <= ran.makespan
+    assert lengths._bound(replace(way, keep_kv=True), truth) == best_bound(problem).seconds
 
 
 def test_the_interval_narrows_as_completions_end_and_closes_on_what_it_takes() -> None:

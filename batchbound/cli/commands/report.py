@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...auditing import audit
@@ -12,8 +13,10 @@ from ...data.files.kinds import is_of_kind
 from ...data.files.outputs import refuse_outputs
 from ...data.iteration_plan import KIND, IterationPlan
 from ...data.plan import Plan
+from ...data.report import Report
 from ...data.trace import Trace
 from ...executor.reports.report import simulated
+from ...judging import calibration_of
 from ...judging import report as report_of
 from ...running.outputs import run_trace, shared_plan_path, trace_paths
 from ..iteration_plan import iteration_summary, show_iterations
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_outputs(drawn, True, [args.plan, *paths])
     planned = simulated(plan)
     traces = tuple(Trace.load(path) for path in paths) or planned
-    report = report_of(plan, traces)
+    report = _judged(args.plan, plan, paths, traces)
     print_report(report, as_json=args.json)
     panels = [
         Panel.of(f"Replica {k}", plan.fleet.replicas[k].cost, trace, each)
@@ -81,6 +84,18 @@ def run(args: argparse.Namespace) -> int:
         save_perfetto(args.perfetto, traces)
         note(f"wrote {args.perfetto}: open it in ui.perfetto.dev")
     return 0
+
+
+def _judged(name: str, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace]) -> Report:
+    """Return the report of a run, and say of what is wrong in which file it is."""
+    try:
+        calibration_of(plan)
+    except InputError as error:
+        raise InputError(str(error), file=name) from None
+    try:
+        return report_of(plan, traces)
+    except InputError as error:
+        raise InputError(str(error), file=paths[0] if paths else name) from None
 
 
 def _plan_of(args: argparse.Namespace) -> Plan:
