@@ -207,6 +207,7 @@ def run_on_servers(
 
     output, trace = outputs
     is_parquet_name(output)
+    _check_urls(options.urls)
     batch = _read(plan, options)
     read = [batch.path, plan, *options.files()]
     # Outputs that exist may be an earlier part's of this run, which is looked into below.
@@ -247,6 +248,13 @@ def run_on_servers(
     journal.remove()
     stated = options.batched_tokens is not None
     return ServerResult(len(batch.requests), outcome.run, limits, stated, release, resumed, outcome.failed)
+
+
+def _check_urls(urls: Sequence[str]) -> None:
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            hint = "Write http://HOST:PORT."
+            raise InputError("it is no http:// or https:// address", where=f"--server {url}", hint=hint)
 
 
 def _as_planned(
