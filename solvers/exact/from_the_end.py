@@ -423,11 +423,16 @@ class _EndSearch:
         """Take over the schedule of an end's order and groups, or a better order's, if it is the best."""
         order, groups = self._path(states, row)
         most = int(self.seconds / self.round) + 1
-        if self.orders.seconds(order, groups, most) > goal * (1 + PRECISION):
+        if goal == np.inf:
+            # Only what is better counts, and its stages take some of the time.
+            rounds = (self.seconds - float(self.sets.apart[-1])) / self.round
+            most = int(rounds) + 1 - int(self.shapes.rounds.min())
+        over = self.orders.over(order, groups, most)
+        if self.orders.seconds_until(over, groups) > goal * (1 + PRECISION):
             self.tick(0)
             order = self.orders.better(order, groups, most, goal * (1 + PRECISION))
-        over = self.orders.over(order, groups, most)
-        if over is None or self.orders.seconds(order, groups, most) >= self.to_beat:
+            over = self.orders.over(order, groups, most)
+        if over is None or self.orders.seconds_until(over, groups) >= self.to_beat:
             return
         schedule = self._schedule(started_at(over, groups))
         seconds = schedule.makespan(self.problem) - self.constant
