@@ -19,7 +19,7 @@ GROUP_BITS = 14
 DUE = 1 << GROUP_BITS
 WHO = GROUP_BITS + 1
 OVER = WHO + 4
-COMPARED = 12
+COMPARED = 24
 """Neighbours that a state is compared with."""
 ROUNDING = 1e-12
 """What rounding may change in a cost, relative to it."""

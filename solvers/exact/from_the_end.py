@@ -30,6 +30,7 @@ from .group_orders import GroupOrders, Groups, Order, started_at
 from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
 from .outcome import ExactOutcome, LimitReachedError
 from .request_sets import PRECISION, BoolArray, RequestSets
+from .slot_loads import SlotLoads
 from .stage_states import can_list_states
 
 MOST_REQUESTS = GROUP_BITS
@@ -93,7 +94,9 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
     *Bounds.* Rounds: slots, KV tokens, what waits on its own
     (:func:`~batchbound.solvers.exact.least_rounds.least_rounds`) with what has just begun, and, as what is
     under way only shrinks and no request begins before it fits beside that, those that fit from some round on
-    or later, on their own from then on. Stages: the cheapest of what waits, apart or beside those under way.
+    or later, on their own from then on; and no fewer than let slots share out what waits, each from when it
+    is free (:class:`~batchbound.solvers.exact.slot_loads.SlotLoads`). Stages: the cheapest of what waits,
+    apart or beside those under way.
 
     *Passes.* A beam looks for a schedule to beat. Where it misses the best, many states look better than it:
     the next passes follow those with the least bounds first, more in each, until none is left out.
@@ -136,6 +139,8 @@ class _Begins:
         The slots whose groups would be over and are due instead, a bit each, shape (begins,).
     begin
         The round in which it begins, shape (begins,).
+    stages
+        The least seconds of all stages then, shape (begins,).
     """
 
     row: IntArray
@@ -143,6 +148,7 @@ class _Begins:
     slot: IntArray
     kept: IntArray
     begin: AnyIntArray
+    stages: FloatArray
 
     def take(self, rows: IntArray) -> _Begins:
         return _Begins(*(getattr(self, column.name)[rows] for column in fields(self)))
@@ -165,6 +171,7 @@ class _EndSearch:
         # In numbers half as long what is placed takes less time.
         self.short = replace(self.shapes, rounds=rounds.astype(np.int32), first=first.astype(np.int32))
         self.sets = RequestSets(problem, self.shapes, problem.prompt_tokens[self.order])
+        self.loads = SlotLoads(rounds)
         # Of requests alike, the one with the lower number begins first.
         self.twins = np.flatnonzero((np.diff(rounds) == 0) & (np.diff(first) == 0))
         cost = problem.cost
@@ -257,7 +264,8 @@ class _EndSearch:
         slot, place = np.nonzero((block.joining[:, row] >> request) & 1)
         row, request = np.concatenate((row, row[place])), np.concatenate((request, request[place]))
         slot = np.concatenate((np.full(len(row) - len(slot), -1), slot))
-        begins = _Begins(row, request, slot, np.zeros(len(row), dtype=np.int64), block.soonest[request, row])
+        none, stages = np.zeros(len(row), dtype=np.int64), block.least_stages(row, request, slot)
+        begins = _Begins(row, request, slot, none, block.soonest[request, row], stages)
         found = []
         while len(begins.row):
             self.tick(len(begins.row))
@@ -302,7 +310,7 @@ class _EndSearch:
         """Return whether requests that begin no sooner may be of use."""
         alone = np.maximum(self.sets.least[block.waiting[begins.row]], self.short.rounds[begins.request])
         least = np.maximum(begins.begin + alone, block.over[0, begins.row])
-        useful: BoolArray = block.stages[begins.row] + self.round * least < self.below
+        useful: BoolArray = begins.stages + self.round * least < self.below
         return useful & (begins.begin < NEVER)
 
     def _begun(self, block: _Block, begins: _Begins) -> EndStates:
@@ -334,7 +342,18 @@ class _EndSearch:
         states = replace(states, stages=stages, least=least).take(np.flatnonzero(least < self.below))
         soonest = self._soonest(states)
         least = np.maximum(states.least, states.stages + self.round * self._rounds_from(soonest))
-        return replace(states, soonest=soonest, least=least).take(np.flatnonzero(least < self.below))
+        states = replace(states, soonest=soonest, least=least).take(np.flatnonzero(least < self.below))
+        return states.take(np.flatnonzero(self._shared_out(states)))
+
+    def _shared_out(self, states: EndStates) -> BoolArray:
+        """Return whether slots may have room for what waits in the rounds that are of use."""
+        most = np.floor((self.below - states.stages) / self.round)
+        most += states.stages + self.round * (most + 1) < self.below
+        most -= states.stages + self.round * most >= self.below
+        waits = (states.waiting >> np.arange(len(self.order))[:, None]) & 1
+        soonest = np.where(waits, states.soonest, NEVER).min(axis=0)
+        begin = np.maximum(over_of(states.slots), soonest)
+        return self.loads.fit(states.waiting, most.astype(np.int64) - begin)
 
     def _soonest(self, states: EndStates) -> AnyIntArray:
         """Return from which round on each request that waits fits beside those under way."""
@@ -404,11 +423,16 @@ class _EndSearch:
         """Take over the schedule of an end's order and groups, or a better order's, if it is the best."""
         order, groups = self._path(states, row)
         most = int(self.seconds / self.round) + 1
-        if self.orders.seconds(order, groups, most) > goal * (1 + PRECISION):
+        if goal == np.inf:
+            # Only what is better counts, and its stages take some of the time.
+            rounds = (self.seconds - float(self.sets.apart[-1])) / self.round
+            most = int(rounds) + 1 - int(self.shapes.rounds.min())
+        over = self.orders.over(order, groups, most)
+        if self.orders.seconds_until(over, groups) > goal * (1 + PRECISION):
             self.tick(0)
             order = self.orders.better(order, groups, most, goal * (1 + PRECISION))
-        over = self.orders.over(order, groups, most)
-        if over is None or self.orders.seconds(order, groups, most) >= self.to_beat:
+            over = self.orders.over(order, groups, most)
+        if over is None or self.orders.seconds_until(over, groups) >= self.to_beat:
             return
         schedule = self._schedule(started_at(over, groups))
         seconds = schedule.makespan(self.problem) - self.constant
@@ -458,6 +482,20 @@ class _Block:
         self._due = due_of(part.slots)
         self.some_due = total(self._due) > 0
         self.soonest = part.soonest
+        heads = heads_of(part.slots)
+        self._open = part.spent + total(np.where(heads, sets.stages[self.group], 0.0))
+        self._joinable = total(heads & ((self.joining & self.waiting) > 0))
+
+    def least_stages(self, row: IntArray, request: IntArray, slot: IntArray) -> FloatArray:
+        """Return the least seconds of all stages once requests begin, alone or in the group of a slot."""
+        sets, bit = self._sets, 1 << request
+        rest, alone = self.waiting[row] & ~bit, slot < 0
+        group = np.where(alone, 0, self.group[slot, row])
+        joinable = self._joinable[row] + (alone & ((sets.joining[bit] & rest) > 0))
+        np.minimum(joinable, len(self.slots), out=joinable)
+        more = sets.stages[group | bit] - sets.stages[group] + sets.beside[joinable, rest]
+        least: FloatArray = np.maximum(self.stages[row], self._open[row] + more)
+        return least
 
     def joined(self, begins: _Begins, joins: IntArray) -> BoolArray:
         """Return which slots serve the groups that requests join, shape (slots, joins)."""

@@ -32,28 +32,29 @@ class GroupOrders:
 
     def over(self, order: Order, groups: Groups, most: int) -> dict[int, int] | None:
         """Return the least rounds back at which groups are over, or None if one begins after so many."""
-        over, settled = dict.fromkeys(groups.values(), 0), False
-        while not settled:
-            settled, now = True, 0
-            for place, request in enumerate(order):
-                group = groups[request]
-                now = max(now, over[group] - self._rounds[request])
-                before = order[:place]
-                while now <= most and (step := self._until_it_fits(request, now, before, over, groups)):
-                    now += step
-                if now > most:
-                    return None
-                ends = now + self._rounds[request]
-                if ends > over[group]:
-                    over[group] = ends
-                    if any(groups[other] == group for other in before):
-                        settled = False
-                        break
+        over, begins, place = dict.fromkeys(groups.values(), 0), [0] * (len(order) + 1), 0
+        while place < len(order):
+            request, before = order[place], order[:place]
+            group = groups[request]
+            now = max(begins[place], over[group] - self._rounds[request])
+            while now <= most and (step := self._until_it_fits(request, now, before, over, groups)):
+                now += step
+            if now > most:
+                return None
+            place += 1
+            begins[place] = now
+            if now + self._rounds[request] > over[group]:
+                over[group] = now + self._rounds[request]
+                # Those before the first of the group begin as they did.
+                place = next((at for at, other in enumerate(before) if groups[other] == group), place)
         return over
 
     def seconds(self, order: Order, groups: Groups, most: int) -> float:
         """Return the seconds of rounds and stages, infinity where a request begins after so many rounds."""
-        over = self.over(order, groups, most)
+        return self.seconds_until(self.over(order, groups, most), groups)
+
+    def seconds_until(self, over: dict[int, int] | None, groups: Groups) -> float:
+        """Return the seconds of rounds and stages where groups are over in given rounds back."""
         if over is None:
             return math.inf
         stages = sum(float(self._sets.stages[together]) for together in started_at(over, groups).values())

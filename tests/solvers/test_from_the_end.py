@@ -185,6 +185,14 @@ def test_what_no_checker_can_follow_is_the_solvers_word() -> None:
     assert bound.seconds == pytest.approx(found.schedule.makespan(problem))
 
 
+def test_states_whose_rest_no_slots_can_share_out_in_time_are_not_followed() -> None:
+    prompts = [64, 130, 175, 189, 189, 76, 195, 36, 114, 100, 143]
+    outputs = [43, 137, 72, 7, 95, 120, 88, 173, 186, 50, 160]
+    problem = problem_of(prompts, outputs, 4, CostModel(2.0, 0.005, 1.0, 0.02), 936)
+    found = best_from_the_end(problem, Limits(work=600_000), one_by_one(problem))
+    assert found.stopped_by is StoppedBy.PROOF
+
+
 def test_limits_end_it_with_the_best_schedule_so_far() -> None:
     problem = long_problem(0, 11)
     start = one_by_one(problem)

@@ -50,6 +50,11 @@ def test_nothing_may_begin_too_late() -> None:
     assert orders(22, slots=1).over([0, 1], APART, 8) is None
 
 
+def test_the_seconds_of_groups_are_known_from_when_they_are_over() -> None:
+    assert orders(18).seconds_until({0: 9, 1: 10}, APART) == 10 + 2 * 4
+    assert orders(18).seconds_until(None, TOGETHER) == math.inf
+
+
 def test_a_request_in_another_place_makes_an_order_better() -> None:
     assert orders(18).better([1, 0], APART, 100, 0.0) == [0, 1]
     assert orders(18).better([1, 0], APART, 100, 21.0) == [1, 0]
