@@ -95,8 +95,16 @@ class Journal:
         InputError
             If the file cannot be written (a WriteError if the disk is full); what it held is still whole.
         """
-        self._write({"id": name, "answer": dict(answer)})
-        self.finished[name] = dict(answer)
+        before = self._stream.seek(0, os.SEEK_END)
+        try:
+            self.finished[name] = dict(answer)
+            self._write({"id": name, "answer": dict(answer)})
+        except BaseException:
+            # An interrupt may come right after the write: what is on disk is finished, and nothing else.
+            whole = self._stream.seek(0, os.SEEK_END)
+            if whole == before or os.pread(self._stream.fileno(), 1, whole - 1) != b"\n":
+                self.finished.pop(name, None)
+            raise
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self._sync()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,34 @@ def test_a_journal_is_kept_where_files_cannot_be_locked(
         journal.append("a", {"text": "mine"})
     assert "cannot be locked (No locks available)" in caplog.text
     assert list(finished(tmp_path / "journal")) == ["a"]
+
+
+@pytest.mark.parametrize("written", [0, 20, 10_000])
+def test_an_interrupt_at_a_write_counts_what_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    path = tmp_path / "journal"
+
+    class Stream:
+        def __init__(self, real: Any) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def write(self, line: memoryview) -> int:
+            self._real.write(line[:written])
+            raise KeyboardInterrupt
+
+    journal = Journal(path, RUN)
+    monkeypatch.setattr(journal, "_stream", Stream(journal._stream))
+    with journal, pytest.raises(KeyboardInterrupt):
+        journal.append("a", {"text": "finished"})
+    kept = ["a"] if written > 100 else []
+    assert list(journal.finished) == kept
+    # With a completion it stays, without one nothing is left behind.
+    assert path.exists() == bool(kept)
+    assert list(finished(path)) == kept
 
 
 @pytest.mark.parametrize("kept", range(1, 40, 3))
