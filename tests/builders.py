@@ -20,6 +20,8 @@ from batchbound.models.certificates.claims import MOST_STEPS, RefutedError, Work
 PAPER = CostModel.paper()
 UNIT = CostModel(prefill_base=1.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 """A second a prefill stage and a second a decode round."""
+ROUNDS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
+"""A second a decode round."""
 
 
 def mostly_slow(values: Iterable[object], fast: Container[object]) -> list[Any]:
@@ -83,6 +85,20 @@ def limited_problem(seed: int, most: int = 6) -> Problem:
         kv_capacity=int(largest + rng.integers(0, 14)) if rng.random() < 0.6 else None,
         prefill_token_cap=int(prompts.max() + rng.integers(0, 8)) if rng.random() < 0.5 else None,
         prefill_emits_first_token=bool(rng.random() < 0.5),
+    )
+
+
+def scarce_problem(seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = False) -> Problem:
+    """Return a problem of six short requests that memory often does not hold at once."""
+    rng = np.random.default_rng(seed)
+    prompts, outputs = rng.integers(1, 9, 6), rng.integers(1, 9, 6)
+    return Problem(
+        Workload.from_lengths(prompts, outputs),
+        cost,
+        slots=int(rng.integers(2, 5)),
+        kv_capacity=int((prompts + outputs).max() + rng.integers(0, 12)),
+        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if capped else None,
+        prefill_emits_first_token=bool(seed % 2),
     )
 
 

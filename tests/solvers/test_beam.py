@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import ROUNDS_ALONE, scarce_problem
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -14,7 +15,6 @@ from batchbound.solvers.result import Limits
 from batchbound.solvers.search.memory.beam import BeamSearch, beam_pays
 from batchbound.solvers.search.schedule_search import search_schedule
 
-ROUNDS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 DEAR_STAGES = CostModel(prefill_base=5.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
 
 
@@ -28,19 +28,6 @@ def job(
 ) -> Problem:
     workload = Workload.from_lengths(np.array(prompts), np.array(outputs))
     return Problem(workload, cost, slots=2, kv_capacity=capacity, prefill_token_cap=cap)
-
-
-def random_problem(seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = False) -> Problem:
-    rng = np.random.default_rng(seed)
-    prompts, outputs = rng.integers(1, 9, 6), rng.integers(1, 9, 6)
-    return Problem(
-        Workload.from_lengths(prompts, outputs),
-        cost,
-        slots=int(rng.integers(2, 5)),
-        kv_capacity=int((prompts + outputs).max() + rng.integers(0, 12)),
-        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if capped else None,
-        prefill_emits_first_token=bool(seed % 2),
-    )
 
 
 def chats(count: int, slots: int, seed: int) -> Problem:
@@ -82,7 +69,7 @@ def test_a_stage_takes_no_more_than_the_token_cap() -> None:
 def test_every_schedule_keeps_the_rules(capped: bool) -> None:
     cost = CostModel(prefill_base=0.5, prefill_per_token=0.1, decode_base=1.0, decode_per_slot=0.1)
     for seed in range(40):
-        problem = random_problem(seed, cost=cost, capped=capped)
+        problem = scarce_problem(seed, cost=cost, capped=capped)
         for schedule in found_in(problem, 60):
             assert schedule.check(problem) is None, seed
 
@@ -97,7 +84,7 @@ def test_each_schedule_is_better_than_the_last() -> None:
 def test_hardly_any_small_job_is_left_with_more_rounds_than_it_needs() -> None:
     late = 0
     for seed in range(25):
-        problem = random_problem(seed)
+        problem = scarce_problem(seed)
         found = found_in(problem, 120)[-1]
         proven = best_by_states(problem, Limits(), found)
         late += found.makespan(problem) > proven.schedule.makespan(problem)

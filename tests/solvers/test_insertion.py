@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from builders import ROUNDS_ALONE, scarce_problem
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -12,22 +13,6 @@ from batchbound.solvers.result import Limits
 from batchbound.solvers.search.memory.insertion import InsertionAnnealing
 from batchbound.solvers.search.memory.request_profile import RequestProfile
 from batchbound.solvers.search.schedule_search import search_schedule
-
-ROUNDS_ALONE = CostModel(prefill_base=0.0, prefill_per_token=0.0, decode_base=1.0, decode_per_slot=0.0)
-
-
-def random_problem(seed: int, *, cost: CostModel = ROUNDS_ALONE, capped: bool = False) -> Problem:
-    rng = np.random.default_rng(seed)
-    prompts, outputs = rng.integers(1, 9, 6), rng.integers(1, 9, 6)
-    workload = Workload.from_lengths(prompts, outputs)
-    return Problem(
-        workload,
-        cost,
-        slots=int(rng.integers(2, 5)),
-        kv_capacity=int((prompts + outputs).max() + rng.integers(0, 12)),
-        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if capped else None,
-        prefill_emits_first_token=bool(seed % 2),
-    )
 
 
 def first_fit(problem: Problem, put: list[tuple[int, int]], request: int, least: int) -> int:
@@ -47,7 +32,7 @@ def first_fit(problem: Problem, put: list[tuple[int, int]], request: int, least:
 
 def test_each_is_put_where_it_first_fits_or_where_it_shares_a_stage_within_its_reach() -> None:
     for seed in range(150):
-        problem, rng = random_problem(seed), np.random.default_rng(seed)
+        problem, rng = scarce_problem(seed), np.random.default_rng(seed)
         profile, put, begins = RequestProfile(problem), list[tuple[int, int]](), set[int]()
         for request in np.flatnonzero(problem.rounds).tolist():
             rounds, reach = int(problem.rounds[request]), int(rng.choice([0, 3, 100]))
@@ -67,7 +52,7 @@ def test_each_is_put_where_it_first_fits_or_where_it_shares_a_stage_within_its_r
 
 def test_what_a_change_leaves_as_it_was_is_as_if_all_were_put_anew() -> None:
     for seed in range(40):
-        problem = random_problem(seed, capped=seed % 3 == 0)
+        problem = scarce_problem(seed, capped=seed % 3 == 0)
         walk = InsertionAnnealing(problem, np.random.default_rng(seed))
         for step in range(60):
             walk.step(step / 60)
@@ -90,7 +75,7 @@ def test_two_requests_overlap_as_far_as_memory_lets_them() -> None:
 def test_every_order_gives_a_schedule_that_keeps_the_rules() -> None:
     cost = CostModel(prefill_base=0.5, prefill_per_token=0.1, decode_base=1.0, decode_per_slot=0.1)
     for seed in range(60):
-        problem = random_problem(seed, cost=cost, capped=seed % 3 == 0)
+        problem = scarce_problem(seed, cost=cost, capped=seed % 3 == 0)
         walk = InsertionAnnealing(problem, np.random.default_rng(seed))
         for step in range(20):
             schedule = walk.step(step / 20)
@@ -99,7 +84,7 @@ def test_every_order_gives_a_schedule_that_keeps_the_rules() -> None:
 
 def test_some_order_needs_the_fewest_rounds_that_there_are() -> None:
     for seed in range(25):
-        problem = random_problem(seed)
+        problem = scarce_problem(seed)
         walk = InsertionAnnealing(problem, np.random.default_rng(seed))
         found = [schedule for step in range(400) if (schedule := walk.step(step / 400)) is not None]
         proven = best_by_states(problem, Limits(), found[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from builders import scarce_problem
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -13,19 +14,6 @@ from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.memory.joining import JoiningAnnealing
 
 DEAR_STAGES = CostModel(prefill_base=2.0, prefill_per_token=0.1, decode_base=1.0, decode_per_slot=0.0)
-
-
-def random_problem(seed: int) -> Problem:
-    rng = np.random.default_rng(seed)
-    prompts, outputs = rng.integers(1, 9, 6), rng.integers(1, 9, 6)
-    return Problem(
-        Workload.from_lengths(prompts, outputs),
-        DEAR_STAGES,
-        slots=int(rng.integers(2, 5)),
-        kv_capacity=int((prompts + outputs).max() + rng.integers(0, 12)),
-        prefill_token_cap=int(prompts.max() + rng.integers(0, 6)) if seed % 3 == 0 else None,
-        prefill_emits_first_token=bool(seed % 2),
-    )
 
 
 def found(problem: Problem, seed: int, steps: int) -> float:
@@ -49,7 +37,7 @@ def test_a_request_waits_where_a_stage_of_its_own_costs_more_than_the_wait() -> 
 def test_every_order_and_reach_gives_a_schedule_that_keeps_the_rules_and_none_beats_the_optimum() -> None:
     met = 0
     for seed in range(40):
-        problem = random_problem(seed)
+        problem = scarce_problem(seed, cost=DEAR_STAGES, capped=seed % 3 == 0)
         best = best_by_states(problem, Limits(), ski_rental_schedule(problem)).schedule.makespan(problem)
         least = found(problem, seed, 600)
         assert least >= best - 1e-9, seed
