@@ -23,7 +23,8 @@ def _norm(  # type: ignore[no-untyped-def]
     held = at < size
     states = tl.load(inputs + row + at, mask=held, other=0.0)
     wide = states.to(tl.float32)
-    scaled = wide * (1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / size + epsilon))
+    # Compiled by torch, a kernel gets epsilon in double precision.
+    scaled = wide * (1.0 / tl.sqrt((tl.sum(wide * wide, axis=0) / size + epsilon).to(tl.float32)))
     factors = tl.load(weight + at, mask=held, other=0.0).to(tl.float32)
     result = scaled.to(states.dtype).to(tl.float32) * factors if kind == 0 else scaled * (1.0 + factors)
     tl.store(output + row + at, result.to(states.dtype), mask=held)

@@ -100,7 +100,8 @@ def _attend_to_part(  # type: ignore[no-untyped-def]
             scores = tl.sum(products, axis=1)[None, :]
         else:
             scores = tl.dot(asked, tl.trans(key), input_precision="ieee")
-        scores = tl.where(held[None, :], scores * scale, float("-inf"))
+        # Compiled by torch, a kernel gets its scale in double precision.
+        scores = tl.where(held[None, :], (scores * scale).to(tl.float32), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         shares = tl.exp(scores - higher[:, None])
         fade = tl.exp(top - higher)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -67,6 +67,8 @@ class Held(NamedTuple):
         )
         return keys, values
 
+
+Call = Callable[[], object]
 
 Kernel = Callable[[torch.Tensor, Held], torch.Tensor]
 """Attention of one token per row, shape (rows, heads, head size) as its output's, to what the rows hold."""
@@ -144,7 +146,8 @@ def fastest(
     *,
     windows: set[int | None],
     kernels: Mapping[str, Kernel] = KERNELS,
-    seconds_of: Callable[[Callable[[], object], torch.device], float] | None = None,
+    capture: Callable[[Call], Call] | None = None,
+    seconds_of: Callable[[Call, torch.device], float] | None = None,
 ) -> str:
     """
     Return the name of the fastest kernel that is right here, measured on the spot.
@@ -157,6 +160,9 @@ def fastest(
         Of the layers; each has to be right.
     kernels
         To choose from; :func:`masked` decides what is right.
+    capture
+        Captures calls as decode steps are, and returns what replays them: called one by one, a kernel that is
+        short on the device takes as long as the host needs to launch it. If left out they are just called.
     seconds_of
         Times a call; by the device's clock if left out.
 
@@ -188,7 +194,13 @@ def fastest(
             for window in windows:
                 if not agree(call(window=window), call(masked, window)):
                     raise ValueError("its output is wrong")
-            seconds = min(seconds_of(call, device) for _ in range(_REPEATS))
+
+            def calls(call: Call = call) -> None:
+                for _ in range(_CALLS):
+                    call()
+
+            replay = capture(calls) if capture else calls
+            seconds = min(seconds_of(replay, device) for _ in range(_REPEATS)) / _CALLS
         except Exception as error:  # whatever a kernel raises on a device or release it was not made for
             _LOG.info("attention by %s is left out: %s: %s", name, type(error).__name__, error)
             continue
@@ -217,15 +229,13 @@ def agree(output: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(off <= torch.finfo(expected.dtype).eps ** 0.75 * expected.abs().max())
 
 
-def _seconds_of(call: Callable[[], Any], device: torch.device) -> float:
+def _seconds_of(call: Call, device: torch.device) -> float:
     if device.type != "cuda":
         start = time.process_time()
         call()
         return time.process_time() - start
     torch.cuda.synchronize(device)
     start = time.perf_counter()
-    # Many at once: what the launches of one cost the host is hidden by the one before, as in a graph.
-    for _ in range(_CALLS):
-        call()
+    call()
     torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / _CALLS
+    return time.perf_counter() - start

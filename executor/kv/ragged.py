@@ -203,7 +203,9 @@ class RaggedBatch(RunningBatch):
                     heads = getattr(decoder.model.config, "num_attention_heads", keys.shape[1])
                     query = keys.new_empty(self.slots, heads, keys.shape[-1])
                     held = Held(keys, values, self._state[1], None, None, store.table, BLOCK)
-                    self._kernel = fastest(query, held, windows=set(decoder.sliding_windows))
+                    self._kernel = fastest(
+                        query, held, windows=set(decoder.sliding_windows), capture=cuda_graph
+                    )
             self._captured = CapturedRounds(decoder, store, self._sampler, self._state, capture)
         return self._captured
 

@@ -367,6 +367,46 @@ def test_the_fastest_kernel_that_is_right_is_taken(caplog: pytest.LogCaptureFixt
     assert fastest(torch.zeros(3, 4, 8), blocks, windows={None}) in KERNELS
 
 
+def test_a_kernel_is_timed_as_captured_calls_run_it(caplog: pytest.LogCaptureFixture) -> None:
+    capturing, replayed = [False], [0]
+
+    def waiting(*arguments: Any) -> Any:
+        if capturing[0]:
+            raise RuntimeError("it waits for the device")
+        return masked(*arguments)
+
+    def capture(calls: Callable[[], object]) -> Callable[[], object]:
+        capturing[0] = True
+        try:
+            calls()
+        finally:
+            capturing[0] = False
+
+        def replay() -> None:
+            replayed[0] += 1
+
+        return replay
+
+    def seconds_of(call: Callable[[], object], _: Any) -> float:
+        before = replayed[0]
+        call()
+        return float(replayed[0] - before)
+
+    states, kernels = torch.zeros(3, 2, 10, 8), {"waiting": waiting, "other": masked}
+    with caplog.at_level("INFO"):
+        name = fastest(
+            torch.zeros(3, 4, 8),
+            held_of(states),
+            windows={None},
+            kernels=kernels,
+            capture=capture,
+            seconds_of=seconds_of,
+        )
+    assert name == "other"
+    assert replayed[0] == 3, "what a capture returned is timed"
+    assert "waiting is left out: RuntimeError: it waits for the device" in caplog.text
+
+
 def held_of(states: Any) -> Held:
     return Held(states, states, torch.zeros(len(states)).long(), None, None)
 
