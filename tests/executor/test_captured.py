@@ -429,7 +429,11 @@ def test_a_batch_of_the_past_is_freed_with_its_last_use(llama: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("capture", [cuda_graph, compiled()])
 @pytest.mark.parametrize("kernel", sorted(KERNELS))
-def test_a_gpu_replays_the_tokens_of_rounds_that_are_not_captured(kernel: str, capture: Any) -> None:
+def test_a_gpu_replays_the_tokens_of_rounds_that_are_not_captured(
+    kernel: str, capture: Any, request: pytest.FixtureRequest
+) -> None:
+    if capture is not cuda_graph and kernel == "flash varlen (torch)":
+        request.applymarker(pytest.mark.xfail(reason="torch 2.11 does not compile varlen attention"))
     # float16: flash attention takes no wider numbers. Near-ties may fall either way there.
     model = load_model("tiny:llama", dtype="float16", device="cuda")
     requests = draw_requests(20, seed=9)
