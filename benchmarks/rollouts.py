@@ -322,12 +322,12 @@ def drawn_step(kind: Mapping[str, float], rng: np.random.Generator) -> Workload:
     return Workload(names, np.full(len(group), 50), lengths, group=group)
 
 
-def drawn_intervals(times: int) -> dict[str, dict[str, int]]:
+def drawn_intervals(times: int, numbers: Sequence[int]) -> dict[str, dict[str, int]]:
     """Return on how many of so many drawn traces of each kind the interval holds, by earlier steps."""
     found: dict[str, dict[str, int]] = {}
     for name, kind in KINDS.items():
         found[name] = {}
-        for earlier in EARLIER:
+        for earlier in numbers:
             held = 0
             for seed in range(times):
                 rng = np.random.default_rng([seed, earlier])
@@ -442,6 +442,14 @@ def main() -> None:
         "--drawn", type=int, default=0, metavar="N", help="also hold intervals against N drawn traces a kind"
     )
     parser.add_argument(
+        "--earlier",
+        type=int,
+        nargs="+",
+        default=EARLIER,
+        metavar="N",
+        help="steps those know (default 1 2 4 8)",
+    )
+    parser.add_argument(
         "--moves", type=int, default=0, metavar="N", help="also move the KV caches of N drawn jobs a kind"
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
@@ -466,7 +474,7 @@ def main() -> None:
             print(f"\n{name}: the 90 % interval of {args.interval_policy} holds on {held} of {count}")
             low, high = row["intervals"]["scores"]
             print(f"scores of what came out: {row['intervals']['score']}, by chance {low} to {high} around 1")
-    for kind, row in drawn_intervals(args.drawn).items() if args.drawn else ():
+    for kind, row in drawn_intervals(args.drawn, args.earlier).items() if args.drawn else ():
         held = ", ".join(f"{count} of {args.drawn} after {earlier}" for earlier, count in row.items())
         print(f"{kind}: the interval holds on {held} steps")
     for kind, row in drawn_moves(args.moves).items() if args.moves else ():

@@ -63,6 +63,7 @@ def test_an_example_runs_to_its_end(name: str, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_notebooks_cells_run_in_order() -> None:
     notebook = json.loads((EXAMPLES / "plan_and_prove.ipynb").read_text(encoding="utf-8"))
     names: dict[str, object] = {}

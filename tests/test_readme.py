@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer
-from test_tutorials import SERVER, inputs
+from test_tutorials import SERVER, inputs, quick
 
 from batchbound.cli import COMMANDS, main
 
@@ -43,7 +43,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs(folder)
     rows = "".join(f"r{k},{20 + k},{5 + 3 * k % 40}\n" for k in range(40))
     (folder / "lengths.csv").write_text(f"id,input_tokens,output_tokens\n{rows}", encoding="utf-8")
-    profile = ["profile", "--model", "tiny:llama", "--repeats", "1", "-o"]
+    profile = ["profile", "--model", "tiny:llama", "--points", "2", "--repeats", "1", "-o"]
     assert main([*profile, str(folder / "layers.json"), "--layers"]) == 0
     assert main([*profile, str(folder / "cost.json")]) == 0
     return folder
@@ -64,7 +64,7 @@ def test_a_recipe_runs_as_it_stands(
         for name, value in (STANDS_FOR | {SERVER: server.url}).items():
             recipe = recipe.replace(name, value)
         for line in recipe.splitlines():
-            assert main(shlex.split(line)[1:]) == 0, line
+            assert main(quick(shlex.split(line)[1:])) == 0, line
 
 
 def test_every_command_named_exists() -> None:

@@ -26,6 +26,7 @@ def figures_of(output: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a GPU it takes half an hour")
 def test_the_parts_that_only_this_command_has_run_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "day.json"

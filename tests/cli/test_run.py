@@ -117,8 +117,8 @@ def test_answers_are_those_of_generate_in_input_order(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_hundred_answers_are_those_of_generate(family: str, tmp_path: Path) -> None:
-    write_prompts(tmp_path / "prompts.jsonl", count=200, longest=24)
+def test_answers_of_every_family_are_those_of_generate(family: str, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl", count=60, longest=24)
     answers = plan_and_run(tmp_path, f"tiny:{family}", slots=16)
     assert said(answers) == generated(f"tiny:{family}", tmp_path / "prompts.jsonl")
 
@@ -338,8 +338,8 @@ def undisturbed(folder: Path, count: int) -> Mapping[str, Any]:
 
 @pytest.mark.slow
 def test_a_killed_run_loses_no_answer_and_repeats_none(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path, count=550)
-    assert run_killed_at_random(tmp_path, 10, seed=10) == 10, (
+    expected = undisturbed(tmp_path, count=220)
+    assert run_killed_at_random(tmp_path, 4, seed=10) == 4, (
         "the run was over before it could be killed: give it more to do"
     )
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]

@@ -176,6 +176,7 @@ def test_somebody_elses_file_in_the_place_of_a_later_step_stays(tmp_path: Path) 
     assert other.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_beginning_anew_waits_for_a_model_that_loads(tmp_path: Path) -> None:
     path, output = written(tmp_path), tmp_path / "answers.jsonl"
     run_step(path, "tiny:llama", output=output)

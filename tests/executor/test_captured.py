@@ -317,6 +317,7 @@ def test_nan_is_told_from_captured_rounds(llama: Any) -> None:
         batch.decode(3)
 
 
+@pytest.mark.slow
 def test_a_whole_round_traces_to_one_graph(llama: Any) -> None:
     prompts = [[1, 2, 3, 4], [5, 6]]
     plain = RaggedBatch(llama, 2, 64)

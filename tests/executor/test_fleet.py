@@ -214,9 +214,10 @@ def test_a_certificate_survives_its_file() -> None:
     assert verify_fleet_bound(fleet, read) is None
 
 
+@pytest.mark.slow
 def test_a_plan_of_unlike_replicas_ends_together() -> None:
     fast = CostModel(0.0125, 0.000065, 0.0145, 0.000105)
-    fleet = Fleet(generate("table3", 0, 2000), (Replica(fast, 50), Replica(CostModel.paper(), 100, busy=3.0)))
+    fleet = Fleet(generate("table3", 0, 600), (Replica(fast, 15), Replica(CostModel.paper(), 30, busy=3.0)))
     result = plan_fleet(fleet, limits=Limits(work=1))
     assert result.schedule.check(fleet) is None
     ends = result.schedule.finishes(fleet)
@@ -227,6 +228,7 @@ def test_a_plan_of_unlike_replicas_ends_together() -> None:
     assert again.makespan(fleet) == result.makespan
 
 
+@pytest.mark.slow
 def test_a_plan_respects_memory() -> None:
     fleet = Fleet(generate("table3", 1, 120), (Replica(CostModel.paper(), 40, kv_capacity=6000),) * 2)
     result = plan_fleet(fleet, limits=Limits(work=1))
@@ -243,6 +245,7 @@ def test_a_plan_keeps_groups_as_the_user_says(keep: str) -> None:
     assert found == ({1} if keep == "together" else {3})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_plan_is_no_worse_than_any_rule_whose_replicas_take_over_from_each_other(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -210,6 +210,7 @@ class ReplicasHere:
         pass
 
 
+@pytest.mark.slow
 def test_a_plan_for_one_replica_that_ran_on_two_is_reported_as_of_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

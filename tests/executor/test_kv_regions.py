@@ -124,6 +124,7 @@ def some(count: int, seed: int) -> tuple[Workload, list[list[int]], list[int]]:
     return requests, prompts, predicted.astype(np.int64).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow(["llama", "mistral"], fast=["mistral"]))
 def test_every_policy_gives_the_models_own_answers_from_half_the_memory(family: str) -> None:
     from batchbound.executor.models.source import load_model

@@ -86,6 +86,7 @@ def passes_of(
     return made
 
 
+@pytest.mark.slow
 def test_a_killed_profile_goes_on_where_it_stopped(model: Any, tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -192,6 +193,7 @@ def test_a_grid_that_cannot_tell_sizes_apart_is_refused(
         Grid(batches, lengths)
 
 
+@pytest.mark.slow
 def test_from_profile_to_search_to_run(
     profiled: tuple[LayerProfile, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

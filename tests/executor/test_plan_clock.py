@@ -113,6 +113,7 @@ def test_a_run_whose_answers_end_early_is_moved_on_with_those_it_finished() -> N
     assert np.median(errors) < 0.35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [10, 400])
 def test_the_end_foretold_learns_from_lengths_that_are_not_the_planned_ones(planned: int) -> None:
     errors, longer = [], []

@@ -65,6 +65,7 @@ def test_the_group_mean_is_of_the_same_prompt() -> None:
     assert predicted.tokens.tolist() == [110, 15, 100]
 
 
+@pytest.mark.slow
 def test_quantile_regression_beats_the_constant_and_its_intervals_hold() -> None:
     learnt, unseen = texts(400), texts(300, seed=1)
     errors = {}
@@ -113,6 +114,7 @@ def test_a_small_random_distilbert_takes_the_path_of_a_checkpoint(tmp_path: Path
     assert refreshed.predict(["Write many words, please."]).tokens.shape == (1,)
 
 
+@pytest.mark.slow
 def test_an_encoder_is_trained_saved_and_loaded_like_the_others(tmp_path: Path) -> None:
     examples = texts(60)
     save_small_distilbert(tmp_path / "checkpoint", examples.prompts, words=60)

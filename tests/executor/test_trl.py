@@ -118,6 +118,7 @@ def trained(
     return trainer, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", mostly_slow([1.0, 0.7], fast=[0.7]))
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "peft"])
 def test_log_probabilities_are_those_of_trls_own_forward_pass(
@@ -138,6 +139,7 @@ def test_log_probabilities_are_those_of_trls_own_forward_pass(
     assert seen[0][0]["completion_ids"] != seen[1][0]["completion_ids"]
 
 
+@pytest.mark.slow
 def test_the_trainer_runs_with_all_its_defaults(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     trainer, seen = trained(model, tokenizer, tmp_path)
     assert trainer.args.gradient_checkpointing
@@ -160,6 +162,7 @@ def test_the_example_learns(seed: int, capsys: pytest.CaptureFixture[str]) -> No
     assert all("above the bound for these lengths" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_trainer_is_rewarded_by_the_rows_of_the_planned_steps(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def grouped(lengths: np.ndarray) -> Problem:
     return Problem(workload, COST, SLOTS // 2, prefill_emits_first_token=True)
 
 
+@pytest.mark.slow
 def test_steps_on_a_model_take_what_they_take_in_the_simulator_and_the_ways_rank_alike(model: LLM) -> None:
     end = 7
     done, other = served("fcfs", end)

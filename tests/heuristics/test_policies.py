@@ -242,6 +242,7 @@ def test_a_policy_that_cannot_be_made_is_refused(make: Callable[[Problem], objec
         make(problem_of([1, 1], [1, 1], slots=2))
 
 
+@pytest.mark.slow
 def test_table_3_comes_out_as_published_and_as_measured() -> None:
     reached: dict[str, list[float]] = {name: [] for name in ("fcfs", "algorithm1", "packed", "lpt-ski")}
     utilization: list[float] = []

@@ -215,6 +215,7 @@ def test_a_job_that_is_half_done_is_planned_afresh_where_that_is_shorter() -> No
     assert rest.makespan(left) <= fresh + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", mostly_slow([0.1, 0.2, 0.5, 1.0], fast=[0.2]))
 def test_a_repaired_plan_is_no_worse_than_deciding_afresh_on_the_same_predictions(error: float) -> None:
     replayed, fresh, served_in_order = [], [], []

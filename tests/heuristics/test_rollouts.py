@@ -302,6 +302,7 @@ def test_giving_way_ends_sooner_where_long_groups_reach_a_cap() -> None:
     assert moved.mean() < 0.98 * stay.mean()
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 999))
 def test_rounding_decides_nothing(seed: int) -> None:

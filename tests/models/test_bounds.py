@@ -173,6 +173,7 @@ def test_lengths_rounded_up_at_the_least_price() -> None:
     assert cheapest_rounding(counts, prices, 0)[0] == 6 * 6
 
 
+@pytest.mark.slow
 def test_bounds_are_often_tight_on_tiny_problems(optimal_makespan: Optimum) -> None:
     tight = 0
     for seed in range(40):

@@ -143,6 +143,7 @@ def test_a_request_of_one_token_needs_a_slot_but_no_round() -> None:
         solve_full(problem)
 
 
+@pytest.mark.slow
 def test_intervals_keep_the_kv_capacity() -> None:
     """Both long requests together would hold 2 x 19 tokens in their last round; 36 keep them apart."""
     free = problem_of([10, 10, 10], [10, 10, 4], slots=3)
@@ -247,6 +248,7 @@ def test_a_start_with_too_many_bins_is_refused() -> None:
         solve_full(problem, start=Schedule([0, 0, 0], [0, 1, 1], [2]))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_ten_requests_on_three_slots_keep_a_checked_schedule_and_a_bound_at_a_work_limit() -> None:
     rng = np.random.default_rng(4)
     lengths = np.where(rng.random(10) < 0.5, 512, rng.integers(20, 512, 10)).tolist()
@@ -282,6 +284,7 @@ def test_costs_that_are_not_whole_are_rounded_so_that_a_bound_stays_one() -> Non
     assert interval_model(problem_of([10], [2])).stage_cost == 25
 
 
+@pytest.mark.slow
 def test_a_cap_that_two_prompts_exceed_has_two_stages_at_one_time() -> None:
     problem = problem_of([10, 10], [3, 3], cost=CostModel(0.1, 0.0, 1.0, 0.0), prefill_token_cap=10)
     for formulation, backend in EXACT:
@@ -290,6 +293,7 @@ def test_a_cap_that_two_prompts_exceed_has_two_stages_at_one_time() -> None:
         assert [found.makespan, found.bound.seconds] == pytest.approx([3.2, 3.2]), backend
 
 
+@pytest.mark.slow
 def test_a_bend_splits_stages_and_only_the_printed_model_has_no_equation_for_it() -> None:
     bent = CostModel(1.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
     problem = problem_of([10, 10], [2, 2], slots=2, cost=bent)

@@ -27,7 +27,7 @@ def sequences(*pairs: tuple[int, int]) -> Sequences:
     st.sampled_from([None, (5, 1), (6, 2), (8, 2), (7, 3)]),
 )
 @example([(1, 2)] * 4, 3, 3, (6, 2))  # three iterations only where a request that fits is put back
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_bound_is_above_the_optimum(
     pairs: list[tuple[int, int]], slots: int, budget: int, room: tuple[int, int] | None
 ) -> None:

@@ -60,6 +60,7 @@ def test_no_simple_rule_takes_fewer_iterations_or_seconds(seed: int, short: bool
     assert batchbound.verify(plan) is None
 
 
+@pytest.mark.slow
 def test_a_search_finds_what_no_simple_rule_does_where_keys_and_values_run_out() -> None:
     job = random_job(3, 40)
     few, more = (

@@ -11,6 +11,7 @@ from builders import PAPER, workload_of
 from batchbound.data.costs.cost import IntArray
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.planning import hidden
 from batchbound.planning.hidden import expected_makespan, simulate_hidden
 from batchbound.planning.history import History
 from batchbound.planning.predictive import (
@@ -194,7 +195,8 @@ def test_without_a_cap_nothing_is_expected_beyond_twice_the_longest_seen(count: 
 
 
 @pytest.mark.slow
-def test_the_interval_holds_as_often_as_it_says() -> None:
+def test_the_interval_holds_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "MANY", 0)  # fewer sets of lengths, as for large jobs
     held = 0
     for seed in range(40):
         effects = 0.15 * np.random.default_rng(1000 + seed).standard_normal(4)

@@ -238,6 +238,7 @@ def test_a_report_says_what_the_plan_expected(
     assert f"{duration(expected.low)} to" in table
 
 
+@pytest.mark.slow
 def test_a_plan_is_simulated_on_lengths_as_they_come_out(
     uncertain_plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

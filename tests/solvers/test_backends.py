@@ -50,7 +50,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-SEVERAL = pytest.mark.parametrize("backend", mostly_slow(sorted(BACKENDS), fast=("highs", "ortools-cp-sat")))
+SEVERAL = pytest.mark.parametrize("backend", mostly_slow(sorted(BACKENDS), fast=("highs",)))
 """Of tests that solve for longer, or more than once."""
 
 
@@ -314,6 +314,7 @@ def test_a_crash_keeps_what_was_handed_over(faked: Faker) -> None:
     assert "exit status 3" in found.message
 
 
+@pytest.mark.slow
 def test_a_solver_that_hangs_is_killed_with_its_children(faked: Faker, tmp_path: Path) -> None:
     child = tmp_path / "child"
     body = f"""

@@ -97,6 +97,7 @@ def test_many_requests_or_slots_are_left_to_others() -> None:
     assert not beam_pays(chats(300, 64, 0))
 
 
+@pytest.mark.slow
 def test_the_search_is_no_later_than_the_first_beam() -> None:
     problem = chats(60, 4, 0)
     first = found_in(problem, 60)[0]

@@ -107,6 +107,7 @@ def test_a_bound_that_is_no_optimum_of_its_problem_is_refuted() -> None:
     assert violation.rule == "enumeration"
 
 
+@pytest.mark.slow
 def test_a_work_limit_ends_it_with_a_schedule_and_a_bound_that_holds() -> None:
     problem = Problem(generate("table3", 0, 24), PAPER, 5)
     one, other = (solve(problem, "exact", limits=Limits(work=700)) for _ in range(2))
@@ -156,6 +157,7 @@ def test_every_packing_is_met_once(seed: int) -> None:
     assert set(met.values()) <= {1}
 
 
+@pytest.mark.slow
 def test_the_search_proves_what_is_small() -> None:
     problem = Problem(generate("table3", 0, 10), PAPER, 3)
     found = solve(problem, limits=Limits(seconds=5.0))
@@ -166,6 +168,7 @@ def test_the_search_proves_what_is_small() -> None:
     assert solve(capped, limits=Limits(seconds=30.0)).status is Status.OPTIMAL
 
 
+@pytest.mark.slow
 def test_slots_of_many_requests_are_given_up_at_once() -> None:
     problem = Problem(generate("table3", 0, 24), PAPER, 2)
     start = one_by_one(problem)

@@ -182,6 +182,7 @@ def test_formulations_refuse_shared_prompts_by_name(solver: str) -> None:
         solve(grouped(), solver, limits=Limits(seconds=1))
 
 
+@pytest.mark.slow
 def test_no_bound_exceeds_what_a_fleet_of_grouped_requests_takes() -> None:
     for seed in range(15):
         problem = grouped_problem(seed)

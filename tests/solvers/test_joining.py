@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from builders import scarce_problem
 
 from batchbound.data.costs.cost import CostModel
@@ -34,6 +35,7 @@ def test_a_request_waits_where_a_stage_of_its_own_costs_more_than_the_wait() -> 
     assert np.isclose(found(problem, 0, 400), 2 * 2.0 + 4 * 0.1 + 5)
 
 
+@pytest.mark.slow
 def test_every_order_and_reach_gives_a_schedule_that_keeps_the_rules_and_none_beats_the_optimum() -> None:
     met = 0
     for seed in range(40):

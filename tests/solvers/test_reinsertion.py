@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,6 +123,7 @@ def test_it_is_better_than_the_ski_rental_rule_within_memory() -> None:
     assert best.makespan(problem) < 0.99 * ruled.makespan(problem)
 
 
+@pytest.mark.slow
 def test_a_plan_where_memory_is_scarce_is_better_than_every_rule() -> None:
     problem = Problem(generate("table3", 0, 100), COST, 20, kv_capacity=8_000)
     plan = make_plan(problem, limits=Limits(work=10))
@@ -130,6 +132,7 @@ def test_a_plan_where_memory_is_scarce_is_better_than_every_rule() -> None:
     assert plan.schedule.check(problem) is None
 
 
+@pytest.mark.slow
 def test_memory_that_could_run_out_but_does_not_costs_nothing() -> None:
     # The four that hold most hold 2,441 tokens at their ends, and what is best without a limit 2,417.
     workload = generate("table3", 0, 24)

@@ -156,6 +156,7 @@ def random_times(rng: np.random.Generator, longest: int) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(rng.integers(0, longest + 1, rng.integers(1, 7)))))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.none() | st.integers(1, 5))
 def test_prices_made_elsewhere_never_ask_for_more_slots_than_are_needed(seed: int, limit: int | None) -> None:

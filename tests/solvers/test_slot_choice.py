@@ -51,6 +51,7 @@ def test_the_command_chooses_slots_and_the_plan_keeps_within_memory(tmp_path: Pa
     assert plan.schedule.kv_tokens(plan.problem).max() <= 6000
 
 
+@pytest.mark.slow
 def test_a_plan_within_memory_is_no_worse_than_the_policy_that_keeps_to_it() -> None:
     # Short answers with long prompts: what a later request that fits takes, the next one lacks.
     rng = np.random.default_rng(3)

@@ -46,6 +46,7 @@ def test_arrivals_are_ignored(solver: str) -> None:
     assert found.gap == there.gap
 
 
+@pytest.mark.slow
 def test_a_plan_and_a_comparison_ignore_them_too() -> None:
     problem = job(20, 4)
     limits = Limits(work=5)

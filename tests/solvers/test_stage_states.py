@@ -93,6 +93,7 @@ def test_six_requests_within_a_tight_memory_are_solved_and_proven_by_the_default
     assert verify_bound(problem, found.repeatable) is None
 
 
+@pytest.mark.slow
 def test_limits_end_it_with_the_best_schedule_so_far() -> None:
     rng = np.random.default_rng(3)
     prompts, outputs = rng.integers(1, 9, 14).tolist(), rng.integers(1, 12, 14).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet
@@ -28,9 +29,10 @@ def halves(seed: int, slots: int = 32, cost: CostModel | None = None) -> tuple[P
     return one, other
 
 
+@pytest.mark.slow
 def test_requests_of_like_lengths_are_served_at_the_same_stages() -> None:
     served = 0
-    for seed in range(6):
+    for seed in range(3):
         one, other = halves(seed)
         searched = search_schedule(one, iterations=150, seed=seed)
         found = with_stages_of(other, searched.schedule, np.inf)
@@ -38,7 +40,7 @@ def test_requests_of_like_lengths_are_served_at_the_same_stages() -> None:
             served += 1
             assert found.check(other) is None
             assert found.makespan(other) < searched.makespan * 1.03
-    assert served >= 3
+    assert served >= 2
 
 
 def test_other_lengths_and_bends_are_served_all_the_same() -> None:
@@ -66,6 +68,7 @@ def test_limits_and_requests_of_no_round_are_refused() -> None:
     assert with_stages_of(other, schedule, 0.0) is None
 
 
+@pytest.mark.slow
 def test_the_last_replica_takes_over_the_stages_of_the_first() -> None:
     # Four replicas of a hundred requests each, by length in turn: what one gains the others have as well.
     fleet = Fleet.of(Problem(generate("table3", 6, 400), CostModel.paper(), 32), 4)
