@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...data.costs.cost import IntArray
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule
@@ -169,6 +170,8 @@ class _Room:
         self._entry = admission.room_at_entry if admission.reserve == "present" else None
         self._running: list[tuple[int, int]] = []
         """The round in which each running request is gone, and its tokens in round 0, as it were; sorted."""
+        self._array: IntArray | None = None
+        """The same, shape (running, 2), until one begins or ends."""
         self._offsets = self._peaks = 0
         self._blocked: dict[int, tuple[int, int]] = {}
         """Requests that had no room, with a round in which others hold too much beside it, and how much."""
@@ -242,15 +245,16 @@ class _Room:
     def _peak(self, requests: list[int], now: int) -> tuple[int, int]:
         """Return the most tokens held at once until all that run, and these, are gone, and in which round."""
         new = [(now + self._rounds[i], self._start[i] - now) for i in requests if self._rounds[i] > 0]
-        under_way = [*self._running, *new]
-        if len(under_way) > MANY:
-            gone, offset = np.array(under_way).T
+        if len(self._running) > MANY:
+            if self._array is None:
+                self._array = np.array(self._running)
+            gone, offset = (np.concatenate((self._array, new)) if new else self._array).T
             latest_first = np.argsort(-gone)
             last = gone[latest_first] - 1
             held_then = np.cumsum(offset[latest_first]) + np.arange(1, len(gone) + 1) * last
             worst = int(held_then.argmax())
             return int(held_then[worst]), int(last[worst])
-        under_way.sort(reverse=True)
+        under_way = sorted([*self._running, *new], reverse=True)
         held = most = at = 0
         for active, (gone_at, start) in enumerate(under_way, 1):
             held += start
@@ -260,6 +264,7 @@ class _Room:
 
     def enter(self, requests: list[int], now: int) -> None:
         """Note that these requests, each of a round at least, run from a round on."""
+        self._array = None
         for request in requests:
             gone, offset = now + self._rounds[request], self._start[request] - now
             insort(self._running, (gone, offset))
@@ -269,6 +274,7 @@ class _Room:
     def leave(self, now: int) -> None:
         """Forget what is gone by a round."""
         while self._running and self._running[0][0] <= now:
+            self._array = None
             gone, offset = self._running.pop(0)
             self._offsets -= offset
             self._peaks -= offset + gone - 1

@@ -36,8 +36,8 @@ from .starts import starts
 STARTS_SHARE = 0.25
 """The share of the limits after which no further rule is tried for a start."""
 
-STARTS_SECONDS = 0.1
-"""Seconds that the rules may take in any case: many of a limit of a tenth of a second, still kept by then."""
+STARTS_SECONDS = 0.2
+"""Seconds that the rules may take in any case: twice a limit of a tenth, and less than its tolerance."""
 
 OVERTIME, OVERTIME_SECONDS = 0.02, 0.12
 """How long after the limit the rules that it left no time for may be tried: a share of it, and seconds."""

@@ -35,6 +35,9 @@ PROMISING = (
 )
 """Policies simulated before the others, as they were best most often."""
 
+SCARCE = ("lpt-ski", "lpt", "threshold", "fcfs-ski")
+"""Those of them tried first where memory can run out."""
+
 WAITING = ("threshold", "lagrangian-token", "lagrangian")
 """Those of them that wait longest before a prefill stage."""
 
@@ -87,7 +90,8 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if problem.memory_can_run_out:
         # With memory to look after, a pass takes longer than a simulation; one backwards is mostly better.
-        quick = [lambda _: backward_schedule(problem), *map(simulated, PROMISING)]
+        promising = dict.fromkeys((*SCARCE, *PROMISING))
+        quick = [lambda _: backward_schedule(problem), *map(simulated, promising)]
         others = [simulated(name) for name in names if name not in PROMISING]
         return [*in_turn[:1], *quick, *in_turn[1:], *others, *passes]
     if problem.prefill_token_cap is None:
