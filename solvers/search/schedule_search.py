@@ -36,6 +36,9 @@ from .starts import starts
 STARTS_SHARE = 0.25
 """The share of the limits after which no further rule is tried for a start."""
 
+SCARCE_STARTS_SHARE = 0.1
+"""That share where memory is scarcer than slots: what is built from its end there is mostly far ahead."""
+
 STARTS_SECONDS = 0.1
 """Seconds that the rules may take in any case: many of a limit of a tenth of a second, still kept by then."""
 
@@ -60,14 +63,17 @@ UNCAPPED_SHARE = 0.7
 RELAXED_SHARE = 0.4
 """The share of the limits in which memory is left out of account there, where slots are scarcer."""
 
+RELAXED_FEW = 0.1
+"""That share of few requests, which are put one by one where that does not do."""
+
 SHORT_SHARE = 0.4
 """The share of what is left then in which requests of one that is short of memory are moved elsewhere."""
 
-BEAM_SHARE = 0.4
-"""The share of what is left of the limits in which a beam search makes schedules of few requests there."""
-
-INSERTION_SHARE = 0.5
-"""The share of what is left then in which orders of few requests are annealed."""
+PUT_SHARES = {60: (0.2, 0.4, 0.7), MOST_REQUESTS: (0.4, 0.5)}
+"""
+By the most requests, the shares of what is left each time in which a beam search makes schedules of few
+requests there, and then orders of them are annealed, once or twice.
+"""
 
 PACKED_SHARE = 0.3
 """The share of the limits in which requests without a decode step are packed evenly into prefill stages."""
@@ -81,17 +87,29 @@ JOINING_SHARE = 0.7
 BACKWARD_SHARE = 0.25
 """The share of the limits for backward constructions and orders there, before requests are moved."""
 
+MERGE_SHARE = 0.2
+"""The share of what is left of the limits in which prefill stages of the best schedule there are given up."""
+
 BACKWARD_FEW = 0.1
 """That share where few requests are put one by one afterwards."""
 
-MOST_ORDERED = 2000
-"""Requests up to which orders are tried there: of more, one takes half a second and longer."""
+MOST_ORDERED, BEFORE_ORDERS = 2000, 8
+"""
+Requests up to which orders are tried there, as of more one takes half a second and longer, and backward
+constructions before the first, which takes as long as several of them.
+"""
 
 PACKING_SHARE = 0.1
 """The share of the seconds left that packing slots full takes at most."""
 
 CHAIN_SHARE = 0.5
 """The share of what is left of the limits in which requests of slots packed full are exchanged."""
+
+FIRST_PHASE, LATER_PHASES, LEAST_REST = 1.0, 8.0, 4.0
+"""
+Seconds in which scarce memory is served as within a short limit, so that a longer one goes through what that
+finds; how many times as long each later such phase is; and phases that have to go into what is left.
+"""
 
 FIRST_ROUNDING = 0.5
 """Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
@@ -239,7 +257,8 @@ class ScheduleSearch:
             if violation is not None:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
-        end = max(STARTS_SECONDS, STARTS_SHARE * best.seconds)
+        scarce = self._problem.memory_can_run_out and not slots_are_scarcer(self._problem)
+        end = max(STARTS_SECONDS, (SCARCE_STARTS_SHARE if scarce else STARTS_SHARE) * best.seconds)
         self._untried = starts(self._problem, lambda: best.elapsed > self._starts_end)
         self._try(end)
         if best.schedule is None:
@@ -271,7 +290,7 @@ class ScheduleSearch:
         if not self._problem.rounds.any():
             self._pack_stages()
         elif self._problem.memory_can_run_out:
-            self._serve_scarce_memory()
+            self._serve_in_phases()
         else:
             if self._problem.prefill_token_cap is not None:
                 self._relax((UNCAPPED_SHARE,))
@@ -334,14 +353,25 @@ class ScheduleSearch:
                 best.offer(schedule)
             took = best.elapsed - before
 
+    def _serve_in_phases(self) -> None:
+        """Serve scarce memory as within a short limit first, and go on from there with what is left."""
+        best, phase = self.incumbent, FIRST_PHASE
+        seconds = best.seconds
+        while np.isfinite(seconds) and seconds - best.elapsed >= LEAST_REST * phase:
+            best.seconds = best.elapsed + phase
+            self._serve_scarce_memory()
+            best.seconds, phase = seconds, LATER_PHASES * phase
+        self._serve_scarce_memory()
+
     def _serve_scarce_memory(self) -> None:
         """Construct backwards and in other orders, more of what finds more; then improve on them."""
         best = self.incumbent
         searches = BackwardSearch(self._problem, self._rng), OrderSearch(self._problem, self._rng)
-        spent, found = [0.0, 0.0], [1, 1]
+        spent, found, first_ordered = [0.0, 0.0], [1, 1], best.steps + BEFORE_ORDERS
 
         def step(_: float) -> Schedule:
-            of = int(len(self._problem) <= MOST_ORDERED and spent[1] / found[1] < spent[0] / found[0])
+            ordered = len(self._problem) <= MOST_ORDERED and best.steps >= first_ordered
+            of = int(ordered and spent[1] / found[1] < spent[0] / found[0])
             begun = self._clock
             schedule = searches[of].step()
             better = schedule.makespan(self._problem) < best.makespan
@@ -354,17 +384,19 @@ class ScheduleSearch:
         rounds_cost = bool(self._problem.cost.decode_base) and bool(self._problem.rounds.any())
         if rounds_cost and len(self._problem) <= MOST_JOINED:
             self._put_one_by_one(JoiningAnnealing(self._problem, self._rng), JOINING_SHARE)
-        served = False
+        few, served = rounds_cost and len(self._problem) <= MOST_REQUESTS, False
         if slots_are_scarcer(self._problem):
-            relaxed = self._relax((RELAXED_SHARE, 1.0))
-            served = relaxed is not None and self._serve_within_memory(relaxed)
-        few = rounds_cost and len(self._problem) <= MOST_REQUESTS
+            relaxed = self._relax((RELAXED_FEW if few else RELAXED_SHARE, 1.0))
+            served = not few and relaxed is not None and self._serve_within_memory(relaxed)
+        if not few:
+            self._merge_best()
         if self._short is not None:
             walk = Reinsertion(self._problem, self._rng, self._short)
             self._until(best.progress + SHORT_SHARE * (1.0 - best.progress), walk.step)
         if len(self._problem) > FEW and not served:
             share = BACKWARD_FEW if few else BACKWARD_SHARE
             self._until(best.progress + share * (1.0 - best.progress), step)
+            self._merge_best()
         if few:
             self._put_few()
         self._until(1.0, self._reinsertion() or step)
@@ -372,10 +404,21 @@ class ScheduleSearch:
     def _put_few(self) -> None:
         """Search beams, and anneal over orders from the best schedule on, or from the longest request."""
         problem, start = self._problem, None
+        beam, *orders = next(PUT_SHARES[most] for most in sorted(PUT_SHARES) if len(problem) <= most)
         if beam_pays(problem):
-            self._put_one_by_one(BeamSearch(problem, self._rng), BEAM_SHARE)
+            self._put_one_by_one(BeamSearch(problem, self._rng), beam)
             start = self.incumbent.schedule
-        self._put_one_by_one(InsertionAnnealing(problem, self._rng, start), INSERTION_SHARE)
+        for share in orders:
+            self._put_one_by_one(InsertionAnnealing(problem, self._rng, start), share)
+            start = self.incumbent.schedule
+
+    def _merge_best(self) -> None:
+        """Give up prefill stages of the best schedule, for a share of what is left."""
+        best = self.incumbent
+        assert best.schedule is not None, "a search begins with a schedule"
+        end = best.elapsed + MERGE_SHARE * best.left
+        if best.progress < 1.0:
+            best.offer(merge_stages(self._problem, best.schedule, lambda: best.elapsed > end))
 
     def _merged(self, schedule: Schedule) -> Schedule:
         """Return a schedule without the prefill stages that can be given up."""
