@@ -36,8 +36,8 @@ from .starts import starts
 STARTS_SHARE = 0.25
 """The share of the limits after which no further rule is tried for a start."""
 
-SCARCE_STARTS_SHARE = 0.1
-"""That share where memory is scarcer than slots: what is built from its end there is mostly far ahead."""
+SCARCE_STARTS_SHARE = 0.15
+"""That share where memory is scarcer than slots and no rule has beaten what is built from its end by then."""
 
 STARTS_SECONDS = 0.1
 """Seconds that the rules may take in any case: many of a limit of a tenth of a second, still kept by then."""
@@ -104,12 +104,6 @@ PACKING_SHARE = 0.1
 
 CHAIN_SHARE = 0.5
 """The share of what is left of the limits in which requests of slots packed full are exchanged."""
-
-FIRST_PHASE, LATER_PHASES, LEAST_REST = 1.0, 8.0, 4.0
-"""
-Seconds in which scarce memory is served as within a short limit, so that a longer one goes through what that
-finds; how many times as long each later such phase is; and phases that have to go into what is left.
-"""
 
 FIRST_ROUNDING = 0.5
 """Seconds at which stage times are first made a schedule on the way; then at twice as many, and so on."""
@@ -257,10 +251,12 @@ class ScheduleSearch:
             if violation is not None:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
-        scarce = self._problem.memory_can_run_out and not slots_are_scarcer(self._problem)
-        end = max(STARTS_SECONDS, (SCARCE_STARTS_SHARE if scarce else STARTS_SHARE) * best.seconds)
         self._untried = starts(self._problem, lambda: best.elapsed > self._starts_end)
-        self._try(end)
+        scarce = self._problem.memory_can_run_out and not slots_are_scarcer(self._problem)
+        if scarce:
+            self._try(max(STARTS_SECONDS, SCARCE_STARTS_SHARE * best.seconds))
+        if not scarce or len(best.improvements) > 1:
+            self._try(max(STARTS_SECONDS, STARTS_SHARE * best.seconds))
         if best.schedule is None:
             best.offer(ski_rental_schedule(self._problem))
 
@@ -290,7 +286,7 @@ class ScheduleSearch:
         if not self._problem.rounds.any():
             self._pack_stages()
         elif self._problem.memory_can_run_out:
-            self._serve_in_phases()
+            self._serve_scarce_memory()
         else:
             if self._problem.prefill_token_cap is not None:
                 self._relax((UNCAPPED_SHARE,))
@@ -352,16 +348,6 @@ class ScheduleSearch:
             if schedule is not None:
                 best.offer(schedule)
             took = best.elapsed - before
-
-    def _serve_in_phases(self) -> None:
-        """Serve scarce memory as within a short limit first, and go on from there with what is left."""
-        best, phase = self.incumbent, FIRST_PHASE
-        seconds = best.seconds
-        while np.isfinite(seconds) and seconds - best.elapsed >= LEAST_REST * phase:
-            best.seconds = best.elapsed + phase
-            self._serve_scarce_memory()
-            best.seconds, phase = seconds, LATER_PHASES * phase
-        self._serve_scarce_memory()
 
     def _serve_scarce_memory(self) -> None:
         """Construct backwards and in other orders, more of what finds more; then improve on them."""

@@ -19,7 +19,7 @@ from batchbound.data.workload import Workload
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.solvers.search import schedule_search
 from batchbound.solvers.search.constructive import Memory, ski_rental_schedule
-from batchbound.solvers.search.schedule_search import ScheduleSearch, search_schedule
+from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages import annealing as stage_annealing
 from batchbound.solvers.search.stages.annealing import StageAnnealing
 from batchbound.solvers.search.stages.level_split import LevelSplit
@@ -430,22 +430,6 @@ def test_the_search_stops_at_its_time_limit() -> None:
     begun = time.monotonic()
     search_schedule(problem, seconds=0.3, seed=0)
     assert time.monotonic() - begun < 20.0, "without its limit it would not end at all"
-
-
-def test_a_long_search_of_scarce_memory_goes_through_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    phases = list[float]()
-
-    def serve(search: ScheduleSearch) -> None:
-        phases.append(round(search.incumbent.left, 1))
-
-    monkeypatch.setattr(ScheduleSearch, "_serve_scarce_memory", serve)
-    problem = problem_of([(1, 9), (2, 8), (3, 7)], 2, kv_capacity=12)
-    for seconds in (3.9, 40.0):
-        search = ScheduleSearch(problem, seconds=seconds)
-        search.begin()
-        search.improve()
-    assert phases[:2] == [pytest.approx(3.9, abs=0.5), pytest.approx(1.0)]
-    assert phases[2:] == [pytest.approx(8.0), pytest.approx(40.0, abs=0.5)]
 
 
 def test_a_search_without_a_limit_is_refused() -> None:
