@@ -69,11 +69,14 @@ RELAXED_FEW = 0.1
 SHORT_SHARE = 0.4
 """The share of what is left then in which requests of one that is short of memory are moved elsewhere."""
 
-PUT_SHARES = {60: (0.2, 0.4, 0.7), MOST_REQUESTS: (0.4, 0.5)}
+BEAM_SHARES, ORDER_SHARES = (0.4, 0.2), ((0.5,), (0.4, 0.7))
 """
-By the most requests, the shares of what is left each time in which a beam search makes schedules of few
-requests there, and then orders of them are annealed, once or twice.
+The shares of what is left each time in which a beam search makes schedules of few requests there, and then
+orders of them are annealed, once or twice: the second ones where that is mostly better.
 """
+
+ORDERS_PAY = 60, 8
+"""Requests up to which, and slots beyond which, it is: a beam is narrow there, and orders are soon tried."""
 
 PACKED_SHARE = 0.3
 """The share of the limits in which requests without a decode step are packed evenly into prefill stages."""
@@ -390,11 +393,11 @@ class ScheduleSearch:
     def _put_few(self) -> None:
         """Search beams, and anneal over orders from the best schedule on, or from the longest request."""
         problem, start = self._problem, None
-        beam, *orders = next(PUT_SHARES[most] for most in sorted(PUT_SHARES) if len(problem) <= most)
+        orders_pay = int(len(problem) <= ORDERS_PAY[0] and problem.slots > ORDERS_PAY[1])
         if beam_pays(problem):
-            self._put_one_by_one(BeamSearch(problem, self._rng), beam)
+            self._put_one_by_one(BeamSearch(problem, self._rng), BEAM_SHARES[orders_pay])
             start = self.incumbent.schedule
-        for share in orders:
+        for share in ORDER_SHARES[orders_pay]:
             self._put_one_by_one(InsertionAnnealing(problem, self._rng, start), share)
             start = self.incumbent.schedule
 
