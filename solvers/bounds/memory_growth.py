@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from ...models.bounds.memory_growth import (
     gained,
     growth_bound,
 )
+from .growth_curve import curved_prices
+from .loading import time_for_programmes
 
 MOST_SLOTS = 1024
 """Slots up to which this is tried: each is looked at in turn for its steps."""
@@ -46,11 +49,20 @@ EACH_PLACE = 2
 WORTH_TRYING = 0.5
 """Steps in which a full memory reads all tokens, in those proven otherwise, from which more may be proven."""
 
+CURVE_SECONDS, CURVE_SLOT_SECONDS, CURVE_LENGTH_SECONDS = 0.005, 2e-4, 5e-5
+"""Seconds that a proof without a programme takes, about, and as many more for each slot and each length."""
+
+FEW_REQUESTS, RARELY_FULL = 64, 2
+"""
+Requests up to which, on few slots, a programme proves far more, and slots in what memory has room for on
+average beyond which it does.
+"""
+
+LOADINGS = 5
+"""Times that loading what solves programmes has to go into the seconds elsewhere."""
+
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
 """Seconds that the first grid takes to prove something, about, and as many more for each slot."""
-
-SKIPPING_SECONDS = 0.25
-"""Seconds from which few slots begin with the second grid, which takes them little longer."""
 
 MORE = 1e-3
 """The share that a grid has to add to what is proven for the next one to be tried, which adds less."""
@@ -127,13 +139,14 @@ GRIDS = (
 """From coarse to fine."""
 
 
-def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | None:
+def growing_bound(problem: Problem, counts: Counts, seconds: float, programmes: bool = True) -> Bound | None:
     """
     Return the bound that growing keys and values give, or None where that is not looked for.
 
-    The linear programme over values of states (:mod:`batchbound.models.bounds.memory_growth`), its rows added
-    where they are violated (Kelley 1960), on one grid after the other. Any solution on the way, also a
-    rounded one, is a proof.
+    First come values that need no programme (:mod:`~.growth_curve`), which are enough for a short limit where
+    memory and slots are full together. Then the linear programme over values of states
+    (:mod:`batchbound.models.bounds.memory_growth`), its rows added where they are violated (Kelley 1960), on
+    one grid after the other. Any solution on the way, also a rounded one, is a proof.
 
     Parameters
     ----------
@@ -143,17 +156,35 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | N
         Its least stages and steps.
     seconds
         Limit, most of it of the linear programmes.
+    programmes
+        Whether there is time to load what solves them.
     """
     end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
         return None
-    if seconds < FIRST_SECONDS + SLOT_SECONDS * states.slots:
-        return None
     if states.tokens < WORTH_TRYING * counts.rounds * states.capacity:
         return None
+    search, lengths = _Search(problem, counts, states), len(states.first) + len(states.last)
+    if seconds > CURVE_SECONDS + CURVE_SLOT_SECONDS * states.slots + CURVE_LENGTH_SECONDS * lengths:
+        search.prove(curved_prices(problem, counts, states))
+    proves_more = states.slots <= FEW_SLOTS and len(problem) <= FEW_REQUESTS
+    proves_more |= states.slots * states.tokens > RARELY_FULL * states.capacity * int(problem.rounds.sum())
+    late = seconds < FIRST_SECONDS + SLOT_SECONDS * states.slots
+    if late or not (programmes if proves_more else time_for_programmes(seconds / LOADINGS)):
+        return search.best
+    found = [search.best, _bound_by_programmes(problem, counts, states, end)]
+    return max(filter(None, found), key=lambda bound: bound.seconds, default=None)
+
+
+def _bound_by_programmes(problem: Problem, counts: Counts, states: GrowthStates, end: float) -> Bound | None:
+    """Return the best bound of one grid after the other, as long as each adds something."""
+    # Off the clock: else a process's first proof has less time.
+    before = time.perf_counter()
+    importlib.import_module("scipy.optimize")
+    end += time.perf_counter() - before
     search, known = _Search(problem, counts, states), trivial_bound(problem, counts).seconds
-    skipped = int(states.slots <= FEW_SLOTS and seconds >= SKIPPING_SECONDS)
-    for grid in GRIDS[skipped:]:
+    # A longer limit goes through the grids of a shorter one, then through more.
+    for grid in GRIDS:
         search.follow(grid, end)
         if search.best is None or search.best.seconds <= (1.0 + MORE) * known:
             break
@@ -198,23 +229,21 @@ class _Search:
             tried = [outer] if inner is None else [outer, inner + INWARDS * (outer - inner)]
             violated = []
             for solution in tried:
-                if self._prove(programme, programme.prices(solution)):
-                    inner = solution
+                proof, whole = self.prove(programme.prices(solution))
+                if (steps := programme.proven(proof)) > self._most:
+                    self._most, self._inner, inner = steps, whole, solution
                 violated.append(programme.add_violated(solution))
             if not violated[0] or self._most >= (1.0 - CLOSE) * programme.worth(outer):
                 return
 
-    def _prove(self, programme: _Programme, prices: GrowthPrices) -> bool:
-        """Keep the bound that prices prove if it is the best, and return whether they prove most so far."""
+    def prove(self, prices: GrowthPrices) -> tuple[GrowthProof, GrowthPrices]:
+        """Return what prices prove and what they are in whole parts, and keep the bound if it is the best."""
         whole = _whole(prices)
         proof = GrowthProof.of(self._states, whole)
         found = growth_bound(self._problem, self._counts, proof, whole)
         if self.best is None or found.seconds > self.best.seconds:
             self.best = found
-        if (steps := programme.proven(proof)) <= self._most:
-            return False
-        self._most, self._inner = steps, whole
-        return True
+        return proof, whole
 
 
 def _stage_price(problem: Problem, counts: Counts) -> float:

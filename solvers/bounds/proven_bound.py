@@ -84,9 +84,9 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     # A limit of a second leaves three tenths of it for the bound.
     programmes = time_for_programmes(seconds)
     rules = _memory_rules(problem, counts)
-    if programmes and problem.memory_can_run_out:
+    if problem.memory_can_run_out:
         left = seconds if rules else PACKING_SHARE * seconds
-        grown = growing_bound(problem, counts, left)
+        grown = growing_bound(problem, counts, left, programmes)
         if grown is not None:
             best = max(best, grown, key=lambda bound: bound.seconds)
     if rules:

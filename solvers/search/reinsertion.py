@@ -9,7 +9,7 @@ out for the time being, at a price.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -100,14 +100,16 @@ class _State:
     shared: int
 
     def copy(self) -> _State:
-        return replace(
-            self,
-            start=self.start.copy(),
-            held=self.held.copy(),
-            active=self.active.copy(),
-            height=self.height.copy(),
-            stage=self.stage.copy(),
-            tokens=self.tokens.copy(),
+        return _State(
+            self.start.copy(),
+            self.held.copy(),
+            self.active.copy(),
+            self.height.copy(),
+            self.stage.copy(),
+            self.tokens.copy(),
+            self.begin,
+            self.end,
+            self.shared,
         )
 
 
@@ -146,7 +148,7 @@ class Reinsertion:
         margin = int(self._rounds.max())
         start = margin + schedule.starts[schedule.bin_of[self._running]]
         end = int((start + self._rounds).max())
-        self._time = np.arange(end)
+        self._time, self._length = np.arange(end), self._rounds.tolist()
         self._at = self._state(self._within_cap(start), int(start.min()), end)
         self._in_the_way()
         self._weight = LEFT_OUT[0]
@@ -212,7 +214,7 @@ class Reinsertion:
 
     def _charged(self, state: _State, weight: float | None = None) -> float:
         """Return the seconds that can be changed, with the charge for requests left out."""
-        stages = np.flatnonzero(state.stage)
+        stages = state.stage.nonzero()[0]
         curved = self._curved and len(stages)
         prefill = (
             float(self._stage_seconds(state.tokens[stages]).sum()) if curved else self._stage * len(stages)
@@ -258,9 +260,15 @@ class Reinsertion:
 
     def _change(self, request: int, start: int, sign: int) -> None:
         """Count a request in the rounds from its start on, or no longer."""
-        state, rounds = self._at, int(self._rounds[request])
+        state, rounds = self._at, self._length[request]
         span = slice(start, start + rounds)
-        state.held[span] += sign * (self._time[:rounds] + self._first[request])
+        held, first, grown = state.held[span], self._first[request], self._time[:rounds]
+        if sign > 0:
+            held += grown
+            held += first
+        else:
+            held -= grown
+            held -= first
         state.active[span] += sign
         self._raise(state, span)
         state.stage[start] += sign
@@ -275,7 +283,7 @@ class Reinsertion:
     def _taken_out(self) -> list[int]:
         """Take requests out, and return them with those left out before."""
         rng, state = self._rng, self._at
-        left_out, out = np.flatnonzero(state.start < 0).tolist(), list[int]()
+        left_out, out = (state.start < 0).nonzero()[0].tolist(), list[int]()
         if left_out and rng.random() < FORCED:
             return [*self._forced(left_out), *(each for each in left_out if state.start[each] < 0)]
         kind = rng.random()
@@ -286,7 +294,7 @@ class Reinsertion:
         elif self._members and rng.random() < GROUP:
             out = self._apart()
         state = self._at
-        here = np.flatnonzero(state.start >= 0)
+        here = (state.start >= 0).nonzero()[0]
         count = min(len(here), int(rng.integers(1, MOST + 1)))
         if rng.random() < 0.2:
             near = rng.choice(here, count, replace=False)
@@ -316,7 +324,7 @@ class Reinsertion:
     def _stage_given_up(self) -> list[int]:
         """Return the requests of a stage, of few rather than many; none of one of very many."""
         rng, state = self._rng, self._at
-        stages = np.flatnonzero(state.stage)
+        stages = state.stage.nonzero()[0]
         if not len(stages):
             return []
         one, other = (int(stages[rng.integers(len(stages))]) for _ in range(2))
@@ -341,7 +349,7 @@ class Reinsertion:
         """Cut rounds out, what starts later or earlier moved there, and return what is then in the way."""
         rng, state = self._rng, self._at
         fewer, kind = min(int(rng.geometric(0.3)), state.end - state.begin - 1), rng.random()
-        here = np.flatnonzero(state.start >= 0)
+        here = (state.start >= 0).nonzero()[0]
         start, begin, end = state.start.copy(), state.begin, state.end
         if kind < 0.3:
             begin += fewer
@@ -404,11 +412,12 @@ class Reinsertion:
     def _put(self, request: int, begin: int, *, last: bool = False) -> bool:
         """Put a request at a stage or a round from some round on, the last one if told to, if it fits any."""
         room = self._room(request, begin)
-        fits = room >= 0
         state, prompt = self._at, int(self._prompt[request])
         if self._problem.prefill_token_cap is not None:
-            fits &= state.tokens[begin : begin + len(room)] + prompt <= self._problem.prefill_token_cap
-        stages = np.flatnonzero(fits & (state.stage[begin : begin + len(room)] > 0))
+            full = state.tokens[begin : begin + len(room)] + prompt > self._problem.prefill_token_cap
+            room[full] = -1
+        stages = state.stage[begin : begin + len(room)].nonzero()[0]
+        stages = stages[room[stages] >= 0]
         if self._curved and len(stages):
             stages = stages[self._worth_joining(begin + stages, prompt)]
         if self._prefix[request] >= 0 and self._rng.random() < TOGETHER:
@@ -419,7 +428,7 @@ class Reinsertion:
         if not len(stages):
             if self._stage > self._weight * self._charge[request] and not last:
                 return False
-            places = np.flatnonzero(fits)
+            places = (room >= 0).nonzero()[0]
         if not len(places):
             return False
         draw = 0.6 if last else self._rng.random()
@@ -443,17 +452,16 @@ class Reinsertion:
 
     def _room(self, request: int, begin: int) -> IntArray:
         """Return the tokens left where there are fewest if a request starts at each round from one on."""
-        rounds, state = int(self._rounds[request]), self._at
+        rounds, state = self._length[request], self._at
         starts = state.end - begin - rounds + 1
         if starts <= 0:
             return np.zeros(0, dtype=np.int64)
         # The most over every window of so many rounds: blocks of as many, from either side (van Herk 1992).
-        height = np.append(state.height[begin : state.end], np.zeros(-(state.end - begin) % rounds, np.int64))
-        blocks = height.reshape(-1, rounds)
+        blocks = np.zeros((-(-(state.end - begin) // rounds), rounds), dtype=np.int64)
+        blocks.ravel()[: state.end - begin] = state.height[begin : state.end]
         ahead = np.maximum.accumulate(blocks, axis=1).ravel()
         behind = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
         most = np.maximum(behind[:starts], ahead[rounds - 1 : rounds - 1 + starts])
-        room: IntArray = (
-            self._capacity - int(self._first[request]) + self._time[begin : begin + starts] - most
-        )
+        room: IntArray = self._time[begin : begin + starts] - most
+        room += self._capacity - int(self._first[request])
         return room

@@ -36,6 +36,9 @@ from .starts import starts
 STARTS_SHARE = 0.25
 """The share of the limits after which no further rule is tried for a start."""
 
+SCARCE_STARTS_SHARE = 0.15
+"""That share where memory is scarcer than slots and no rule has beaten what is built from its end by then."""
+
 STARTS_SECONDS = 0.2
 """Seconds that the rules may take in any case: twice a limit of a tenth, and less than its tolerance."""
 
@@ -60,14 +63,20 @@ UNCAPPED_SHARE = 0.7
 RELAXED_SHARE = 0.4
 """The share of the limits in which memory is left out of account there, where slots are scarcer."""
 
+RELAXED_FEW = 0.1
+"""That share of few requests, which are put one by one where that does not do."""
+
 SHORT_SHARE = 0.4
 """The share of what is left then in which requests of one that is short of memory are moved elsewhere."""
 
-BEAM_SHARE = 0.4
-"""The share of what is left of the limits in which a beam search makes schedules of few requests there."""
+BEAM_SHARES, ORDER_SHARES = (0.4, 0.2), ((0.5,), (0.4, 0.7))
+"""
+The shares of what is left each time in which a beam search makes schedules of few requests there, and then
+orders of them are annealed, once or twice: the second ones where that is mostly better.
+"""
 
-INSERTION_SHARE = 0.5
-"""The share of what is left then in which orders of few requests are annealed."""
+ORDERS_PAY = 60, 8
+"""Requests up to which, and slots beyond which, it is: a beam is narrow there, and orders are soon tried."""
 
 PACKED_SHARE = 0.3
 """The share of the limits in which requests without a decode step are packed evenly into prefill stages."""
@@ -81,11 +90,17 @@ JOINING_SHARE = 0.7
 BACKWARD_SHARE = 0.25
 """The share of the limits for backward constructions and orders there, before requests are moved."""
 
+MERGE_SHARE = 0.2
+"""The share of what is left of the limits in which prefill stages of the best schedule there are given up."""
+
 BACKWARD_FEW = 0.1
 """That share where few requests are put one by one afterwards."""
 
-MOST_ORDERED = 2000
-"""Requests up to which orders are tried there: of more, one takes half a second and longer."""
+MOST_ORDERED, BEFORE_ORDERS = 2000, 8
+"""
+Requests up to which orders are tried there, as of more one takes half a second and longer, and backward
+constructions before the first, which takes as long as several of them.
+"""
 
 PACKING_SHARE = 0.1
 """The share of the seconds left that packing slots full takes at most."""
@@ -239,9 +254,12 @@ class ScheduleSearch:
             if violation is not None:
                 raise ValueError(f"the start schedule breaks a rule: {violation}")
             best.offer(start)
-        end = max(STARTS_SECONDS, STARTS_SHARE * best.seconds)
         self._untried = starts(self._problem, lambda: best.elapsed > self._starts_end)
-        self._try(end)
+        scarce = self._problem.memory_can_run_out and not slots_are_scarcer(self._problem)
+        if scarce:
+            self._try(max(STARTS_SECONDS, SCARCE_STARTS_SHARE * best.seconds))
+        if not scarce or len(best.improvements) > 1:
+            self._try(max(STARTS_SECONDS, STARTS_SHARE * best.seconds))
         if best.schedule is None:
             best.offer(ski_rental_schedule(self._problem))
 
@@ -338,10 +356,11 @@ class ScheduleSearch:
         """Construct backwards and in other orders, more of what finds more; then improve on them."""
         best = self.incumbent
         searches = BackwardSearch(self._problem, self._rng), OrderSearch(self._problem, self._rng)
-        spent, found = [0.0, 0.0], [1, 1]
+        spent, found, first_ordered = [0.0, 0.0], [1, 1], best.steps + BEFORE_ORDERS
 
         def step(_: float) -> Schedule:
-            of = int(len(self._problem) <= MOST_ORDERED and spent[1] / found[1] < spent[0] / found[0])
+            ordered = len(self._problem) <= MOST_ORDERED and best.steps >= first_ordered
+            of = int(ordered and spent[1] / found[1] < spent[0] / found[0])
             begun = self._clock
             schedule = searches[of].step()
             better = schedule.makespan(self._problem) < best.makespan
@@ -354,17 +373,19 @@ class ScheduleSearch:
         rounds_cost = bool(self._problem.cost.decode_base) and bool(self._problem.rounds.any())
         if rounds_cost and len(self._problem) <= MOST_JOINED:
             self._put_one_by_one(JoiningAnnealing(self._problem, self._rng), JOINING_SHARE)
-        served = False
+        few, served = rounds_cost and len(self._problem) <= MOST_REQUESTS, False
         if slots_are_scarcer(self._problem):
-            relaxed = self._relax((RELAXED_SHARE, 1.0))
-            served = relaxed is not None and self._serve_within_memory(relaxed)
-        few = rounds_cost and len(self._problem) <= MOST_REQUESTS
+            relaxed = self._relax((RELAXED_FEW if few else RELAXED_SHARE, 1.0))
+            served = not few and relaxed is not None and self._serve_within_memory(relaxed)
+        if not few:
+            self._merge_best()
         if self._short is not None:
             walk = Reinsertion(self._problem, self._rng, self._short)
             self._until(best.progress + SHORT_SHARE * (1.0 - best.progress), walk.step)
         if len(self._problem) > FEW and not served:
             share = BACKWARD_FEW if few else BACKWARD_SHARE
             self._until(best.progress + share * (1.0 - best.progress), step)
+            self._merge_best()
         if few:
             self._put_few()
         self._until(1.0, self._reinsertion() or step)
@@ -372,10 +393,21 @@ class ScheduleSearch:
     def _put_few(self) -> None:
         """Search beams, and anneal over orders from the best schedule on, or from the longest request."""
         problem, start = self._problem, None
+        orders_pay = int(len(problem) <= ORDERS_PAY[0] and problem.slots > ORDERS_PAY[1])
         if beam_pays(problem):
-            self._put_one_by_one(BeamSearch(problem, self._rng), BEAM_SHARE)
+            self._put_one_by_one(BeamSearch(problem, self._rng), BEAM_SHARES[orders_pay])
             start = self.incumbent.schedule
-        self._put_one_by_one(InsertionAnnealing(problem, self._rng, start), INSERTION_SHARE)
+        for share in ORDER_SHARES[orders_pay]:
+            self._put_one_by_one(InsertionAnnealing(problem, self._rng, start), share)
+            start = self.incumbent.schedule
+
+    def _merge_best(self) -> None:
+        """Give up prefill stages of the best schedule, for a share of what is left."""
+        best = self.incumbent
+        assert best.schedule is not None, "a search begins with a schedule"
+        end = best.elapsed + MERGE_SHARE * best.left
+        if best.progress < 1.0:
+            best.offer(merge_stages(self._problem, best.schedule, lambda: best.elapsed > end))
 
     def _merged(self, schedule: Schedule) -> Schedule:
         """Return a schedule without the prefill stages that can be given up."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ...data.costs.cost import IntArray
@@ -14,8 +16,11 @@ REACH = 12
 MOST = 4
 """Requests of a stage beyond which it is kept: all of them hardly ever find another."""
 
+WIDE, WIDE_MOST = 200, 30
+"""Both where there is time for it."""
 
-def merge_stages(problem: Problem, schedule: Schedule) -> Schedule:
+
+def merge_stages(problem: Problem, schedule: Schedule, late: Callable[[], bool] | None = None) -> Schedule:
     """
     Return a schedule of no more rounds, with stages of few requests given up where that is possible.
 
@@ -26,10 +31,13 @@ def merge_stages(problem: Problem, schedule: Schedule) -> Schedule:
     schedule
         It keeps every rule, and has no idle rounds. With several stages in one round, or requests of no
         round, it is returned as it is.
+    late
+        Whether there is no time left, asked before each stage; then more of them are tried, and farther.
+        None to try few.
     """
     if not schedule.rounds.all() or not problem.rounds.all():
         return schedule
-    return _Merger(problem, schedule).schedule()
+    return _Merger(problem, schedule).schedule(late)
 
 
 class _Merger:
@@ -49,20 +57,23 @@ class _Merger:
         for request, start in enumerate(self._start):
             self._members.setdefault(start, []).append(request)
 
-    def schedule(self) -> Schedule:
+    def schedule(self, late: Callable[[], bool] | None) -> Schedule:
         """Return the schedule that is left once every stage of few requests has been tried."""
-        few = [time for time, members in self._members.items() if len(members) <= MOST]
+        reach, most = (REACH, MOST) if late is None else (WIDE, WIDE_MOST)
+        few = [time for time, members in self._members.items() if len(members) <= most]
         for time in sorted(few, key=lambda time: len(self._members[time])):
-            self._give_up(time)
+            if late is not None and late():
+                break
+            self._give_up(time, reach)
         times, bin_of = np.unique(np.array(self._start), return_inverse=True)
         return Schedule.from_bins(self._problem, bin_of, np.diff(np.append(times, self._end)))
 
-    def _give_up(self, time: int) -> None:
-        """Start all requests of a stage at others, or leave it as it is."""
+    def _give_up(self, time: int, reach: int) -> None:
+        """Start all requests of a stage at others so near to it, or leave it as it is."""
         members = self._members.pop(time)
         times = np.array(sorted(self._members), dtype=np.int64)
         at = int(np.searchsorted(times, time))
-        near = times[max(0, at - REACH) : at + REACH]
+        near = times[max(0, at - reach) : at + reach]
         near = near[np.argsort(np.abs(near - time), kind="stable")]
         moved: list[int] = []
         for request in sorted(members, key=lambda each: -self._rounds[each]):

@@ -34,6 +34,14 @@ def test_memory_and_the_token_cap_keep_a_stage() -> None:
         assert merge_stages(problem, schedule).prefill_stages() == 2
 
 
+def test_with_time_for_it_a_stage_of_many_requests_is_given_up() -> None:
+    problem = Problem(Workload.from_lengths([1] * 10, [6] * 4 + [2] * 6), COST, slots=10)
+    schedule = Schedule.from_bins(problem, [0] * 4 + [1] * 6, [2, 4])
+    assert merge_stages(problem, schedule).prefill_stages() == 2
+    assert merge_stages(problem, schedule, lambda: True).prefill_stages() == 2
+    assert merge_stages(problem, schedule, lambda: False).prefill_stages() == 1
+
+
 def test_a_stage_of_which_one_request_finds_no_other_is_left_as_it_was() -> None:
     problem = Problem(Workload.from_lengths([1] * 4, [6, 2, 2, 2]), COST, slots=2)
     schedule = Schedule.from_bins(problem, [0, 0, 1, 2], [2, 2, 2])
