@@ -105,6 +105,9 @@ constructions before the first, which takes as long as several of them.
 PACKING_SHARE = 0.1
 """The share of the seconds left that packing slots full takes at most."""
 
+PLACED_SECONDS = 1e-6
+"""What placing a slot's requests in stages takes at least, for each pair of them."""
+
 CHAIN_SHARE = 0.5
 """The share of what is left of the limits in which requests of slots packed full are exchanged."""
 
@@ -489,6 +492,8 @@ class ScheduleSearch:
     def _chain(self) -> None:
         """Pack the slots full, and anneal over which requests follow one another there if they are few."""
         best = self.incumbent
+        if best.progress >= 1.0 or PLACED_SECONDS * len(self._problem) ** 2 / self._problem.slots > best.left:
+            return
         walk = ChainAnnealing(self._problem, self._rng, PACKING_SHARE * best.left)
         if requests_are_few(self._problem):
             self._until(best.progress + CHAIN_SHARE * (1.0 - best.progress), walk.step)
