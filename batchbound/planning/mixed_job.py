@@ -145,7 +145,10 @@ def read_mixed_job(
         return ReadJob(job, name, read.lengths)
     requests = read_server_batch(name, columns)
     known = [request.output_tokens for request in requests]
-    source = replace(LengthSource.parse(lengths or ("cap" if None in known else "known")), longest=longest)
+    source = replace(
+        LengthSource.parse(("cap" if None in known else "known") if lengths is None else lengths),
+        longest=longest,
+    )
     output = source.resolve(
         [request.custom_id for request in requests],
         caps=[request.max_tokens for request in requests],

@@ -328,7 +328,9 @@ def _read(path: Path, options: ServerOptions) -> _Batch:
             raise InputError("there is no plan whose order could be kept", file=path, hint=hint)
         requests = read_server_batch(path, options.columns)
         known = [request.output_tokens for request in requests]
-        source = LengthSource.parse(options.lengths or ("cap" if None in known else "known"))
+        source = LengthSource.parse(
+            ("cap" if None in known else "known") if options.lengths is None else options.lengths
+        )
         ids = [request.custom_id for request in requests]
         caps = [request.max_tokens for request in requests]
         says = [request.body.get("prompt", request.body.get("messages")) for request in requests]

@@ -96,7 +96,7 @@ def read_workload(
     drawn = _drawn(name)
     if drawn is None and not is_table(name):
         return _read_prompts(name, lengths, longest, count_tokens)
-    source = replace(LengthSource.parse(lengths or "known"), longest=longest)
+    source = replace(LengthSource.parse("known" if lengths is None else lengths), longest=longest)
     try:
         workload = drawn or read_lengths(
             name, drop_unanswered=drop_unanswered, need_output=source.kind == "known"
@@ -134,7 +134,7 @@ def _read_prompts(
 ) -> JobInput:
     records = each_sample(read_batch(path, columns), path)
     known = [record.output_tokens for record in records]
-    source = LengthSource.parse(lengths or ("cap" if None in known else "known"))
+    source = LengthSource.parse(("cap" if None in known else "known") if lengths is None else lengths)
     source = replace(source, longest=longest)
     ids = [record.custom_id for record in records]
     caps, asked = [record.max_tokens for record in records], [record.says for record in records]

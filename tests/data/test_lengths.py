@@ -239,6 +239,17 @@ def test_a_source_of_lengths_that_is_none_is_refused(spec: str, said: str) -> No
         LengthSource.parse(spec)
 
 
+def test_an_empty_source_of_lengths_is_not_the_default(tmp_path: Path) -> None:
+    table, batch = tmp_path / "job.csv", tmp_path / "job.jsonl"
+    table.write_text("id,input_tokens,output_tokens\na,3,4\n")
+    body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 4}
+    batch.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}))
+    for job in (table, batch):
+        assert read_workload(job).workload.output_tokens.tolist() == [4]
+        with pytest.raises(InputError, match="'' names no source"):
+            read_workload(job, lengths="")
+
+
 def test_lengths_no_family_member_fits_name_the_mend(tmp_path: Path) -> None:
     table = tmp_path / "two.csv"
     table.write_text("id,output_tokens\n" + "".join(f"r{i},{1 + 499 * (i % 10 == 0)}\n" for i in range(50)))
