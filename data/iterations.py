@@ -9,6 +9,7 @@ import numpy as np
 
 from .costs.cost import IntArray
 from .files.record import Count, Positive
+from .problem import limit_of
 
 TOKENS_PER_ITERATION = 256
 """Tokens that take about as long to compute as reading the weights once, on the devices of these years."""
@@ -33,7 +34,7 @@ class EngineLimits:
     Raises
     ------
     ValueError
-        If a limit is below one, or there is not a single block.
+        If a limit is no whole number or below one, or there is not a single block.
     """
 
     sequences: Positive
@@ -42,9 +43,9 @@ class EngineLimits:
     block_tokens: Positive = 16
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "batched_tokens", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("sequences", "batched_tokens", "kv_tokens", "block_tokens"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, limit_of(name, value, 1))
         if self.kv_tokens is not None and self.kv_tokens < self.block_tokens:
             raise ValueError(f"{self.kv_tokens} tokens make no block of {self.block_tokens}")
 

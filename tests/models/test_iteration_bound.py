@@ -159,6 +159,7 @@ def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], siz
     "make",
     [
         lambda: EngineLimits(0),
+        lambda: EngineLimits(2.5),  # type: ignore[arg-type]
         lambda: EngineLimits(1, 0),
         lambda: EngineLimits(1, kv_tokens=15),
         lambda: sequences((0, 1)),
@@ -169,7 +170,7 @@ def test_held_blocks_are_counted_as_one_by_one(pairs: list[tuple[int, int]], siz
     ],
 )
 def test_impossible_limits_and_lengths_are_refused(make: object) -> None:
-    with pytest.raises(ValueError, match=r"least|block|many|shares"):
+    with pytest.raises(ValueError, match=r"least|whole|block|many|shares"):
         make()  # type: ignore[operator]
 
 
