@@ -131,19 +131,24 @@ def main() -> None:
             planned, state = chosen[strategy], run.steady_state()
             config = ExecConfig(strategy, planned.encode_batch, planned.decode_rounds)
             predicted = _timeline(profile, problem, strategy)(config)
-            reached[strategy].append((predicted, state))
-            print(
-                f"{repeat} {planned.strategy:5s}: {predicted.throughput:7.2f}/s predicted,"
-                f" {state.throughput:7.2f}/s measured ({predicted.throughput / state.throughput - 1:+.1%});"
-                f" 99 % latency {predicted.latency:.3f} s predicted, {state.latency:.3f} s measured;"
-                f" {state.requests} requests",
-                flush=True,
-            )
+            if state is None:
+                print(f"{repeat} {planned.strategy:5s}: too short for a steady state: give more --requests")
+            else:
+                reached[strategy].append((predicted, state))
+                print(
+                    f"{repeat} {planned.strategy:5s}: {predicted.throughput:7.2f}/s predicted,"
+                    f" {state.throughput:7.2f}/s measured"
+                    f" ({predicted.throughput / state.throughput - 1:+.1%});"
+                    f" 99 % latency {predicted.latency:.3f} s predicted, {state.latency:.3f} s measured;"
+                    f" {state.requests} requests",
+                    flush=True,
+                )
             if repeat == 0:
                 wrong = _mismatches(model, prompts, run.engine.answers)
                 print(f"  {wrong} of {CHECKED} answers differ from `generate`", flush=True)
     for strategy, planned in chosen.items():
-        _print(planned, reached[strategy])
+        if reached[strategy]:
+            _print(planned, reached[strategy])
 
 
 def _problem(args: argparse.Namespace) -> Problem:
@@ -229,8 +234,8 @@ class _Run:
             policy = rra_policy(planned)
         self.paused = PausedRun(iterate(problem, policy, self.engine), self._clock, len(problem))
 
-    def steady_state(self) -> SteadyState:
-        """Return what the run reached."""
+    def steady_state(self) -> SteadyState | None:
+        """Return what the run reached, ``None`` where it was too short."""
         trace = self.paused.trace
         assert trace is not None
         if isinstance(self.engine, DecodeEngine):
@@ -238,10 +243,7 @@ class _Run:
             began = self.engine.encode_began + self._origin
             began = self._clock.read_at(began) if self._wall else np.full_like(began, np.nan)
             trace = replace(trace, prefilled=began - self._origin)
-        reached = steady_state(trace)
-        if reached is None:
-            raise SystemExit("the run is too short for a steady state: give more --requests")
-        return reached
+        return steady_state(trace)
 
 
 def _print(planned: PlannedConfiguration, reached: list[tuple[Performance, SteadyState]]) -> None:
