@@ -289,7 +289,7 @@ class _Step:
             one.tokens,
             self._job.model,
             self._job.tokenizer,
-            pinned=False,
+            ends=self._job.ends,
             told=one.told if "logprobs" in record.asked else None,
         )
         choice = line["response"]["body"]["choices"][0]

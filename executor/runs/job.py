@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ class Outcome:
     resumed: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Job:
     """
     A plan with everything needed to run it.
@@ -145,7 +146,7 @@ class Job:
     @property
     def decoding(self) -> DecodeOptions:
         """How the engine decodes: what ends a completion, how tokens are chosen, what the device holds."""
-        ends = NO_EOS if self.pinned else end_tokens(self.model, self.tokenizer)
+        ends = NO_EOS if self.pinned else self._ends
         return DecodeOptions(ends, self.sampler, self.kv_tokens)
 
     def run(self, journal: Journal, *, on_stage: Callable[[Stage, int], None] | None = None) -> Outcome:
@@ -272,9 +273,13 @@ class Job:
         rule, told = self.sampler, None
         if isinstance(rule, MixedSampler) and rule.recorder is not None and "logprobs" in record.asked:
             told = rule.recorder.read(rule.stream(record.name), len(tokens))
-        return answer_of(
-            record, prompt_tokens, tokens, self.model, self.tokenizer, pinned=self.pinned, told=told
-        )
+        ends = None if self.pinned else self._ends
+        return answer_of(record, prompt_tokens, tokens, self.model, self.tokenizer, ends=ends, told=told)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """The tokens that end a completion."""
+        return end_tokens(self.model, self.tokenizer)
 
     def _positions(self) -> int:
         limit = position_limit(self.model.config)
@@ -320,7 +325,7 @@ def answer_of(
     model: Any,
     tokenizer: Tokenizer,
     *,
-    pinned: bool,
+    ends: frozenset[int] | None,
     told: Sequence[TokenLogprob] | None = None,
 ) -> dict[str, object]:
     """
@@ -334,12 +339,13 @@ def answer_of(
         Its completion, an end-of-sequence token included if that ended it.
     model, tokenizer
         What completed it.
-    pinned
-        Whether its length was given.
+    ends
+        The :func:`end tokens <batchbound.executor.models.tokenizers.end_tokens>` of both; None where its
+        length was given. Finding them looks at every module of the model, so they are found once a run.
     told
         Log-probabilities of its tokens, if it asks for them.
     """
-    ending = Ending() if pinned else Ending.of(record.sampling(), end_tokens(model, tokenizer))
+    ending = Ending() if ends is None else Ending.of(record.sampling(), ends)
     text, reason = ending.text(tokens, tokenizer.decode)
     return answer_line(
         record,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ BEYOND = 2**40
 """Decode steps that no completion has: in a step that is gone through again, what did not end in it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepsJob:
     """
     A plan of several steps with everything needed to serve it.
@@ -108,6 +109,11 @@ class StepsJob:
         found: list[str] = self.plan.fleet.workload.ids.tolist()
         return found
 
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a completion."""
+        return end_tokens(self.model, self.tokenizer)
+
     def serving(self, engine: StepsEngine) -> StepsServing:
         """Return the steps, to be served on a fresh engine by a fresh policy."""
         problem = self.plan.problem
@@ -121,7 +127,7 @@ class StepsJob:
             self.prompts,
             self.most_tokens.tolist(),
             self.tokenizer,
-            end_tokens(self.model, self.tokenizer),
+            self.ends,
             begun={self.names[request]: tokens for request, tokens in begun.items()},
         )
 
@@ -130,7 +136,7 @@ class StepsJob:
         problem = self.plan.problem
         if problem.kv_capacity is None:
             problem = replace(problem, workload=problem.workload.with_output_tokens(self.most_tokens))
-        ends = NO_EOS if rule.ends else end_tokens(self.model, self.tokenizer)
+        ends = NO_EOS if rule.ends else self.ends
         engine = HuggingFaceEngine(
             problem,
             self.model,

@@ -94,6 +94,19 @@ def alone(job: Job) -> dict[str, dict[str, object]]:
     return lines
 
 
+def test_completions_are_written_without_another_look_at_every_module(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from batchbound.executor.models import wrapped
+
+    looks: list[Any] = []
+    unpinned = replace(job, pinned=False)
+    monkeypatch.setattr(wrapped, "_check_whole", looks.append)
+    lines = [unpinned.answer(row, [5, 6, 7]) for row in range(4)]
+    assert len(lines) == 4
+    assert len(looks) == 1
+
+
 def test_slots_hold_twice_the_batch_or_what_can_join_while_an_answer_is_decoded() -> None:
     assert RRA.slots == 2 * (6 + 3)
     assert replace(RRA, strategy="WAA-C", decode_batch=0.0).slots == 2 * (3 * 7 + 3)

@@ -192,7 +192,7 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
 def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Callable[[Sequence[int]], None]]:
     """Yield what puts a completion on disk as a run does; what it wrote is gone afterwards."""
     from ...executor.models.source import ModelLoadError
-    from ...executor.models.tokenizers import load_tokenizer
+    from ...executor.models.tokenizers import end_tokens, load_tokenizer
     from ...executor.runs.job import answer_of
     from ...executor.runs.journal import Journal
 
@@ -202,10 +202,11 @@ def _keeping(model: Any, args: argparse.Namespace, folder: Path) -> Iterator[Cal
         # Bytes take about as long to write: a model may come without a tokenizer.
         tokenizer = load_tokenizer("bytes")
     record = Prompts.random(Workload.from_lengths([1], [1]), 1, seed=0).records[0]
+    ends = None if args.pinned else end_tokens(model, tokenizer)
     with tempfile.TemporaryDirectory(dir=folder) as scratch, Journal(Path(scratch) / "answers", {}) as kept:
 
         def keep(tokens: Sequence[int]) -> None:
-            line = answer_of(record, 1, tokens, model, tokenizer, pinned=args.pinned)
+            line = answer_of(record, 1, tokens, model, tokenizer, ends=ends)
             kept.append(f"{len(kept.finished)}", line)
 
         yield keep
