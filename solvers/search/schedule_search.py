@@ -508,7 +508,7 @@ class ScheduleSearch:
 
     def _anneal(self) -> bool:
         """Anneal over the stage times and return whether they were few enough; make schedules of the best."""
-        costs, best = self._costs(), self.incumbent
+        costs, best = StageCosts.of(self._problem), self.incumbent
         if costs.round == 0 or not self._problem.rounds.any() or best.progress >= 1.0:
             return True
         if not time_for_programmes(best.left):
@@ -561,15 +561,6 @@ class ScheduleSearch:
         """Seconds since the search began, or what stands for them where steps are what is limited."""
         best = self.incumbent
         return best.elapsed if np.isinf(best.most) else best.steps * STEP_SECONDS
-
-    def _costs(self) -> StageCosts:
-        """Return what a stage and a round cost beyond what every schedule pays."""
-        assert self.incumbent.schedule is not None
-        cost = self._problem.cost
-        tokens = float(self._problem.prompt_tokens.sum()) / max(1, self.incumbent.schedule.prefill_stages())
-        floor = max(0.0, cost.prefill_floor - cost.prefill_base - cost.prefill_per_token * tokens)
-        longest = int(self._problem.rounds.max())
-        return StageCosts(cost.prefill_base + floor, cost.decode_base, self._problem.slots, longest)
 
     def _rounding_seconds(self) -> float:
         """Return the seconds for one attempt at whole slots; no limit if time does not limit the search."""

@@ -340,6 +340,22 @@ def test_the_same_seed_and_work_give_the_same_schedule(limits: dict[str, int]) -
     assert first.rounds.tolist() == second.rounds.tolist()
 
 
+def test_prompt_tokens_count_towards_the_least_of_the_stages_that_hold_them() -> None:
+    costs = StageCosts(stage=1.0, round=2.0, slots=10, lift=9.0, tokens=100.0)
+    seconds = [float(costs.seconds(np.arange(stages + 1))) - 2.0 * stages for stages in (2, 4, 100)]
+    assert seconds[:2] == [2.0, pytest.approx(4.0 + (36 - 30) / 5)]
+    assert seconds[2] == pytest.approx(100.0 + 900 - 100)
+
+
+def test_stages_that_hold_their_tokens_for_nothing_are_not_taken_for_free_without_end() -> None:
+    rng = np.random.default_rng(3)
+    rounds, prompts = rng.integers(20, 400, 60), rng.integers(100, 200, 60)
+    cost = CostModel(0.0, 0.01 / 256, 0.001, 0.0, prefill_floor=0.01)
+    problem = Problem(Workload.from_lengths(prompts, rounds), cost, 8)
+    # The best rule takes 1.910 s.
+    assert search_schedule(problem, iterations=30).makespan < 1.9
+
+
 def test_the_search_improves_on_longest_first_with_ski_rental() -> None:
     problem = batch_like(4, 120, 20)
     found = search_schedule(problem, iterations=60, seed=0)

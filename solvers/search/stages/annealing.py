@@ -206,7 +206,7 @@ class StageAnnealing:
             self._cycle += 1
             self.walk.restart(self._again(done))
         temperature, kink = self._cooling.at(done, self._cycle)
-        self.walk.step(self._costs.stage * temperature, kink, late)
+        self.walk.step(self._costs.dearest * temperature, kink, late)
 
     def _judge(self, steps: float) -> None:
         """Choose how to anneal in so many steps."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....data.costs.cost import FloatArray, IntArray
+from ....data.problem import Problem
 from .slot_flow import LengthProfile, Spans
 from .slot_price import SlotPrice, slot_price, slots_at_least, slots_by_lengths
 
@@ -36,6 +37,9 @@ GENEROUS = 2.0
 IDLE = 0.05
 """What a slot to spare is worth where no round can be saved for it, as a share of its rounds."""
 
+UNEVEN = np.array([0.3, 0.6, 0.9, 1.2, 2.0])
+"""Prompt tokens of a stage, in times of the mean stage: a few stages are far from it."""
+
 PRICED = 6
 """Candidates of one draw that may be priced before new ones are drawn."""
 
@@ -53,16 +57,42 @@ class StageCosts:
         Slots there are.
     least
         Rounds that no schedule is shorter than: those of the longest request.
+    lift
+        Seconds by which the least of a stage is above its base: what a stage of few prompt tokens costs more.
+    tokens
+        Seconds of all prompt tokens, which count towards that least.
     """
 
     stage: float
     round: float
     slots: int
     least: int = 0
+    lift: float = 0.0
+    tokens: float = 0.0
+
+    @classmethod
+    def of(cls, problem: Problem) -> StageCosts:
+        """Return those of a problem; a bend is left out of account."""
+        cost = problem.cost
+        return cls(
+            cost.prefill_base,
+            cost.decode_base,
+            problem.slots,
+            int(problem.rounds.max()),
+            max(0.0, cost.prefill_floor - cost.prefill_base),
+            cost.prefill_per_token * float(problem.prompt_tokens.sum()),
+        )
+
+    @property
+    def dearest(self) -> float:
+        """Seconds of a stage that hardly prefills a token."""
+        return self.stage + self.lift
 
     def seconds(self, times: IntArray) -> FloatArray:
         """Return the seconds of stages and rounds for times of shape (..., stages + 1)."""
-        seconds = self.stage * (times.shape[-1] - 1) + self.round * times[..., -1]
+        stages = times.shape[-1] - 1
+        lifted = np.maximum(0.0, self.lift * stages - self.tokens * UNEVEN).mean()
+        seconds = self.stage * stages + lifted + self.round * times[..., -1]
         return np.asarray(seconds, dtype=np.float64)
 
     def guide(self, times: IntArray, slots: FloatArray | float, kink: float) -> FloatArray:
