@@ -16,7 +16,7 @@ from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.trace import Stage
 from ..models.sampling import Sampler
-from ..models.wrapped import evaluating, unwrapped
+from ..models.wrapped import Evaluation, unwrapped
 from .device_memory import keep_freed_memory
 from .offloading import OffloadingBatch
 from .tiers import Tier, choose_tier
@@ -124,6 +124,7 @@ class HuggingFaceEngine:
         expected = np.minimum(most_tokens - begun, problem.workload.output_tokens)
         capacity = int((problem.prompt_tokens + expected).max())
         self._model = inner = unwrapped(model)
+        self._evaluating = Evaluation(inner)
         if inner.device.type == "cpu":
             keep_freed_memory()
         slots = (
@@ -146,7 +147,7 @@ class HuggingFaceEngine:
         if problem.kv_capacity is not None and decoding.kv_tokens is None:
             longest = int((problem.prompt_tokens + most_tokens - begun).max())
             options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest), inner.device)
-        with evaluating(inner):
+        with self._evaluating():
             self._residence = OffloadingBatch(
                 lambda slots: make(inner, slots, capacity, **options),
                 slots,
@@ -181,7 +182,7 @@ class HuggingFaceEngine:
         ]
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
         before = self._residence.prefilled
-        with evaluating(self._model):
+        with self._evaluating():
             first = self._residence.prefill(
                 fresh,
                 prompts,
@@ -212,7 +213,7 @@ class HuggingFaceEngine:
         done, beyond, padding = 0, 0, self._residence.padding_read
         finished: list[int] = []
         while done < burst and not finished:
-            with evaluating(self._model):
+            with self._evaluating():
                 tokens = self._residence.decode(
                     min(at_once, burst - done), lambda request: len(self.answers[request]), until=self._ends
                 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..models.families import UnsupportedModelError
 from ..models.tiny import FAMILIES
-from ..models.wrapped import evaluating, unwrapped
+from ..models.wrapped import Evaluation, unwrapped
 
 if TYPE_CHECKING:
     from ..kv.batch import RunningBatch
@@ -91,7 +91,7 @@ def _checked(model: Any, tier: Tier, self_check: bool) -> Tier:
     tier.batch.check(inner.config)
     if not self_check:
         return Tier(tier.name, tier.reason, "a tested family")
-    with evaluating(model):
+    with Evaluation(model)():
         check_tier(inner, tier.batch, alone=getattr(model, "_orig_mod", model))
     return Tier(tier.name, tier.reason, "completions compared with the model's own at load")
 

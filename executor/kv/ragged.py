@@ -212,14 +212,15 @@ class RaggedBatch(RunningBatch):
     def _count_captured(self, captured: CapturedRounds, rounds: int) -> None:
         """Take note of what captured rounds read."""
         store, size = self._store, captured.size
+        if self._kernel != "masked sdpa":
+            # Rows are read to their lengths; one that only fills the captured size up reads its one column.
+            self._padding_columns += self._layers_of.total() * rounds * (size - store.rows)
+            return
         before = [tokens - rounds for tokens in store.lengths]
         for window, layers in self._layers_of.items():
             for round_ in range(1, rounds + 1):
                 needed = needed_columns([tokens + round_ for tokens in before], window)
-                # A row that only fills the captured size up reads its one column.
-                exact = needed + size - store.rows
-                read = size * store.columns if self._kernel == "masked sdpa" else exact
-                self._padding_columns += layers * (read - needed)
+                self._padding_columns += layers * (size * store.columns - needed)
 
     def _attend_held(self, call: AttentionCall) -> torch.Tensor:
         """Attend in a captured round: lengths are read from the device."""

@@ -114,6 +114,8 @@ class KeyValueSlots(KeyValueStore):
         self._rows = torch.empty(0, dtype=torch.int64)
         self._targets: dict[int, torch.Tensor] = {}
         self._positions = torch.empty(0, dtype=torch.int64)
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self._views_of = 0, 0
         self._slot_layers = [self._layer_class(self, window) for window in sliding_windows]
         self.attending = self._slot_layers[0]
         """The layer whose keys and values were asked for last: attention follows at once."""
@@ -282,10 +284,18 @@ class KeyValueSlots(KeyValueStore):
         """
         Return views of a row's keys and values in all layers, of as many columns as it holds at least.
 
-        On a GPU of all columns: what lies in one piece takes a launch for all layers.
+        On a GPU of all columns: what lies in one piece takes a launch for all layers, and the views are kept,
+        as making them takes longer than the launch.
         """
-        buffers = [buffer for layer in self._slot_layers if layer.is_initialized for buffer in layer.buffers]
-        return [buffer[row] if buffer.is_cuda else buffer[row, :, :tokens] for buffer in buffers]
+        layers = [layer for layer in self._slot_layers if layer.is_initialized]
+        if not layers or not _takes_launches(layers[0].buffers[0]):
+            return [buffer[row, :, :tokens] for layer in layers for buffer in layer.buffers]
+        made_of = len(layers), self.columns
+        if self._views_of != made_of:
+            self._views, self._views_of = {}, made_of
+        if row not in self._views:
+            self._views[row] = [buffer[row] for layer in layers for buffer in layer.buffers]
+        return self._views[row]
 
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return views of a row's keys and values, each of shape (heads, tokens, head size)."""
@@ -306,6 +316,10 @@ class KeyValueSlots(KeyValueStore):
             for buffer, states in zip(layer.buffers, (keys, values), strict=True):
                 buffer[row, :, :tokens] = states
         self.lengths[row] = tokens
+
+
+def _takes_launches(buffer: torch.Tensor) -> bool:
+    return buffer.is_cuda
 
 
 class SlotMasks:

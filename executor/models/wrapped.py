@@ -49,10 +49,9 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
+class Evaluation:
     """
-    Let a model run as it does for inference, and leave it afterwards as it was.
+    Lets a model run as it does for inference, as often as asked, and leaves it each time as it was.
 
     Dropout is off, and so is gradient checkpointing, which would drop the keys and values; code compiled by
     ``model.compile()`` is put aside, as it was compiled for other calls. Modules are told one by one, since
@@ -62,29 +61,38 @@ def evaluating(model: Any) -> Iterator[None]:
     Parameters
     ----------
     model
-        A torch module.
+        A torch module; its modules are looked up once, as that takes as long as some launches.
     """
-    import torch
 
-    modules = list(model.modules())
-    training = [module for module in modules if module.training]
-    compiled = [
-        (module, module._compiled_call_impl)
-        for module in modules
-        if getattr(module, "_compiled_call_impl", None) is not None
-    ]
-    try:
-        for module in training:
-            module.training = False
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        with torch.cuda.device_of(next(model.parameters(), torch.empty(0))):  # type: ignore[no-untyped-call]
-            yield
-    finally:
-        for module in training:
-            module.training = True
-        for module, call in compiled:
-            module._compiled_call_impl = call
+    def __init__(self, model: Any) -> None:
+        import torch
+
+        self._modules = tuple(model.modules())
+        self._parameter = next(model.parameters(), torch.empty(0))
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Return the context in which the model runs so."""
+        import torch
+
+        training = [module for module in self._modules if module.training]
+        compiled = [
+            (module, module._compiled_call_impl)
+            for module in self._modules
+            if getattr(module, "_compiled_call_impl", None) is not None
+        ]
+        try:
+            for module in training:
+                module.training = False
+            for module, _ in compiled:
+                module._compiled_call_impl = None
+            with torch.cuda.device_of(self._parameter):  # type: ignore[no-untyped-call]
+                yield
+        finally:
+            for module in training:
+                module.training = True
+            for module, call in compiled:
+                module._compiled_call_impl = call
 
 
 def _within(model: Any) -> Any | None:

@@ -30,6 +30,7 @@ from batchbound.data.readers.sampling import LogprobsMode
 from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import DecodeOptions, HuggingFaceEngine, _within
 from batchbound.executor.engines.tiers import Tier
+from batchbound.executor.kv import slot_store
 from batchbound.executor.kv.captured import CapturedRounds, Round
 from batchbound.executor.kv.paged_store import BLOCK
 from batchbound.executor.kv.ragged import RaggedBatch
@@ -263,6 +264,26 @@ def test_a_finished_completion_costs_few_launches(models: dict[int, Any], paged:
         counts[layers] = launches.count
     # Of rows in one piece a launch does for all layers; of blocks, keys and values are zeroed.
     assert (counts[4] - counts[2]) / 2 <= (2 if paged else 0)
+
+
+def test_whole_rows_whose_views_are_kept_are_the_rows_of_buffers_that_grew(
+    models: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = []
+    for whole in (False, True):
+        monkeypatch.setattr(slot_store, "_takes_launches", lambda buffer, whole=whole: whole)
+        batch = RaggedBatch(models[2], 4, 20)
+        fill(batch, range(4), 12)
+        given = [batch.decode(5)]
+        for slot in (1, 0):
+            batch.release(slot)
+            given.append(batch.decode(40))
+        fill(batch, range(2), 30)
+        # Rows 3 and 1 changed places before the buffers grew, and do so again.
+        batch.release(3)
+        given.append(batch.decode(30))
+        tokens.append(np.concatenate(given))
+    np.testing.assert_array_equal(tokens[0], tokens[1])
 
 
 def test_an_end_costs_the_other_rows_no_round(

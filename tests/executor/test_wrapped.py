@@ -17,7 +17,7 @@ from batchbound.executor.llm import LLM
 from batchbound.executor.models.families import UnsupportedModelError
 from batchbound.executor.models.source import load_model
 from batchbound.executor.models.tokenizers import ByteTokenizer
-from batchbound.executor.models.wrapped import evaluating, unwrapped
+from batchbound.executor.models.wrapped import Evaluation, unwrapped
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -152,7 +152,7 @@ def test_a_module_is_in_evaluation_within_and_as_it_was_after_an_error() -> None
         assert not any(module.training for module in model.modules())
         raise ValueError("oops")
 
-    with pytest.raises(ValueError, match="oops"), evaluating(model):
+    with pytest.raises(ValueError, match="oops"), Evaluation(model)():
         fail()
     assert [module.training for module in model.modules()] == [True, True, False]
 
@@ -173,7 +173,7 @@ def test_a_peft_wrapper_gives_the_tokens_of_its_adapter(family: str) -> None:
     model = loaded(family)
     plain = [generate_alone(model, prompt, 9) for prompt in PROMPTS]
     wrapped = adapted(model)
-    with evaluating(wrapped):
+    with Evaluation(wrapped)():
         expected = [generate_alone(wrapped.get_base_model(), prompt, 9) for prompt in PROMPTS]
     assert expected != plain
     assert unwrapped(wrapped) is model
