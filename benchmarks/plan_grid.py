@@ -25,6 +25,9 @@ from batchbound.solvers import Limits
 
 GPU = CostModel(0.004, 2e-5, 0.012, 2e-5)
 BENT = CostModel(0.004, 2e-5, 0.012, 2e-5, prefill_bend=4096, prefill_per_token_beyond=2e-5)
+LAUNCHED = CostModel(0.0, 1.8e-5, 0.0028, 4.7e-6, prefill_floor=0.046, decode_per_kv_token=4.4e-8)
+"""A model of 1.7 billion weights on an H100, as profiled: launches decide what a small prefill stage takes."""
+
 SHARE_OF_PEAK = 0.4
 
 
@@ -61,6 +64,7 @@ REGIMES: dict[
 ] = {
     "paper": (_chat, lambda workload, slots: Problem(workload, CostModel.paper(), slots)),
     "gpu": (_chat, lambda workload, slots: Problem(workload, GPU, slots)),
+    "launched": (_chat, lambda workload, slots: Problem(workload, LAUNCHED, slots)),
     "prefill-heavy": (_long_prompts, lambda job, slots: Problem(job, GPU, slots, prefill_token_cap=8192)),
     "scarce-memory": (_chat, _scarce),
     "heavy-tail": (_heavy_tail, lambda workload, slots: Problem(workload, GPU, slots)),
