@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 LONGEST = 2**31 - 1
 """Most tokens a single length may have; anything above is a mistake in the input."""
 
+SURROGATES = 0xD800, 0xDFFF
+"""The halves of surrogate pairs, which no file holds: the first and the last."""
+
 LATEST = 1e12
 """Latest arrival, seconds: beyond, a decode step is lost in the rounding of the clock."""
 
@@ -118,7 +121,7 @@ class Workload:
         count = len(self.input_tokens)
         if count == 0:
             raise WorkloadError("there is no request", row=None, column="input_tokens")
-        self._set("ids", np.asarray(self.ids, dtype=np.str_), count)
+        self._set("ids", _names(self.ids), count)
         for name in ("input_tokens", "output_tokens"):
             self._set(name, _integers(getattr(self, name), name), count)
         for name, default in (("arrival", 0.0), ("deadline", np.inf)):
@@ -239,6 +242,23 @@ class Workload:
 def numbered_ids(count: int) -> npt.NDArray[np.str_]:
     """Return the names ``request-0`` to ``request-(count-1)``."""
     return np.char.add("request-", np.arange(count).astype(np.str_))
+
+
+def _names(given: Any) -> npt.NDArray[np.str_]:
+    if not (isinstance(given, np.ndarray) and given.dtype.kind == "U"):
+        # numpy would drop it at a name's end without a word.
+        row = next((row for row, name in enumerate(given) if "\0" in str(name)), None)
+        if row is not None:
+            raise WorkloadError(f"{str(given[row])!r} holds the character NUL", row=row, column="id")
+    ids = np.ascontiguousarray(given, dtype=np.str_)
+    letters = ids.view(np.uint32)
+    if letters.size and letters.max() >= SURROGATES[0]:
+        half = ((letters >= SURROGATES[0]) & (letters <= SURROGATES[1])).reshape(len(ids), -1).any(axis=1)
+        if half.any():
+            row = int(half.argmax())
+            what = f"{str(ids[row])!r} holds half of a Unicode surrogate pair"
+            raise WorkloadError(what, row=row, column="id")
+    return ids
 
 
 def _integers(values: npt.ArrayLike, name: str) -> IntArray:

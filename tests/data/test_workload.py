@@ -36,6 +36,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"group": [0.5, 1]}, "group of request 0: 0.5 must be a whole number"),
     ({"priority": [1, None]}, "priority"),
     ({"ids": ["a", "a"]}, "id of request 1: 'a' also names request 0"),
+    ({"ids": ["a", "b\0"]}, r"id of request 1: 'b\\x00' holds the character NUL"),
+    ({"ids": ["a\ud800", "b"]}, "id of request 0: .* holds half of a Unicode surrogate pair"),
+    ({"ids": np.array(["ä😀", "\udfff"])}, "id of request 1: .* holds half of a Unicode surrogate pair"),
     ({"ids": ["a"]}, r"ids: has \(1,\) values for 2 requests"),
 ]
 
