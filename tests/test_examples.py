@@ -33,7 +33,9 @@ def ended(command: list[str], folder: Path, server: str) -> subprocess.Completed
     scripts = folder / "bin"
     scripts.mkdir()
     program = scripts / "batchbound"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m batchbound "$@"\n', encoding="utf-8")
+    run = f'exec "{sys.executable}" -m batchbound "$@"'
+    brief = f'#!/bin/sh\n[ "$1" = plan ] && {run} --time-limit 1\n{run}\n'
+    program.write_text(brief, encoding="utf-8")
     program.chmod(0o755)
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {

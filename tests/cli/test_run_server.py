@@ -386,18 +386,13 @@ def check_killed(tmp_path: Path, kills: int, seed: int, deaths: int = 0) -> None
 
 
 @pytest.mark.slow
-def test_ten_kills_of_the_client_and_ten_of_the_server_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    check_killed(tmp_path, 10, seed=2, deaths=10)
+def test_kills_of_the_client_and_of_the_server_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    check_killed(tmp_path, 4, seed=2, deaths=4)
 
 
 @pytest.mark.slow
-def test_a_killed_client_goes_on_and_answers_each_request_once(tmp_path: Path) -> None:
-    check_killed(tmp_path, 3, seed=0)
-
-
-@pytest.mark.slow
-def test_twenty_kills_at_random_moments_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    check_killed(tmp_path, 20, seed=1)
+def test_kills_at_random_moments_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    check_killed(tmp_path, 6, seed=1)
 
 
 def test_a_plan_is_followed_and_completions_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
