@@ -84,8 +84,8 @@ def add_problem(
         "--cost",
         default="paper",
         metavar="paper|FILE",
-        help="what stages cost: the hybrid paper's measurements, or a file of `batchbound profile`"
-        " (default %(default)s)",
+        help="what stages cost: the hybrid paper's measurements, or a file of `batchbound profile`, or one of"
+        " coefficients alone (default %(default)s)",
     )
     group.add_argument(
         "--lengths",

@@ -79,7 +79,7 @@ def whose_seconds(cost_source: Mapping[str, object]) -> str:
         Where its costs come from, as the plan records it.
     """
     engine = cost_source.get("engine")
-    if isinstance(engine, Mapping):
+    if isinstance(engine, Mapping) and engine:
         return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
     if cost_source.get("name") == "paper":
         return "in the seconds of the hybrid paper's GPU (LLaMA-65B), not of this machine: see --cost"
@@ -141,7 +141,7 @@ def _overheads(plan: Plan) -> dict[str, float | None]:
     seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
     measured = plan.provenance.cost_source.get("engine")
     # On the ragged tier a row is read to its own length, or to that of rows near it.
-    pads = not (isinstance(measured, Mapping) and measured.get("tier") == "ragged")
+    pads = isinstance(measured, Mapping) and measured.get("tier", "ragged") != "ragged"
     counted = pads and cost.decode_per_kv_token > 0
     padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if counted else 0.0
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..files.disk import read_json_object, write_json
@@ -37,16 +37,17 @@ class FitError:
 @dataclass(frozen=True, slots=True)
 class CalibratedCost:
     """
-    A cost model of one model on one machine.
+    A cost model of one model on one machine, measured or stated.
 
     Parameters
     ----------
     cost
-        The fitted coefficients.
+        The fitted coefficients, or those that somebody states: nothing else is needed then.
     error
-        Of the fit, on the stages it was made from.
+        Of the fit, on the stages it was made from; None of coefficients that are stated.
     engine
         What was measured, as the engine describes itself: its name, tier, model, device, dtype and versions.
+        Nothing of coefficients that are stated.
     date
         When, as an ISO date.
     slots_grid, prompt_grid
@@ -59,14 +60,17 @@ class CalibratedCost:
     """
 
     JSON_HEADER: ClassVar = ("batchbound_cost", 1)
-    JSON_HINT: ClassVar = "Measure again with `batchbound profile`."
+    JSON_HINT: ClassVar = (
+        "Measure again with `batchbound profile`, or state your own seconds:"
+        ' {"batchbound_cost": 1, "cost": {"prefill_base": ...}}.'
+    )
 
     cost: CostModel
-    error: FitError
-    engine: Mapping[str, object]
-    date: str
-    slots_grid: tuple[int, ...]
-    prompt_grid: tuple[int, ...]
+    error: FitError | None = None
+    engine: Mapping[str, object] = field(default_factory=dict)
+    date: str = ""
+    slots_grid: tuple[int, ...] = ()
+    prompt_grid: tuple[int, ...] = ()
     held_out: FitError | None = None
     kv_token_bytes: float = 0.0
     kv_tokens: int = 0
@@ -97,11 +101,15 @@ class CalibratedCost:
         """
         Return in what another engine differs from the one measured, one text each; empty if in nothing.
 
+        None differs from coefficients that are stated.
+
         Parameters
         ----------
         engine
             As the other engine describes itself.
         """
+        if not self.engine:
+            return ()
         names = sorted(self.engine.keys() | engine.keys())
         return tuple(
             f"{name} {engine.get(name, 'unknown')} instead of {self.engine.get(name, 'unknown')}"

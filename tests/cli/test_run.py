@@ -302,6 +302,20 @@ def test_a_cost_model_of_another_machine_is_warned_of(
     assert "was not measured on this machine" in capsys.readouterr().err
 
 
+def test_coefficients_alone_are_a_cost_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = {"prefill_base": 0.5, "prefill_per_token": 0.25, "decode_base": 2.0, "decode_per_slot": 0.0}
+    (tmp_path / "own.json").write_text(json.dumps({"batchbound_cost": 1, "cost": cost}))
+    (tmp_path / "jobs.csv").write_text("input_tokens,output_tokens\n2,4\n2,4\n")
+    words = ["plan", str(tmp_path / "jobs.csv"), "--slots", "2", "--cost", str(tmp_path / "own.json")]
+    assert main([*words, "-o", str(tmp_path / "plan.json")]) == 0
+    said = capsys.readouterr()
+    assert "in the seconds of" in said.out.splitlines()[0]
+    assert said.out.splitlines()[0].endswith("own.json")
+    assert Plan.load(tmp_path / "plan.json").makespan == 0.5 + 0.25 * 4 + 2.0 * 3
+    assert main(["report", str(tmp_path / "plan.json")]) == 0
+    assert main(["verify", str(tmp_path / "plan.json")]) == 0
+
+
 def run_killed_at_random(folder: Path, kills: int, seed: int) -> int:
     """Run a plan, kill it at random moments, run it to its end; return how often it was killed."""
     rng = random.Random(seed)

@@ -129,6 +129,7 @@ def test_a_job_that_was_not_fitted_fills_its_slots_again_and_tells_the_error_bey
 
     stages = profile(engine_of(TRUE), SLOTS, PROMPTS)
     found = calibrate(stages, engine={}, date="2026-01-31", held_out=held_out)
+    assert found.error is not None
     assert found.error.makespan == pytest.approx(0, abs=1e-6)
     assert found.held_out is not None
     assert found.held_out.prefill_stages > 2

@@ -105,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     )
     calibrated.save(output)
     cost, error = calibrated.cost, calibrated.error
+    assert error is not None, "it was measured"
     print(f"{output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
     print(
         f"  prefill stage  {cost.prefill_base * 1e3:.3f} ms + {cost.prefill_per_token * 1e3:.5f} ms/token"
