@@ -26,7 +26,7 @@ from batchbound.solvers import Limits
 GPU = CostModel(0.004, 2e-5, 0.012, 2e-5)
 BENT = CostModel(0.004, 2e-5, 0.012, 2e-5, prefill_bend=4096, prefill_per_token_beyond=2e-5)
 LAUNCHED = CostModel(0.0, 1.8e-5, 0.0028, 4.7e-6, prefill_floor=0.046, decode_per_kv_token=4.4e-8)
-"""A model of 1.7 billion weights on an H100, as profiled: launches decide what a small prefill stage takes."""
+"""A model of 1.7 billion weights on an H100, as profiled: launches rule what a small prefill stage takes."""
 
 SHARE_OF_PEAK = 0.4
 

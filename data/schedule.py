@@ -201,14 +201,15 @@ class Schedule:
 
     def utilization(self, problem: Problem) -> float:
         """
-        Return the share of the makespan that full decode steps would have needed.
+        Return the share of the makespan that full decode steps would have needed; 0 if nothing takes time.
 
         As the hybrid paper counts it (section V): the slot-rounds of work over the slots, times the
         seconds of a round with every slot active, over the makespan.
         """
         kv = problem.kv_token_rounds / max(1, int(problem.rounds.sum())) * problem.slots
         full_round = problem.cost.decode_seconds(problem.slots, round(kv))
-        return float(problem.rounds.sum()) / problem.slots * full_round / self.makespan(problem)
+        makespan = self.makespan(problem)
+        return float(problem.rounds.sum()) / problem.slots * full_round / makespan if makespan else 0.0
 
     def check(self, problem: Problem) -> Violation | None:
         """

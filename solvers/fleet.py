@@ -57,10 +57,10 @@ MOST_DISPATCHED = 500
 FIRST = 4
 """Rules tried on each replica where shared prompts cannot all be kept, or memory can run out."""
 
-RULES = ("lpt-ski", "fcfs", "fcfs-ski", "packing-algorithm1")
+RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
 """Policies simulated before the others: one of them is mostly the best."""
 
-RULES_SHARE, RULES_SECONDS = 0.2, 0.1
+RULES_SHARE, RULES_SECONDS = 0.2, 0.2
 """The share of the seconds left that this takes at most, and the seconds it may take in any case."""
 
 MOST_EXCHANGED = 3000

@@ -506,3 +506,6 @@ def test_utilization_is_full_rounds_of_the_work_over_the_makespan() -> None:
     # One round on one slot is a full one, and reads the three tokens of its prompt.
     single = problem_of([3], [1], 1, dear.cost)
     assert schedule_of([0], [0], [1]).utilization(single) == pytest.approx(2.5 / 3.5)
+    # A stage that is free, and nothing to decode.
+    free = problem_of([3], [1], 1, CostModel(0.0, 0.0, 1.0, 0.0), prefill_emits_first_token=True)
+    assert schedule_of([0], [0], [0]).utilization(free) == 0.0
