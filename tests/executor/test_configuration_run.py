@@ -152,7 +152,8 @@ def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
 
     def kill(_: Stage, done: int) -> None:
         if done >= 5:
-            os.kill(started[0].process_id, signal.SIGKILL)
+            worker = next(each for each in active_children() if each.name == "batchbound-encode")
+            os.kill(worker.pid or 0, signal.SIGKILL)
 
     with Journal(tmp_path / "journal", {}) as journal:
         with pytest.raises(RunStoppedError, match=r"encoding worker is gone \(exit status -9\)"):
