@@ -56,7 +56,7 @@ from batchbound.planning.hidden import (
     simulate_hidden,
     simulate_hidden_steps,
 )
-from batchbound.planning.history import History, groups_of
+from batchbound.planning.history import History
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
@@ -228,7 +228,7 @@ def joined_steps(steps: Sequence[Workload]) -> tuple[Workload, IntArray]:
     columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in Workload.__slots__}
     groups, first = [], 0
     for step in steps:
-        numbers = groups_of(step)
+        numbers = step.group_numbers()
         groups.append(numbers + first)
         first += int(numbers.max()) + 1
     columns["group"] = np.concatenate(groups)

@@ -91,7 +91,7 @@ def load_config(spec: str) -> Any:
         try:
             config = AutoConfig.from_pretrained(spec)
         except Exception as error:  # whatever the hub client or a damaged file raises
-            raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+            raise ModelLoadError(spec, first_line(error), _mend(spec)) from error
     check_supported(config)
     return config
 
@@ -222,7 +222,7 @@ def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
                 spec, dtype=torch_dtype, output_loading_info=True
             )
     except Exception as error:  # whatever the hub client or a damaged file raises
-        raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+        raise ModelLoadError(spec, first_line(error), _mend(spec)) from error
     model, told = loaded
     missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
     if missing and not partial:
@@ -258,7 +258,7 @@ def take_generation_settings(model: Any, spec: str) -> None:
         model.generation_config = GenerationConfig.from_pretrained(spec)
     except OSError as error:
         if Path(spec).is_dir():
-            raise ModelLoadError(spec, _first_line(error), "check its generation_config.json") from error
+            raise ModelLoadError(spec, first_line(error), "check its generation_config.json") from error
         # A hub model may have none: what its configuration says stands.
 
 
@@ -346,7 +346,8 @@ def _mend(spec: str) -> str:
     return "check the name and the network, or name a local directory or tiny:FAMILY"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error of another library says first."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 

@@ -28,7 +28,7 @@ from .end_states import (
 )
 from .group_orders import GroupOrders, Groups, Order, started_at
 from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
-from .outcome import ExactOutcome, LimitReachedError
+from .outcome import ExactOutcome, LimitedSearch, LimitReachedError
 from .request_sets import PRECISION, BoolArray, RequestSets
 from .slot_loads import SlotLoads
 from .stage_states import can_list_states
@@ -158,13 +158,13 @@ class _Begins:
         return _Begins(*(np.concatenate(column) for column in columns))
 
 
-class _EndSearch:
+class _EndSearch(LimitedSearch):
     """The best schedule so far, and the layers of states that could lead to a better one."""
 
     def __init__(self, problem: Problem, best: Schedule, deadline: float | None, work: int | None) -> None:
         assert problem.kv_capacity is not None
         self.problem, self.best = problem, best
-        self.deadline, self.work, self.steps = deadline, work, 0
+        super().__init__(deadline, work)
         self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
         rounds, first = problem.rounds[self.order], problem.kv_at_start[self.order]
         self.shapes = Shapes(rounds, first, problem.slots, problem.kv_capacity)
@@ -197,13 +197,6 @@ class _EndSearch:
     def tight(self) -> bool:
         """Whether no end of the relaxation is cheaper than the best schedule."""
         return self.relaxed >= self.to_beat
-
-    def tick(self, steps: int) -> None:
-        self.steps += steps
-        if self.work is not None and self.steps > self.work:
-            raise LimitReachedError(StoppedBy.WORK)
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise LimitReachedError(StoppedBy.TIME)
 
     def run(self, beam: int | None, width: int | None = None, every_path: bool = False) -> bool:
         """

@@ -15,7 +15,7 @@ from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..result import Limits, StoppedBy
-from .outcome import ExactOutcome, LimitReachedError
+from .outcome import ExactOutcome, LimitedSearch, LimitReachedError
 
 BoolArray = NDArray[np.bool_]
 
@@ -236,12 +236,12 @@ class _Sets:
         return least
 
 
-class _StateSearch:
+class _StateSearch(LimitedSearch):
     """The best schedule so far, and the layers of states that could lead to a better one."""
 
     def __init__(self, problem: Problem, best: Schedule, deadline: float | None, work: int | None) -> None:
         self.problem, self.best, self.seconds = problem, best, best.makespan(problem)
-        self.deadline, self.work, self.steps = deadline, work, 0
+        super().__init__(deadline, work)
         cost = problem.cost
         self.capacity = problem.kv_capacity
         self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
@@ -278,13 +278,6 @@ class _StateSearch:
     @property
     def to_beat(self) -> float:
         return self.seconds * (1 - PRECISION)
-
-    def tick(self, steps: int) -> None:
-        self.steps += steps
-        if self.work is not None and self.steps > self.work:
-            raise LimitReachedError(StoppedBy.WORK)
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise LimitReachedError(StoppedBy.TIME)
 
     def run(self, beam: int | None) -> bool:
         """Go through all layers, with a beam's states at most in each; return whether these were all."""
