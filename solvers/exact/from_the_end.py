@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..result import Limits, StoppedBy
+from .columns import BoolArray, Columns
 from .end_states import (
     DUE,
     GROUP_BITS,
@@ -29,7 +30,7 @@ from .end_states import (
 from .group_orders import GroupOrders, Groups, Order, started_at
 from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
 from .outcome import ExactOutcome, LimitedSearch, LimitReachedError
-from .request_sets import PRECISION, BoolArray, RequestSets
+from .request_sets import PRECISION, RequestSets
 from .slot_loads import SlotLoads
 from .stage_states import can_list_states
 
@@ -125,7 +126,7 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Begins:
+class _Begins(Columns):
     """
     Requests that may begin next, as columns.
 
@@ -149,13 +150,6 @@ class _Begins:
     kept: IntArray
     begin: AnyIntArray
     stages: FloatArray
-
-    def take(self, rows: IntArray) -> _Begins:
-        return _Begins(*(getattr(self, column.name)[rows] for column in fields(self)))
-
-    def and_others(self, others: _Begins) -> _Begins:
-        columns = ((getattr(self, column.name), getattr(others, column.name)) for column in fields(self))
-        return _Begins(*(np.concatenate(column) for column in columns))
 
 
 class _EndSearch(LimitedSearch):
@@ -275,7 +269,7 @@ class _EndSearch(LimitedSearch):
         # One that begins alone beside nothing due begins as soon as it fits.
         hindered = (begins.slot >= 0) | (begins.kept > 0) | block.some_due[begins.row]
         alone, others = begins.take(np.flatnonzero(~hindered)), begins.take(np.flatnonzero(hindered))
-        return alone.and_others(self._hindered(block, others))
+        return _Begins.together([alone, self._hindered(block, others)])
 
     def _hindered(self, block: _Block, begins: _Begins) -> _Begins:
         """Return when requests begin that join groups or begin beside groups that are due."""
