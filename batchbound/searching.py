@@ -37,6 +37,9 @@ _STRATEGIES: Mapping[bool, tuple[Strategy, ...]] = {
 }
 """Whether prompts are handed over, and the strategies that do or do not."""
 
+_APART = 0.01
+"""Share by which a point of the frontier has more throughput than the one before it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfigurationSearch:
@@ -89,17 +92,12 @@ class ConfigurationSearch:
                 beyond.append((config, at_once, profile.most_decoding))
         return tuple(beyond)
 
-    def frontier(self, *, apart: float = 0.01) -> list[tuple[float, float]]:
+    def frontier(self) -> list[tuple[float, float]]:
         """
         Return latency (s) and throughput (requests/s) of what nothing beats in both, by rising latency.
 
-        What misses a target for the first token, or for those after it, is left out.
-
-        Parameters
-        ----------
-        apart
-            Share by which a point has more throughput than the one before it; others are left out, but for
-            the last.
+        What misses a target for the first token, or for those after it, is left out; and a point, but for
+        the last, of hardly more throughput than the one before it.
         """
         curve: list[tuple[float, float]] = []
         for latency, throughput in sorted(
@@ -116,7 +114,7 @@ class ConfigurationSearch:
                 curve.append((latency, throughput))
         kept = curve[:1]
         for at, point in enumerate(curve[1:], 1):
-            if point[1] > (1 + apart) * kept[-1][1] or at == len(curve) - 1:
+            if point[1] > (1 + _APART) * kept[-1][1] or at == len(curve) - 1:
                 kept.append(point)
         return kept
 

@@ -37,7 +37,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from batchbound.data.costs.cost import CostModel
+from batchbound.data.costs.cost import CostModel, IntArray
 from batchbound.data.lengths.steps_plan import BARRIER, Interval, Way
 from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
@@ -53,7 +53,6 @@ from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.hidden import (
     drawn_makespans,
     expected_makespan,
-    joined_steps,
     simulate_hidden,
     simulate_hidden_steps,
 )
@@ -222,6 +221,18 @@ WAYS: Mapping[str, tuple[str, Way]] = {
     "learned, 7 of 8, goes on, KV kept": ("learned", Way(ahead=1 / 3, keep=7, keep_kv=True)),
 }
 """Ways to serve several steps: a policy, and when a step ends."""
+
+
+def joined_steps(steps: Sequence[Workload]) -> tuple[Workload, IntArray]:
+    """Return the requests of several steps as one workload, and the step of each."""
+    columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in Workload.__slots__}
+    groups, first = [], 0
+    for step in steps:
+        numbers = step.group_numbers()
+        groups.append(numbers + first)
+        first += int(numbers.max()) + 1
+    columns["group"] = np.concatenate(groups)
+    return Workload(**columns), np.repeat(np.arange(len(steps)), [len(step) for step in steps])
 
 
 def several(name: str, most: int | None) -> dict[str, dict[str, float]]:

@@ -10,14 +10,12 @@ import numpy.typing as npt
 
 from .costs.cost import CostModel, IntArray
 from .files.record import Positive
-from .problem import MOST_SLOTS, Problem, limit_of
+from .problem import LIMITS, Problem, settle_limits
 from .schedule import Schedule, Violation
 from .workload import Workload
 
 Groups = Literal["any", "together", "spread"]
 """Whether completions to one prompt go anywhere, to one replica, or to as many replicas as there are."""
-
-_LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +50,13 @@ class Replica:
     prefix_cache: int = 0
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
-            value, least = getattr(self, name), int(name != "prefix_cache")
-            if value is not None:
-                object.__setattr__(self, name, limit_of(name, value, least))
-        if self.slots > MOST_SLOTS:
-            raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
+        settle_limits(self)
         if not 0 <= self.busy < float("inf"):
             raise ValueError(f"busy is {self.busy}; it must be seconds, not negative")
 
     def problem(self, workload: Workload, *, prefill_emits_first_token: bool) -> Problem:
         """Return the problem of serving a workload on this replica alone."""
-        limits = {name: getattr(self, name) for name in _LIMITS}
+        limits = {name: getattr(self, name) for name in LIMITS}
         return Problem(workload, self.cost, **limits, prefill_emits_first_token=prefill_emits_first_token)
 
 
@@ -102,7 +95,7 @@ class Fleet:
     @classmethod
     def of(cls, problem: Problem, replicas: int) -> Fleet:
         """Return a fleet of equal replicas, each with the problem's slots, costs and limits."""
-        limits = {name: getattr(problem, name) for name in _LIMITS}
+        limits = {name: getattr(problem, name) for name in LIMITS}
         replica = Replica(problem.cost, **limits)
         return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
 

@@ -171,6 +171,12 @@ class IterationPlan:
         return max(known) if len(known) == len(each) else None
 
     @property
+    def stated_budget(self) -> int | None:
+        """Token budget that every engine has; None where the bound is taken without one."""
+        budgets = [share.limits.batched_tokens for share in self.shares]
+        return min(budgets) if self.proven.batched_tokens == sum(budgets) else None
+
+    @property
     def gap(self) -> float | None:
         """How far the predicted iterations are above the bound, as a fraction of it."""
         return gap_above(self.iterations, self.bound.iterations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -16,6 +16,9 @@ MOST_SLOTS = 1_000_000
 
 MOST_ROUNDS = 100_000_000
 """Most decode steps of a schedule, each of which costs memory: months on any device."""
+
+LIMITS = ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache")
+"""Limits of a problem, by name."""
 
 
 class ProblemError(ValueError):
@@ -40,6 +43,16 @@ class ProblemError(ValueError):
         self.request = request
         self.limit = limit
         self.allowed = allowed
+
+
+def settle_limits(limits: Any) -> None:
+    """Make the limits of a problem or replica Python integers; raises ValueError as they do."""
+    for name in LIMITS:
+        value, least = getattr(limits, name), int(name != "prefix_cache")
+        if value is not None:
+            object.__setattr__(limits, name, limit_of(name, value, least))
+    if limits.slots > MOST_SLOTS:
+        raise ValueError(f"slots is {limits.slots}; it must be at most {MOST_SLOTS:,}")
 
 
 def limit_of(name: str, value: SupportsIndex, least: int) -> int:
@@ -119,12 +132,7 @@ class Problem:
     """Tokens of each shared prompt."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "kv_capacity", "prefill_token_cap", "max_position", "prefix_cache"):
-            value, least = getattr(self, name), int(name != "prefix_cache")
-            if value is not None:
-                object.__setattr__(self, name, limit_of(name, value, least))
-        if self.slots > MOST_SLOTS:
-            raise ValueError(f"slots is {self.slots}; it must be at most {MOST_SLOTS:,}")
+        settle_limits(self)
         rounds = self.workload.output_tokens - int(self.prefill_emits_first_token)
         rounds.flags.writeable = False
         object.__setattr__(self, "rounds", rounds)

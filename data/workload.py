@@ -213,6 +213,12 @@ class Workload:
             part._set(name, column, len(chosen))
         return part
 
+    def group_numbers(self) -> IntArray:
+        """Return the group of each request, counted from zero; those without one are groups of their own."""
+        group, alone = self.group.copy(), self.group < 0
+        group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
+        return np.unique(group, return_inverse=True)[1].astype(np.int64)
+
     def without_arrivals(self) -> Workload:
         """Return the same requests, all there at the start."""
         return replace(self, arrival=np.zeros(len(self))) if self.arrival.any() else self

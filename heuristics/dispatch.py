@@ -215,24 +215,21 @@ def dispatch(fleet: Fleet, rule: str = "lpt", groups: Groups = "any") -> IntArra
     single = np.arange(len(fleet))
     if groups == "any":
         return chosen(Units.of(fleet, single))
-    unit_of = unit_of_group(fleet)
+    unit_of = fleet.workload.group_numbers()
     if groups == "together":
         replica_of: IntArray = chosen(Units.of(fleet, unit_of))[unit_of]
         return replica_of
     if rule != "lpt":
         raise ValueError(f"the rule {rule!r} does not spread groups; 'lpt' does")
     units = Units.of(fleet, single)
-    by_unit = np.argsort(unit_of, kind="stable")
-    members = np.split(by_unit, np.flatnonzero(np.diff(unit_of[by_unit])) + 1)
-    return spread_groups(units.costs, units.kind_of, units.busy, members)
+    return spread_groups(units.costs, units.kind_of, units.busy, group_members(fleet))
 
 
-def unit_of_group(fleet: Fleet) -> IntArray:
-    """Return the same number for requests of one group, and its own for each without, shape (requests,)."""
-    group = fleet.workload.group
-    alone = group < 0
-    key = np.where(alone, group.max(initial=0) + 1 + np.arange(len(group)), group)
-    return np.unique(key, return_inverse=True)[1].astype(np.int64)
+def group_members(fleet: Fleet) -> list[IntArray]:
+    """Return the requests of each group; one without a group is a group of its own."""
+    number = fleet.workload.group_numbers()
+    by_group = np.argsort(number, kind="stable")
+    return np.split(by_group, np.flatnonzero(np.diff(number[by_group])) + 1)
 
 
 def _shares(fleet: Fleet, whole: FloatArray, busy: FloatArray) -> FloatArray:

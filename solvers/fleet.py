@@ -17,7 +17,7 @@ from ..data.fleet import Fleet, FleetSchedule
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..heuristics.dispatch import RULES as DISPATCH_RULES
-from ..heuristics.dispatch import dispatch, unit_of_group
+from ..heuristics.dispatch import dispatch
 from ..heuristics.fleet.simulation import simulate_fleet
 from ..heuristics.loop import PolicyError, schedule_of
 from ..heuristics.registry import POLICIES, policy_named
@@ -216,7 +216,7 @@ class _FleetSearch:
             assignments += [beside.least_loaded, beside.first_fit]
         if self._groups is None and self._fleet.workload.shared_tokens.any():
             # Each replica computes a shared prompt for itself.
-            assignments.append(partial(self._together, unit_of_group(self._fleet)))
+            assignments.append(partial(self._together, self._fleet.workload.group_numbers()))
         for assign in assignments:
             self._share_by(assign)
         if any([self._pack(share) for share in self._shares]):

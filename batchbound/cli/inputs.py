@@ -15,6 +15,7 @@ from ..data.files.disk import InputError
 from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource, Provenance, relative_path
+from ..data.predictor import prompt_text
 from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import MOST_ROUNDS, MOST_SLOTS, Problem, ProblemError
 from ..data.prompts.columns import PromptColumns
@@ -35,6 +36,11 @@ class Inputs:
     job: JobInput
     cost_source: dict[str, object]
     tokenizer: str
+
+    @property
+    def prompts(self) -> list[str]:
+        """What each request says; nothing of a job of lengths only."""
+        return [prompt_text(entry) for entry in self.job.records or ()]
 
 
 def add_problem(

@@ -7,6 +7,7 @@ import argparse
 from ..data.costs.link import LINKS, Link, usual_link
 from ..data.files.disk import InputError
 from .inputs import at_least_zero, seconds
+from .output import note
 
 
 def add_link(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -55,6 +56,11 @@ def link_of(args: argparse.Namespace, device: str) -> Link | None:
         known.latency if known and latency is None else float(latency) * 1e-6,
         "as given",
     )
+
+
+def say_link(link: Link) -> None:
+    """Say which link was taken."""
+    note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
 
 
 def refuse_link(args: argparse.Namespace) -> None:

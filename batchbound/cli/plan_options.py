@@ -14,7 +14,6 @@ from ..data.files.disk import InputError
 from ..data.fleet import Groups
 from ..data.lengths.prediction_error import parse_prediction_error
 from ..data.plan import Plan, Provenance
-from ..data.predictor import prompt_text
 from ..data.workload import LONGEST
 from ..heuristics.dispatch import RULES
 from ..planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
@@ -145,14 +144,13 @@ def paid(replicas: int, makespan: float, price: float | None) -> dict[str, objec
 
 def swept(args: argparse.Namespace, inputs: Inputs, limits: Limits) -> list[dict[str, object]]:
     """Return the table of ``--sweep``, a row for each number of replicas and slots, by programs' names."""
-    prompts = [prompt_text(entry) for entry in inputs.job.records or ()]
     points = sweep(
         inputs.problem,
         slots_to_try(inputs.problem.slots),
         args.sweep,
         limits=limits,
         groups=args.groups or "any",
-        prompts=prompts,
+        prompts=inputs.prompts,
     )
     return [
         {
@@ -196,8 +194,7 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
     """
     error = None if args.length_error is None else parse_prediction_error(args.length_error)
     if args.replicas is not None:
-        prompts = [prompt_text(entry) for entry in inputs.job.records or ()]
-        fleet = fleet_of(inputs.problem, args.replicas, prompts)
+        fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
         groups: Groups = args.groups or "any"
         if error is None:
             return make_fleet_plan(

@@ -20,7 +20,7 @@ from ..data.lengths.prediction_error import LogNormalError, PredictionError
 from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..heuristics.dispatch import dispatch, unit_of_group
+from ..heuristics.dispatch import dispatch, group_members
 from ..heuristics.fleet.policy import choose_fleet_policy, serve_with_backoff
 from ..models.bounds.fleet import fleet_bound
 from ..solvers.fleet import plan_fleet
@@ -79,15 +79,10 @@ def make_fleet_plan(
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     if len(fleet.replicas) == 1 and not fleet.replicas[0].busy:
         return replace(make_plan(fleet.problem(), limits=limits, provenance=provenance), groups=groups)
-    members: list[IntArray] | None = None
-    if groups != "any":
-        unit_of = unit_of_group(fleet)
-        by_unit = np.argsort(unit_of, kind="stable")
-        members = np.split(by_unit, np.flatnonzero(np.diff(unit_of[by_unit])) + 1)
     result = plan_fleet(
         fleet,
         limits=limits,
-        groups=members,
+        groups=None if groups == "any" else group_members(fleet),
         keep="spread" if groups == "spread" else "together",
         shares=None if rule is None else _dispatched(fleet, rule, groups),
     )

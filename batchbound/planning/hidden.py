@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +10,13 @@ from ..data.costs.cost import IntArray
 from ..data.lengths.steps_plan import Interval, Way
 from ..data.problem import Problem
 from ..data.trace import Trace
-from ..data.workload import Workload
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
 from ..heuristics.rollouts.lengths import Known, LengthModel, Observed
 from ..heuristics.rollouts.oracles import told_lengths
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
-from .history import History, groups_of
+from .history import History
 from .predictive import Seen
 
 SAMPLES = 99
@@ -146,15 +144,3 @@ def shared_variance(problem: Problem, trace: Trace) -> float:
 def sharing_prompts(problem: Problem, kept: int) -> Problem:
     """Return the problem in which each group's prompt is computed once, with room to keep ``kept`` tokens."""
     return replace(problem, workload=problem.workload.with_shared_prompts(), prefix_cache=kept)
-
-
-def joined_steps(steps: Sequence[Workload]) -> tuple[Workload, IntArray]:
-    """Return the requests of several steps as one workload, and the step of each."""
-    columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in Workload.__slots__}
-    groups, first = [], 0
-    for step in steps:
-        numbers = groups_of(step)
-        groups.append(numbers + first)
-        first += int(numbers.max()) + 1
-    columns["group"] = np.concatenate(groups)
-    return Workload(**columns), np.repeat(np.arange(len(steps)), [len(step) for step in steps])

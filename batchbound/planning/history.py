@@ -90,7 +90,7 @@ class History:
         lengths, group = self._pooled()
         cap = self._cap(problem, longest, lengths)
         numbers, groups = group_numbers(problem)
-        steps = [groups_of(workload) for workload in self.workloads]
+        steps = [workload.group_numbers() for workload in self.workloads]
         scores = [ranked_scores(workload.output_tokens, lengths) for workload in self.workloads]
         deviation = deviation_of_steps(scores, steps)
         ended = np.ones(len(lengths), dtype=np.bool_)
@@ -115,7 +115,7 @@ class History:
         """Return all lengths (tokens) and their groups, counted from zero."""
         group, first = [], 0
         for workload in self.workloads:
-            group.append(groups_of(workload) + first)
+            group.append(workload.group_numbers() + first)
             first = int(group[-1].max()) + 1
         return np.concatenate([each.output_tokens for each in self.workloads]), np.concatenate(group)
 
@@ -213,14 +213,6 @@ def earlier_completions(path: str | os.PathLike[str]) -> Workload:
     group = np.array([numbers.get(name, -1) for name in request], dtype=np.int64)
     tokens = np.array(list(lengths.values()), dtype=np.int64)
     return Workload(np.array(list(lengths)), np.ones_like(tokens), tokens, group=group)
-
-
-def groups_of(workload: Workload) -> IntArray:
-    """Return the group of each request, counted from zero; those without one are groups of their own."""
-    group = workload.group.copy()
-    alone = group < 0
-    group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
-    return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
 
 def _correlation(one: FloatArray, other: FloatArray) -> float:

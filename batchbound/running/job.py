@@ -67,9 +67,6 @@ def load_job(
     from ..executor.runs.job import Job
 
     planned = plan.provenance.prompts
-    if planned is None and options.prompts is not None:
-        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
-        raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
     prompts_at = prompts_path(plan.provenance, path, options)
     records = None if planned is None or prompts_at is None else _planned_records(planned, prompts_at)
     # A configuration's workers stop at an error.
@@ -130,9 +127,6 @@ def load_steps_job(
     from ..executor.runs.steps_job import StepsJob
 
     planned, workload = plan.provenance.prompts, plan.fleet.workload
-    if planned is None and options.prompts is not None:
-        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
-        raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
     prompts_at = prompts_path(plan.provenance, path, options)
     known = known_lengths(plan)
     model = source.load()
@@ -186,9 +180,12 @@ def _most_tokens(
 
 
 def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Path | None:
-    """Return where a plan's prompts stand; None for a plan of lengths only."""
+    """Return where a plan's prompts stand; None for a plan of lengths only, which refuses others."""
     if provenance.prompts is None:
-        return None
+        if options.prompts is None:
+            return None
+        hint = "Leave it out: prompts of those lengths are drawn; or plan the prompts themselves."
+        raise InputError("the plan is of lengths only, and --prompts has no effect", file=path, hint=hint)
     if options.prompts is not None:
         return Path(options.prompts)
     return path.resolve().parent / provenance.prompts.path

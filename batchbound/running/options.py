@@ -86,15 +86,14 @@ class ModelOptions:
 
     def shape(self) -> Any:
         """Return the model without its weights: its vocabulary and positions are all that a driver needs."""
-        from ..executor.models.source import load_config, take_generation_settings
+        from ..executor.models.source import dtype_of, load_config, take_generation_settings
 
         config = load_config(self.model)
         import torch
         from transformers import AutoModelForCausalLM
 
-        named = config.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=named or torch.float32)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype_of(config, self.dtype))  # type: ignore[no-untyped-call]
         take_generation_settings(model, self.model)
         return model
 

@@ -19,6 +19,7 @@ from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..executor.runs.job import Job
+    from ..executor.runs.steps_job import StepsJob
 
 
 def trace_paths(trace: str, replicas: int) -> list[Path]:
@@ -121,22 +122,30 @@ class RunFiles:
 
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:
     """Return what the completions depend on: a journal goes on only where all of it is the same."""
-    from ..executor.models.fingerprint import files_fingerprint
     from ..executor.models.sampling import Sampler
 
     return {
         "plan": plan.digest(),
+        **model_identity(job, source),
+        "pinned": options.pinned,
+        # What requests ask each for itself stands in the prompts, of which the plan holds the digest.
+        "sampling": (
+            asdict(job.sampler) if isinstance(job.sampler, Sampler) else sampling_asked(source, options)
+        ),
+    }
+
+
+def model_identity(job: Job | StepsJob, source: ModelOptions) -> dict[str, object]:
+    """Return what completions depend on of a model and its tokenizer."""
+    from ..executor.models.fingerprint import files_fingerprint
+
+    return {
         "model": source.model,
         "weights": files_fingerprint(source.model),
         "load_format": source.load_format,
         "dtype": str(job.model.dtype).removeprefix("torch."),
         "tokenizer": job.tokenizer.name,
         "tokenizer_files": files_fingerprint(job.tokenizer.name, weights=False),
-        "pinned": options.pinned,
-        # What requests ask each for itself stands in the prompts, of which the plan holds the digest.
-        "sampling": (
-            asdict(job.sampler) if isinstance(job.sampler, Sampler) else sampling_asked(source, options)
-        ),
         "weights_seed": source.seed or 0,
     }
 

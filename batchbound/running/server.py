@@ -277,12 +277,10 @@ def _as_planned(
                 f" --kv-capacity {held}"
             )
     held_back = [share.held_back for share in plan.shares if share.held_back is not None]
-    budgets = [share.limits.batched_tokens for share in plan.shares]
-    stated = plan.proven.batched_tokens == sum(budgets)
     return replace(
         options,
         in_flight=options.in_flight or max(held_back, default=None),
-        batched_tokens=options.batched_tokens or (min(budgets) if stated else None),
+        batched_tokens=options.batched_tokens or plan.stated_budget,
     )
 
 

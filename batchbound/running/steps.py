@@ -28,6 +28,7 @@ from ..heuristics.rollouts.queues import group_numbers
 from ..planning.steps import history_of, update_steps_plan
 from .job import load_steps_job, prompts_path, sampling_asked
 from .options import ModelOptions, RunOptions
+from .outputs import model_identity
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
@@ -211,20 +212,8 @@ def _journal(files: StepsFiles, step: int) -> Path:
 
 def _identity(job: StepsJob, step: int, source: ModelOptions, options: RunOptions) -> dict[str, object]:
     """Return what a step's completions depend on: its journal goes on only where all of it is the same."""
-    from ..executor.models.fingerprint import files_fingerprint
-
-    return {
-        "plan": job.plan.digest(),
-        "step": step,
-        "model": source.model,
-        "weights": files_fingerprint(source.model),
-        "load_format": source.load_format,
-        "dtype": str(job.model.dtype).removeprefix("torch."),
-        "tokenizer": job.tokenizer.name,
-        "tokenizer_files": files_fingerprint(job.tokenizer.name, weights=False),
-        "sampling": sampling_asked(source, options),
-        "weights_seed": source.seed or 0,
-    }
+    asked = sampling_asked(source, options)
+    return {"plan": job.plan.digest(), "step": step, **model_identity(job, source), "sampling": asked}
 
 
 class _Step:

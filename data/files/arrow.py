@@ -10,6 +10,15 @@ from pathlib import Path
 from .disk import InputError
 
 
+def holds_parquet(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file begins as Parquet does; what cannot be read does not, and its reader says why."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(4) == b"PAR1"
+    except OSError:
+        return False
+
+
 @contextmanager
 def reading_arrow(path: str | os.PathLike[str], hint: str = "Write it again.") -> Iterator[None]:
     """

@@ -66,6 +66,12 @@ class WriteError(InputError):
     """Errors of the system that say so."""
 
 
+def shown(value: object) -> str:
+    """Return a value as a message shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> InputError:
     """Return the error that a file cannot be written, by whether the disk is at fault or the input."""
     kind = WriteError if error.errno in WriteError.FULL else InputError

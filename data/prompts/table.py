@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files.arrow import reading_arrow
-from ..files.disk import InputError, read_json_object, read_text
+from ..files.arrow import holds_parquet, reading_arrow
+from ..files.disk import InputError, read_json_object, read_text, shown
 from ..files.jsonl import file_digest, json_lines
 from ..workload import LONGEST
 from .columns import PromptColumns, asking_for_prompts, listed
@@ -81,11 +81,7 @@ def is_prompt_table(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder or a Parquet file, which no batch file is."""
     if Path(path).is_dir():
         return True
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(4) == b"PAR1"
-    except OSError:
-        return False
+    return holds_parquet(path)
 
 
 def prompts_digest(path: str | os.PathLike[str]) -> str:
@@ -111,7 +107,7 @@ class _Row:
         value = self.values.get(column)
         text = "" if value is None or isinstance(value, list | dict | float) else str(value)
         if not text.strip() or "\0" in text:
-            raise self.error(column, f"{_shown(value)} is not a name", "Give every request its own.")
+            raise self.error(column, f"{shown(value)} is not a name", "Give every request its own.")
         return text
 
     def prompt(self, column: str) -> dict[str, object]:
@@ -120,15 +116,15 @@ class _Row:
         if isinstance(value, str) and value:
             return {"prompt": value}
         if not isinstance(value, list) or not value:
-            what = "the prompt is missing" if value in (None, "", []) else f"{_shown(value)} is not a prompt"
+            what = "the prompt is missing" if value in (None, "", []) else f"{shown(value)} is not a prompt"
             raise self.error(column, what, hint)
         if all(type(one) is int and 0 <= one <= LONGEST for one in value):
             return {"prompt": value}
         if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in value):
-            raise self.error(column, f"{_shown(value)} is not a conversation", hint)
+            raise self.error(column, f"{shown(value)} is not a conversation", hint)
         wrong = next((one for one in value if not isinstance(one.get("content"), str)), None)
         if wrong is not None:
-            raise self.error(column, f"the content {_shown(wrong.get('content'))} is not text", hint)
+            raise self.error(column, f"the content {shown(wrong.get('content'))} is not text", hint)
         return {"messages": [{"role": one["role"], "content": one["content"]} for one in value]}
 
     def tokens(self, column: str) -> int | None:
@@ -141,7 +137,7 @@ class _Row:
             value = int(value)
         if type(value) is not int or not 1 <= value <= LONGEST:
             hint = f"Give a whole number from 1 to {LONGEST}, or nothing."
-            raise self.error(column, f"{_shown(value)} is not a number of tokens", hint)
+            raise self.error(column, f"{shown(value)} is not a number of tokens", hint)
         return value
 
 
@@ -238,8 +234,3 @@ def _dataset_files(folder: Path) -> list[Path]:
         hint = f"Give one file, such as {files[0]}."
         raise InputError(f"holds several splits: {', '.join(splits)}", file=folder, hint=hint)
     return files
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..files.disk import InputError
+from ..files.disk import InputError, shown
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
@@ -223,7 +223,7 @@ class _Line:
             message = f"{custom_id!r} is not a name" if custom_id == "" else f"{custom_id!r} is not a text"
             raise self.error("custom_id", message, "Give every request its own custom_id, in quotes.")
         if "\0" in custom_id:
-            raise self.error("custom_id", f"{_shown(custom_id)} holds a zero character", "Leave it out.")
+            raise self.error("custom_id", f"{shown(custom_id)} holds a zero character", "Leave it out.")
         if "response" in entry and "body" not in entry:
             hint = (
                 "Give the batch input file; completions are a source of lengths: --lengths completions:FILE."
@@ -231,11 +231,11 @@ class _Line:
             raise self.error("response", "is a completion, not a request", hint)
         body = entry.get("body")
         if not isinstance(body, dict):
-            what = "is missing" if body is None else f"{_shown(body)} is not an object"
+            what = "is missing" if body is None else f"{shown(body)} is not an object"
             raise self.error("body", what, "Put messages or prompt into a body object.")
         method = entry.get("method", "POST")
         if method != "POST":
-            raise self.error("method", f"{_shown(method)} is not POST", "Write POST, or leave it out.")
+            raise self.error("method", f"{shown(method)} is not POST", "Write POST, or leave it out.")
         url = self.url(body)
         try:
             asked, template = asked_of(body, chat=url == CHAT)
@@ -270,7 +270,7 @@ class _Line:
             raise self.error("body", "has neither messages nor prompt", "Give one of them.")
         if url not in (CHAT, COMPLETIONS):
             hint = f"Use {CHAT} or {COMPLETIONS}."
-            raise self.error("url", f"{_shown(url)} is not an endpoint that generates text here", hint)
+            raise self.error("url", f"{shown(url)} is not an endpoint that generates text here", hint)
         needed = "messages" if url == CHAT else "prompt"
         if needed not in body:
             raise self.error(f"body.{needed}", "is missing", f"{url} needs {needed}.")
@@ -280,29 +280,29 @@ class _Line:
         given = body["messages"]
         if not isinstance(given, list) or not given:
             hint = 'Give a list such as [{"role": "user", "content": "..."}].'
-            raise self.error("body.messages", f"{_shown(given)} is not a list of messages", hint)
+            raise self.error("body.messages", f"{shown(given)} is not a list of messages", hint)
         return tuple(self.message(message, f"body.messages[{i}]") for i, message in enumerate(given))
 
     def message(self, given: object, field: str) -> Message:
         if not isinstance(given, dict):
-            raise self.error(field, f"{_shown(given)} is not an object", "Give it a role and a content.")
+            raise self.error(field, f"{shown(given)} is not an object", "Give it a role and a content.")
         role, content = given.get("role"), given.get("content")
         if not isinstance(role, str) or not role:
             raise self.error(
-                f"{field}.role", f"{_shown(role)} is not a role", "Give system, user or assistant."
+                f"{field}.role", f"{shown(role)} is not a role", "Give system, user or assistant."
             )
         if isinstance(content, list):
             content = "\n".join(self.part(part, f"{field}.content[{i}]") for i, part in enumerate(content))
         if not isinstance(content, str):
             hint = "Give the content as text, or as a list of text parts."
-            raise self.error(f"{field}.content", f"{_shown(content)} is not text", hint)
+            raise self.error(f"{field}.content", f"{shown(content)} is not text", hint)
         return Message(role, content)
 
     def part(self, given: object, field: str) -> str:
         if isinstance(given, dict) and given.get("type") == "text" and isinstance(given.get("text"), str):
             return str(given["text"])
         kind = given.get("type") if isinstance(given, dict) else given
-        raise self.error(field, f"{_shown(kind)} is not a text part", "Only text can be served.")
+        raise self.error(field, f"{shown(kind)} is not a text part", "Only text can be served.")
 
     def prompt(self, body: dict[str, object]) -> str | tuple[int, ...]:
         given = body["prompt"]
@@ -315,7 +315,7 @@ class _Line:
         ):
             return tuple(given)
         hint = "Give one text, or one list of token ids; several prompts need a line each."
-        raise self.error("body.prompt", f"{_shown(given)} is not a prompt", hint)
+        raise self.error("body.prompt", f"{shown(given)} is not a prompt", hint)
 
     def max_tokens(self, body: dict[str, object]) -> int | None:
         old, new = (self.tokens(body, name, "body.") for name in (_OLD_CAP, _NEW_CAP))
@@ -345,19 +345,14 @@ class _Line:
             return None
         field, hint = prefix + name, f"Give a whole number from 1 to {LONGEST}."
         if type(value) is not int:
-            raise self.error(field, f"{_shown(value)} is not a whole number", hint)
+            raise self.error(field, f"{shown(value)} is not a whole number", hint)
         if not 1 <= value <= LONGEST:
             what = "less than one token" if value < 1 else "beyond any model"
-            raise self.error(field, f"{_shown(value)} is {what}", hint)
+            raise self.error(field, f"{shown(value)} is {what}", hint)
         return value
 
     def text(self, body: dict[str, object], name: str) -> str | None:
         value = body.get(name)
         if value is None or isinstance(value, str):
             return value
-        raise self.error(f"body.{name}", f"{_shown(value)} is not text", f"Give {name} in quotes.")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        raise self.error(f"body.{name}", f"{shown(value)} is not text", f"Give {name} in quotes.")

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..files.disk import shown
 from ..workload import LONGEST
 from .sampling import MOST_LOGPROBS, Sampling
 
@@ -257,9 +258,3 @@ _SERVED: Mapping[str, Callable[[str, Any], Any]] = {
     "top_logprobs": _told,
 }
 """Fields that are served, and how each is read."""
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

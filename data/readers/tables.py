@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..files.arrow import reading_arrow
+from ..files.arrow import holds_parquet, reading_arrow
 from ..files.disk import InputError, read_text
 from ..files.jsonl import json_lines
 from ..prompts.columns import listed
@@ -204,7 +204,7 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
     import pandas as pd
 
     raw, unit = _read(path)
-    if unit == "line" and name not in raw.columns and not _is_parquet(path):
+    if unit == "line" and name not in raw.columns and not holds_parquet(path):
         lines: dict[int, Mapping[str, object]] = dict(json_lines(path)) if read_text(path)[:1] == "{" else {}
         if any(name in line for line in lines.values()):
             raw = pd.DataFrame(
@@ -331,7 +331,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
     """Return the table as it stands, indexed by each row's line number, and what that number counts."""
     import pandas as pd
 
-    if _is_parquet(path):
+    if holds_parquet(path):
         with reading_arrow(path):
             frame = pd.read_parquet(path)
         return _nonempty(path, frame.set_axis(range(1, len(frame) + 1))), "row"
@@ -373,14 +373,6 @@ def _known_columns() -> set[str]:
         name for layout in FORMATS for name in (layout.input_tokens, layout.output_tokens, layout.arrival)
     }
     return lengths | {*_IDS, *_OPTIONAL}
-
-
-def _is_parquet(path: str | os.PathLike[str]) -> bool:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(4) == b"PAR1"
-    except OSError:
-        return False  # reading it as text names what is wrong
 
 
 def _read_json(path: str | os.PathLike[str], text: str) -> tuple[pd.DataFrame, str]:

@@ -202,8 +202,7 @@ class RunningBatch(ABC):
             for slot in slots:
                 self.release(slot)
             self._kept.clear()
-            if out_of_memory(error):
-                raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
+            self._raise_out_of_memory(error)
             raise
         state[3] += 1
         self._state[:, rows] = state
@@ -278,8 +277,7 @@ class RunningBatch(ABC):
             for _ in self._insert(rows, [[0]]):
                 pass
         except Exception as error:
-            if out_of_memory(error):
-                raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
+            self._raise_out_of_memory(error)
             raise
         finally:
             self.release(0)
@@ -365,8 +363,7 @@ class RunningBatch(ABC):
             self._store.write_row(row, list(zip(request.keys, request.values, strict=True)))
         except Exception as error:
             self.release(slot)
-            if out_of_memory(error):
-                raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
+            self._raise_out_of_memory(error)
             raise
         self._state[:, row] = request.state.to(self._decoder.device)
         self._changed()
@@ -456,6 +453,11 @@ class RunningBatch(ABC):
             self._check_free(slot)
             if not len(prompt):
                 raise ValueError(f"the prompt for slot {slot} is empty: give it at least one token")
+
+    def _raise_out_of_memory(self, error: BaseException) -> None:
+        """Raise that memory ran out before any round, if that is what an error says."""
+        if out_of_memory(error):
+            raise OutOfMemoryError(str(error), np.empty((0, self.slots), dtype=np.int64)) from error
 
     def _check_free(self, slot: int) -> None:
         if not 0 <= slot < self.slots:

@@ -91,7 +91,7 @@ def load_config(spec: str) -> Any:
         try:
             config = AutoConfig.from_pretrained(spec)
         except Exception as error:  # whatever the hub client or a damaged file raises
-            raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+            raise ModelLoadError(spec, first_line(error), _mend(spec)) from error
     check_supported(config)
     return config
 
@@ -200,7 +200,7 @@ def _check_memory(spec: str, config: Any, dtype: str, *, drawn: bool) -> None:
     # Without memory for any weight: only their sizes.
     with torch.device("meta"):
         outline: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    kept = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
+    kept = dtype_of(config, dtype)
     # Random weights are drawn as float32, whatever they become.
     width = max(torch.empty(0, dtype=kept).element_size(), 4 if drawn else 0)
     needed, free = width * sum(weight.numel() for weight in outline.parameters()), available_bytes()
@@ -222,7 +222,7 @@ def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
                 spec, dtype=torch_dtype, output_loading_info=True
             )
     except Exception as error:  # whatever the hub client or a damaged file raises
-        raise ModelLoadError(spec, _first_line(error), _mend(spec)) from error
+        raise ModelLoadError(spec, first_line(error), _mend(spec)) from error
     model, told = loaded
     missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
     if missing and not partial:
@@ -258,7 +258,7 @@ def take_generation_settings(model: Any, spec: str) -> None:
         model.generation_config = GenerationConfig.from_pretrained(spec)
     except OSError as error:
         if Path(spec).is_dir():
-            raise ModelLoadError(spec, _first_line(error), "check its generation_config.json") from error
+            raise ModelLoadError(spec, first_line(error), "check its generation_config.json") from error
         # A hub model may have none: what its configuration says stands.
 
 
@@ -286,9 +286,6 @@ def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch_dtype = (
-        (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
@@ -296,7 +293,14 @@ def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
             for parameter in model.parameters():
                 if parameter.dim() >= 2:
                     parameter.normal_(std=1.2 / math.sqrt(parameter.shape[-1]))
-    return model.to(torch_dtype)
+    return model.to(dtype_of(config, dtype))
+
+
+def dtype_of(config: Any, dtype: str) -> Any:
+    """Return the number format of a name; with ``auto`` that of a configuration, or float32."""
+    import torch
+
+    return (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
 
 
 def _tiny_family(spec: str) -> tuple[str, int | None]:
@@ -346,7 +350,8 @@ def _mend(spec: str) -> str:
     return "check the name and the network, or name a local directory or tiny:FAMILY"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error of another library says first."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 

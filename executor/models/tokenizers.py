@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from .source import ModelLoadError, refuse_missing, require_engine
+from .source import ModelLoadError, first_line, refuse_missing, require_engine
 from .wrapped import unwrapped
 
 _BYTES = 256
@@ -164,8 +164,9 @@ class HubTokenizer:
                 **{"add_generation_prompt": True, **options, "tokenize": False},
             )
         except Exception as error:  # whatever a template raises, of its own will or by a mistake in it
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise TemplateError(f"the chat template of {self.name!r} refuses it: {why}") from error
+            raise TemplateError(
+                f"the chat template of {self.name!r} refuses it: {first_line(error)}"
+            ) from error
         # The template has written the special tokens already.
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 
@@ -262,9 +263,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
     except ModelLoadError:
         raise
     except Exception as error:  # whatever the hub client or a damaged file raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ModelLoadError(
-            spec, reason, hint if path.is_dir() else f"check the name and the network, {hint}"
+            spec, first_line(error), hint if path.is_dir() else f"check the name and the network, {hint}"
         ) from error
 
 

@@ -94,12 +94,6 @@ class EncodeWorker:
             undo.pop_all()
 
     @property
-    def process_id(self) -> int:
-        """Of the worker."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
     def under_way(self) -> int:
         """Batches sent and not received."""
         return len(self._under_way)

@@ -337,11 +337,7 @@ class _Serving:
                 self._take(k, event)
         except StopIteration:
             del self._streams[stream]
-            if k in self._unsure:
-                # It may have given up some after nobody waited for which.
-                self._orphans |= self._held[k]
-                self._held[k] = set()
-                self._unsure.discard(k)
+            self._give_back_unsure(k)
             if self._held[k]:
                 raise RuntimeError(
                     f"replica {k} ended with {len(self._held[k])} requests unanswered"
@@ -372,12 +368,15 @@ class _Serving:
         if request not in self._done:
             self._done.add(request)
             self._told.on_failure(request, str(error))
+        self._give_back_unsure(k)
+        self._start(k)
+
+    def _give_back_unsure(self, k: int) -> None:
+        """Serve elsewhere what a replica holds that may have given up some after nobody waited for which."""
         if k in self._unsure:
-            # It may have given up some after nobody waited for which.
+            self._unsure.discard(k)
             self._orphans |= self._held[k]
             self._held[k] = set()
-            self._unsure.discard(k)
-        self._start(k)
 
     def _take(self, k: int, event: tuple[Any, ...]) -> None:
         log = self._logs[k]

@@ -32,7 +32,6 @@ def profile(
     *,
     rounds: int = 8,
     repeats: int = 3,
-    warm_up: int = 1,
     kv_capacity: int | None = None,
     on_point: Callable[[int, int], None] | None = None,
 ) -> list[Stage]:
@@ -43,7 +42,7 @@ def profile(
     decoded together, as a run has them: rounds are timed from the first after the prefill, and then requests
     leave one by one, after ever more rounds, so that what follows a change of the batch can be told from what
     a round takes. The points are visited in turn for every repeat, so that a disturbance of the machine hits
-    one repeat of many points and the median of none.
+    one repeat of many points and the median of none. A first measurement of the largest one is thrown away.
 
     Parameters
     ----------
@@ -57,8 +56,6 @@ def profile(
         Decode steps timed at a point before the first request leaves.
     repeats
         Measurements of a point, of which the median counts.
-    warm_up
-        Measurements of the largest point that are thrown away first.
     kv_capacity
         Points that would hold more tokens are left out.
     on_point
@@ -82,11 +79,11 @@ def profile(
             f"no point of the grid (slots {list(slots)}, prompts {list(prompt_tokens)} tokens) fits into"
             f" {kv_capacity} tokens of keys and values"
         )
-    order = [max(points, key=lambda point: point[0] * point[1])] * warm_up + points * repeats
+    order = [max(points, key=lambda point: point[0] * point[1])] + points * repeats
     measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in points}
     for number, (active, prompt) in enumerate(order):
         stages = _measure(engine_for, active, prompt, rounds)
-        if number >= warm_up:
+        if number:
             measured[active, prompt].append(stages)
         if on_point is not None:
             on_point(number + 1, len(order))

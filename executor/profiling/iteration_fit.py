@@ -12,11 +12,9 @@ from ...data.costs.cost import FloatArray, IntArray
 from ...data.iterations import EngineLimits, Sequences
 from ...data.readers.iteration_log import IterationLog
 from ...data.workload import Workload
-from ...heuristics.serving.chunked_prefill import ChunkedPrefill
 from ...heuristics.serving.device import DeviceBatch
-from ...heuristics.serving.kv_ledger import KvLedger
 from ...models.exegpt.iteration_minorant import Minorant, Work
-from ..serving.release import fits, simulable
+from ..serving.release import engine_of, fits, simulable
 from ..serving.simulation import ServingRun, serve_on_device
 
 _FITTED = ("iterations", "decodes", "prompt_tokens", "kv_tokens")
@@ -262,11 +260,9 @@ def replay_at(
     else:
         at = np.asarray(order, dtype=np.int64)
         work = Workload.from_lengths(sequences.prompt[at], sequences.output[at])
-    each = work.input_tokens + work.output_tokens + limits.block_tokens
-    capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
-    policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
+    policy, ledger = engine_of(work, limits)
     device = _Recorded(rates)
-    run = serve_on_device(work, policy, device, KvLedger(capacity, len(work), limits.block_tokens))
+    run = serve_on_device(work, policy, device, ledger)
     return PricedRun(run, np.array(device.rows, dtype=np.float64))
 
 

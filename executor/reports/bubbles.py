@@ -29,7 +29,7 @@ def slot_seconds(trace: Trace) -> dict[str, float]:
     seconds = dict.fromkeys((*BUSY, *BUBBLES), 0.0)
     if not trace.makespan:
         return seconds
-    start, end = _edges(trace)
+    start, end = stage_edges(trace)
     length = end - start
     active = np.array([stage.active for stage in trace.stages])
     prefill = np.array([stage.kind == "prefill" for stage in trace.stages])
@@ -57,7 +57,7 @@ def occupied_slots(trace: Trace) -> IntArray:
 
     Counted backwards from the decode steps, which know their active slots: so it holds with evictions, too.
     """
-    _, end = _edges(trace)
+    _, end = stage_edges(trace)
     done = np.isfinite(trace.finished)
     # Of stages that take no time, several end as it finishes: none before its own is its last.
     last = np.maximum(np.searchsorted(end, trace.finished[done]), trace.stage_of[done])
@@ -106,7 +106,7 @@ def idle_causes(trace: Trace) -> IdleCauses:
     trace
         The run, of at least one stage.
     """
-    start, end = _edges(trace)
+    start, end = stage_edges(trace)
     served = trace.stage_of >= 0
     left = start[trace.stage_of[served]]
     # A clock's reading of the arrival may lie after the stage it allowed; nobody waits for less than no time.
@@ -119,7 +119,8 @@ def idle_causes(trace: Trace) -> IdleCauses:
     return IdleCauses(np.append(times[changes], times[-1]), tuple(causes[changes].tolist()))
 
 
-def _edges(trace: Trace) -> tuple[FloatArray, FloatArray]:
+def stage_edges(trace: Trace) -> tuple[FloatArray, FloatArray]:
+    """Return the seconds at which each stage starts and ends, shape (stages,)."""
     start = np.array([stage.start for stage in trace.stages])
     end = np.array([stage.end for stage in trace.stages])
     return start, end

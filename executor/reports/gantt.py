@@ -14,7 +14,7 @@ from ...data.costs.cost import CostModel, FloatArray, IntArray
 from ...data.files.disk import InputError, atomic_write
 from ...data.report import BETWEEN, BUBBLES, BUSY, DECODE, NO_ARRIVAL, PREFILL, STALL, TAIL, WAITING, Report
 from ...data.trace import Trace
-from .bubbles import IdleCauses, idle_causes, slot_seconds
+from .bubbles import IdleCauses, idle_causes, slot_seconds, stage_edges
 from .report import in_model_seconds
 
 if TYPE_CHECKING:
@@ -184,8 +184,7 @@ def _draw(axis: Axes, panel: Panel, shades: Colormap, lengths: Normalize) -> Non
         return
     row = 0.86 if trace.slots <= 40 else 1.0
     served = np.flatnonzero(trace.stage_of >= 0)
-    start = np.array([stage.start for stage in trace.stages])
-    end = np.array([stage.end for stage in trace.stages])
+    start, end = stage_edges(trace)
     slot, stage = trace.slot_of[served], trace.stage_of[served]
     finished = np.where(np.isfinite(trace.finished[served]), trace.finished[served], trace.makespan)
     tokens = trace.tokens[served]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...data.files.disk import atomic_write
 from ...data.report import BUBBLES, BUSY, Report
-from .bubbles import idle_causes
+from .bubbles import idle_causes, stage_edges
 from .gantt import WORDS, Panel
 from .tables import duration, percent, report_rows
 
@@ -101,8 +101,7 @@ def _packed(panel: Panel) -> dict[str, object]:
     """Return what the page needs to draw one run."""
     trace, report = panel.trace, panel.report
     served = np.flatnonzero(trace.stage_of >= 0)
-    start = np.array([stage.start for stage in trace.stages], dtype=np.float64)
-    end = np.array([stage.end for stage in trace.stages], dtype=np.float64)
+    start, end = stage_edges(trace)
     prefill = np.array([stage.kind == "prefill" for stage in trace.stages], dtype=np.bool_)
     stage = trace.stage_of[served]
     finished = np.where(np.isfinite(trace.finished[served]), trace.finished[served], trace.makespan)

@@ -39,6 +39,6 @@ class MachineSpeed:
                 out.logits[0, -1, 0].item()
         return self._clock() - begun
 
-    def readings(self, count: int = 3) -> list[float]:
-        """Return the seconds of ``count`` readings, one after the other."""
-        return [self() for _ in range(count)]
+    def readings(self) -> list[float]:
+        """Return the seconds of three readings, one after the other."""
+        return [self() for _ in range(3)]

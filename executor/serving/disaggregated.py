@@ -30,14 +30,11 @@ class DisaggregatedRun:
     transfer_seconds
         Of each request between the end of its prompt and its arrival at the other device, shape (requests,);
         0 if nothing was sent.
-    prompt_iterations
-        Of the prompts' device.
     """
 
     run: ServingRun
     prompt_seconds: float
     transfer_seconds: FloatArray
-    prompt_iterations: int
 
 
 def simulate_disaggregated(
@@ -115,7 +112,7 @@ def simulate_disaggregated(
     )
     transfers = np.zeros(len(workload))
     transfers[going] = stage.sent[going] - stage.end[going]
-    return DisaggregatedRun(whole, stage.busy, transfers, stage.iterations)
+    return DisaggregatedRun(whole, stage.busy, transfers)
 
 
 class _Prompts:
@@ -126,7 +123,6 @@ class _Prompts:
         self.workload, self.cost, self.ledger, self.most = workload, cost, ledger, batched_tokens
         self.start, self.end, self.sent = (np.full(count, np.inf) for _ in range(3))
         self.busy = self.link = 0.0
-        self.iterations = 0
         self.leaving: list[tuple[float, int]] = []
 
     def run(self, until: float) -> None:
@@ -166,7 +162,6 @@ class _Prompts:
     def _compute(self, batch: list[int], now: float) -> float:
         prompts = self.workload.input_tokens[batch]
         seconds = self.cost.seconds(0, 0, int(prompts.sum()), int((prompts**2).sum()))
-        self.iterations += 1
         self.busy += seconds
         end = now + seconds
         self.start[batch], self.end[batch] = now, end

@@ -122,15 +122,20 @@ def simulated(
         If a sequence alone needs more keys and values than there are.
     """
     work = Workload.from_lengths(sequences.prompt, sequences.output)
-    each = work.input_tokens + work.output_tokens + limits.block_tokens
-    capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
-    ledger = KvLedger(capacity, len(work), limits.block_tokens)
-    policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
+    policy, ledger = engine_of(work, limits)
     client: ServingPolicy = policy if in_flight is None else _Client(policy, in_flight, lag)
     run = serve_on_device(work, client, _OneSecond() if device is None else device, ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
     seconds = None if device is None else float(run.finished.max())
     return Predicted(len(run.start), policy.preemptions, tokens, seconds)
+
+
+def engine_of(work: Workload, limits: EngineLimits) -> tuple[ChunkedPrefill, KvLedger]:
+    """Return the rule and the memory of an engine of some limits; without one, memory for all requests."""
+    each = work.input_tokens + work.output_tokens + limits.block_tokens
+    capacity = int(each.sum()) if limits.kv_tokens is None else limits.kv_tokens
+    policy = ChunkedPrefill(limits.batched_tokens, min(limits.sequences, limits.batched_tokens))
+    return policy, KvLedger(capacity, len(work), limits.block_tokens)
 
 
 def simulable(sequences: Sequences, limits: EngineLimits) -> bool:

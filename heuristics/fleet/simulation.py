@@ -35,14 +35,11 @@ class FleetRun:
         Of each replica's requests, in the workload's order.
     busy
         Seconds each replica was busy before; the traces start after them.
-    stolen
-        Requests taken over from the replica they were dispatched to.
     """
 
     replica_of: IntArray
     traces: tuple[Trace, ...]
     busy: tuple[float, ...]
-    stolen: int
 
     @property
     def makespan(self) -> float:
@@ -140,12 +137,10 @@ class _FleetExecution:
                 heapq.heappush(ahead, (replica.time, k))
         for k, replica in enumerate(self._replicas):
             self._served_by[replica.served] = k
-        moved = 0 if self._dispatched is None else int((self._served_by != self._dispatched).sum())
         return FleetRun(
             self._served_by,
             tuple(replica.trace() for replica in self._replicas),
             tuple(replica.busy for replica in self._fleet.replicas),
-            moved,
         )
 
     def _take_over(self, thief: _Replica) -> int:

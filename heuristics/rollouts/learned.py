@@ -140,8 +140,7 @@ class LearnedOrder:
 
     def __init__(self, problem: Problem, learner: Learner) -> None:
         self._learner = learner
-        self._arrival_rank = np.empty(len(problem), dtype=np.int64)
-        self._arrival_rank[arrival_order(problem)] = np.arange(len(problem))
+        self._arrival_rank = np.argsort(arrival_order(problem))
         score = learner.known.score
         told = np.zeros(learner.groups, dtype=np.bool_) if score is None else ~np.isnan(score)
         self._scouted: npt.NDArray[np.bool_] = ~told[learner.group]

@@ -57,8 +57,7 @@ class GroupQueue:
     def __init__(self, problem: Problem, ranking: Ranking, *, scouts: int) -> None:
         self._group, self._groups = group_numbers(problem)
         self._ranking = ranking
-        self._arrival_rank = np.empty(len(problem), dtype=np.int64)
-        self._arrival_rank[arrival_order(problem)] = np.arange(len(problem))
+        self._arrival_rank = np.argsort(arrival_order(problem))
         self._scouts = scouts
         self._started = np.zeros(len(problem), dtype=np.bool_)
         self._ended: list[int] = []
@@ -101,11 +100,8 @@ class GroupQueue:
 
 def group_numbers(problem: Problem) -> tuple[IntArray, int]:
     """Return the group of each request, counted from zero, shape (requests,), and how many there are."""
-    group = problem.workload.group.copy()
-    alone = group < 0
-    group[alone] = group.max(initial=-1) + 1 + np.arange(int(alone.sum()))
-    names, number = np.unique(group, return_inverse=True)
-    return number.astype(np.int64), len(names)
+    number = problem.workload.group_numbers()
+    return number, int(number.max()) + 1
 
 
 def has_groups(problem: Problem) -> bool:

@@ -77,26 +77,17 @@ class Vllm:
 
     Parameters
     ----------
-    batched_tokens
-        Most prompt tokens of an iteration (one prompt is always admitted).
-    sequences
-        Most requests under way.
     watermark
         Share of the blocks an admission leaves free.
     received
         Whether requests come with their prompts computed: they wait on the host for room.
     """
 
-    def __init__(
-        self,
-        batched_tokens: int = 2560,
-        sequences: int = 256,
-        *,
-        watermark: float = 0.01,
-        received: bool = False,
-    ) -> None:
-        self._tokens, self._sequences, self._watermark = batched_tokens, sequences, watermark
-        self._received = received
+    most_tokens, sequences = 2560, 256
+    """Most prompt tokens of an iteration (one prompt is always admitted), and most requests under way."""
+
+    def __init__(self, *, watermark: float = 0.01, received: bool = False) -> None:
+        self._watermark, self._received = watermark, received
         self._waiting: deque[int] = deque()
         self._swapped = _Swapped()
         self._active = 0
@@ -122,7 +113,7 @@ class Vllm:
         self._active -= len(out)
         # With nothing under way the watermark must not keep the last request out.
         spare = spare if self._active else 0
-        back = [] if out else self._swapped.back(state, spare, self._sequences - self._active)
+        back = [] if out else self._swapped.back(state, spare, self.sequences - self._active)
         self._active += len(back)
         start = [request for request in state.prefilled if request not in out]
         return ServingStep(start=start + back, swap_out=out, swap_in=back)
@@ -130,10 +121,10 @@ class Vllm:
     def _admit(self, state: ServingState, spare: int) -> list[tuple[int, int]]:
         tokens, ledger = 0, state.ledger
         prefill: list[tuple[int, int]] = []
-        while self._waiting and self._active < self._sequences:
+        while self._waiting and self._active < self.sequences:
             request = self._waiting[0]
             prompt = int(state.prompt[request])
-            full = prefill and tokens + prompt > self._tokens
+            full = prefill and tokens + prompt > self.most_tokens
             if full or ledger.lacking(request, prompt) > ledger.free - (spare if self._active else 0):
                 break
             ledger.grow(request, prompt)
@@ -154,14 +145,15 @@ class Sarathi:
     ----------
     forward_size
         Tokens of an iteration.
-    sequences
-        Most requests under way.
     watermark
         Share of the blocks an admission leaves free.
     """
 
-    def __init__(self, forward_size: int = 512, sequences: int = 128, *, watermark: float = 0.01) -> None:
-        self._forward, self._sequences, self._watermark = forward_size, sequences, watermark
+    sequences = 128
+    """Most requests under way."""
+
+    def __init__(self, forward_size: int, *, watermark: float = 0.01) -> None:
+        self._forward, self._watermark = forward_size, watermark
         self._waiting: deque[int] = deque()
         self._partial: list[int] = []
         self._active = 0
@@ -180,7 +172,7 @@ class Sarathi:
         for request in self._partial:
             prefill.append((request, state.chunk(request, budget)))
             budget -= prefill[-1][1]
-        while self._waiting and budget > 0 and self._active < self._sequences and not dropped:
+        while self._waiting and budget > 0 and self._active < self.sequences and not dropped:
             request = self._waiting[0]
             # A request whose blocks were taken in this very step has not lost its tokens yet.
             lacks = int(state.prompt[request] + state.generated[request])

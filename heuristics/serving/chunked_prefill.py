@@ -15,7 +15,8 @@ class ChunkedPrefill:
 
     Running requests are served in order of admission, each with all the tokens it lacks, up to the budget;
     where blocks run out, the request admitted last gives its blocks up and is computed anew. Only when nobody
-    did, waiting requests are admitted in order while there are sequences, budget and blocks left.
+    did, waiting requests are admitted in order while there are sequences and budget left and all their tokens
+    would fit at once (``scheduler_reserve_full_isl``).
 
     Parameters
     ----------
@@ -23,8 +24,6 @@ class ChunkedPrefill:
         Most tokens of an iteration.
     sequences
         Most requests under way.
-    whole_input
-        Admit a request only if all its tokens would fit at once (vLLM's ``scheduler_reserve_full_isl``).
 
     Raises
     ------
@@ -32,10 +31,10 @@ class ChunkedPrefill:
         If an iteration has no room for a token of every sequence.
     """
 
-    def __init__(self, batched_tokens: int = 2048, sequences: int = 256, *, whole_input: bool = True) -> None:
+    def __init__(self, batched_tokens: int, sequences: int) -> None:
         if batched_tokens < sequences:
             raise ValueError(f"{batched_tokens} tokens an iteration are fewer than {sequences} sequences")
-        self._tokens, self._sequences, self._whole = batched_tokens, sequences, whole_input
+        self._tokens, self._sequences = batched_tokens, sequences
         self._waiting: deque[int] = deque()
         self._running: list[int] = []
         """Requests under way, in the order they were admitted."""
@@ -95,7 +94,7 @@ class ChunkedPrefill:
             known = int(state.prompt[request] + state.generated[request])
             cached = ledger.cached_tokens(request, known)
             new = min(known - cached, budget)
-            if ledger.blocks_for(known if self._whole else cached + new) > ledger.free:
+            if ledger.blocks_for(known) > ledger.free:
                 break
             self._running.append(self._waiting.popleft())
             if ledger.resume(request, known):

@@ -123,21 +123,17 @@ class FastServe(_Preemptive):
     ----------
     longest
         Tokens of the longest sequence (max-allocation).
-    batch
-        Most requests under way.
-    levels
-        Queues.
-    quantum
-        Tokens a request generates in the first queue before it moves on.
-    prompt_tokens
-        Prompt tokens that count as one generated.
     """
 
-    def __init__(
-        self, longest: int, batch: int = 8, *, levels: int = 5, quantum: int = 16, prompt_tokens: int = 128
-    ) -> None:
-        super().__init__(longest, batch)
-        self._levels, self._quantum, self._prompt = levels, quantum, prompt_tokens
+    batch = 8
+    """Most requests under way."""
+    levels, quantum = 5, 16
+    """Queues, and the tokens a request generates in the first one before it moves on."""
+    prompt_tokens = 128
+    """Prompt tokens that count as one generated."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest, self.batch)
         self._until: dict[int, int] = {}
         self._turn = 0
 
@@ -147,8 +143,8 @@ class FastServe(_Preemptive):
             del self._active[request]
         for request in state.arrived:
             level = 0
-            weight = int(state.prompt[request]) // self._prompt
-            while level < self._levels - 1 and self._quantum << level < weight:
+            weight = int(state.prompt[request]) // self.prompt_tokens
+            while level < self.levels - 1 and self.quantum << level < weight:
                 level += 1
             self._enter(request, level, 0)
         leaving = []
@@ -168,5 +164,5 @@ class FastServe(_Preemptive):
     def _enter(self, request: int, level: int, generated: int) -> None:
         self._turn += 1
         heapq.heappush(self._queue, (float(level), self._turn, request))
-        last = level >= self._levels - 1
-        self._until[request] = 2**60 if last else generated + (self._quantum << level)
+        last = level >= self.levels - 1
+        self._until[request] = 2**60 if last else generated + (self.quantum << level)

@@ -131,7 +131,7 @@ def literal_model(
     return FullModel(problem, rows.builder.build(), rows.columns)
 
 
-def repaired_model(problem: Problem, *, bins: int | None = None) -> FullModel:
+def repaired_model(problem: Problem) -> FullModel:
     r"""
     Return the model whose optimum is an optimal schedule, exactly.
 
@@ -143,8 +143,6 @@ def repaired_model(problem: Problem, *, bins: int | None = None) -> FullModel:
     ----------
     problem
         Without arrivals and KV capacity, which have no equation.
-    bins
-        :math:`K`; by default as many as an optimal schedule can need.
 
     Raises
     ------
@@ -152,7 +150,7 @@ def repaired_model(problem: Problem, *, bins: int | None = None) -> FullModel:
         If the problem has what the model cannot say, or the model would be too large to build.
     """
     refuse_unsaid(problem)
-    bins = bins or bins_needed(problem)
+    bins = bins_needed(problem)
     refuse_large(3 * len(problem) * problem.slots * bins)
     rows = FullRows(problem, bins)
     z = rows.builder.columns("z", (rows.bins,), upper=1, integer=True)

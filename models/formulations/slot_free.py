@@ -59,7 +59,7 @@ class SlotFreeModel:
     floor: IntArray | None
 
 
-def slot_free_model(problem: Problem, *, bins: int | None = None) -> SlotFreeModel:
+def slot_free_model(problem: Problem) -> SlotFreeModel:
     """
     Return the slot-free model as a mixed-integer linear one.
 
@@ -67,8 +67,6 @@ def slot_free_model(problem: Problem, *, bins: int | None = None) -> SlotFreeMod
     ----------
     problem
         Without arrivals and KV capacity, which it has no rows for.
-    bins
-        Bins at most; by default as many as an optimal schedule can need.
 
     Raises
     ------
@@ -76,7 +74,7 @@ def slot_free_model(problem: Problem, *, bins: int | None = None) -> SlotFreeMod
         If the problem has what the model cannot say.
     """
     refuse_unsaid(problem)
-    count = bins or bins_needed(problem)
+    count = bins_needed(problem)
     refuse_large(3 * len(problem) * count)
     cost, lengths = problem.cost, problem.rounds[:, None]
     shape = (len(problem), count)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...data.costs.cost import FloatArray, IntArray
+from .columns import BoolArray, Columns, first_of_equal
 from .least_rounds import AnyIntArray, Shapes
-from .request_sets import BoolArray, RequestSets
+from .request_sets import RequestSets
 
 GROUP_BITS = 14
 """Requests of a problem at most: their sets are numbered."""
@@ -69,7 +70,7 @@ def total(columns: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EndStates:
+class EndStates(Columns):
     """
     States right after a request begins, back from the end, as columns.
 
@@ -108,21 +109,9 @@ class EndStates:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def take(self, rows: IntArray | BoolArray | slice) -> EndStates:
-        """Return some of the states."""
-        return EndStates(*(getattr(self, column.name)[..., rows] for column in fields(self)))
-
     def first(self, number: int, rank: FloatArray) -> EndStates:
         """Return so many states of the lowest rank."""
         return self.take(np.argpartition(rank, number)[:number]) if len(self) > number else self
-
-    @staticmethod
-    def together(parts: list[EndStates]) -> EndStates:
-        """Return the states of all parts."""
-        columns = (column.name for column in fields(EndStates))
-        return EndStates(
-            *(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in columns)
-        )
 
     @property
     def left(self) -> IntArray:
@@ -132,14 +121,8 @@ class EndStates:
     def distinct(self, seconds_per_round: float) -> EndStates:
         """Return the cheapest of each of the states that differ in no more than when they are reached."""
         relative = np.where(self.slots > 0, self.slots - (self.now << OVER), 0)
-        columns = np.vstack((self.waiting, relative))
-        factors = np.random.default_rng(0).integers(1, 2**62, len(columns)) * 2 + 1
-        mixed = (columns * factors[:, None]).sum(axis=0)
-        order = np.lexsort((self.spent + seconds_per_round * self.now, mixed))
-        columns = columns[:, order]
-        new = np.ones(len(order), dtype=np.bool_)
-        new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-        return self.take(order[new])
+        rank = self.spent + seconds_per_round * self.now
+        return self.take(first_of_equal(np.vstack((self.waiting, relative)), rank))
 
 
 class Dominance:

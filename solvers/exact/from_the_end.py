@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..result import Limits, StoppedBy
+from .columns import BoolArray, Columns
 from .end_states import (
     DUE,
     GROUP_BITS,
@@ -28,8 +29,8 @@ from .end_states import (
 )
 from .group_orders import GroupOrders, Groups, Order, started_at
 from .least_rounds import NEVER, AnyIntArray, Shapes, earliest
-from .outcome import ExactOutcome, LimitReachedError
-from .request_sets import PRECISION, BoolArray, RequestSets
+from .outcome import ExactOutcome, LimitedSearch, LimitReachedError
+from .request_sets import PRECISION, RequestSets
 from .slot_loads import SlotLoads
 from .stage_states import can_list_states
 
@@ -125,7 +126,7 @@ def best_from_the_end(problem: Problem, limits: Limits, start: Schedule) -> Exac
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Begins:
+class _Begins(Columns):
     """
     Requests that may begin next, as columns.
 
@@ -150,21 +151,14 @@ class _Begins:
     begin: AnyIntArray
     stages: FloatArray
 
-    def take(self, rows: IntArray) -> _Begins:
-        return _Begins(*(getattr(self, column.name)[rows] for column in fields(self)))
 
-    def and_others(self, others: _Begins) -> _Begins:
-        columns = ((getattr(self, column.name), getattr(others, column.name)) for column in fields(self))
-        return _Begins(*(np.concatenate(column) for column in columns))
-
-
-class _EndSearch:
+class _EndSearch(LimitedSearch):
     """The best schedule so far, and the layers of states that could lead to a better one."""
 
     def __init__(self, problem: Problem, best: Schedule, deadline: float | None, work: int | None) -> None:
         assert problem.kv_capacity is not None
         self.problem, self.best = problem, best
-        self.deadline, self.work, self.steps = deadline, work, 0
+        super().__init__(deadline, work)
         self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
         rounds, first = problem.rounds[self.order], problem.kv_at_start[self.order]
         self.shapes = Shapes(rounds, first, problem.slots, problem.kv_capacity)
@@ -197,13 +191,6 @@ class _EndSearch:
     def tight(self) -> bool:
         """Whether no end of the relaxation is cheaper than the best schedule."""
         return self.relaxed >= self.to_beat
-
-    def tick(self, steps: int) -> None:
-        self.steps += steps
-        if self.work is not None and self.steps > self.work:
-            raise LimitReachedError(StoppedBy.WORK)
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise LimitReachedError(StoppedBy.TIME)
 
     def run(self, beam: int | None, width: int | None = None, every_path: bool = False) -> bool:
         """
@@ -282,7 +269,7 @@ class _EndSearch:
         # One that begins alone beside nothing due begins as soon as it fits.
         hindered = (begins.slot >= 0) | (begins.kept > 0) | block.some_due[begins.row]
         alone, others = begins.take(np.flatnonzero(~hindered)), begins.take(np.flatnonzero(hindered))
-        return alone.and_others(self._hindered(block, others))
+        return _Begins.together([alone, self._hindered(block, others)])
 
     def _hindered(self, block: _Block, begins: _Begins) -> _Begins:
         """Return when requests begin that join groups or begin beside groups that are due."""

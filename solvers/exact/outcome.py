@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,6 +86,30 @@ class LimitReachedError(Exception):
     def __init__(self, stopped_by: StoppedBy) -> None:
         super().__init__(stopped_by)
         self.stopped_by = stopped_by
+
+
+class LimitedSearch:
+    """
+    An exact search that counts its steps, and ends at a limit.
+
+    Parameters
+    ----------
+    deadline
+        Seconds (:func:`time.monotonic`) at which it ends; None for no limit.
+    work
+        Steps after which it ends; None for no limit.
+    """
+
+    def __init__(self, deadline: float | None, work: int | None) -> None:
+        self.deadline, self.work, self.steps = deadline, work, 0
+
+    def tick(self, steps: int) -> None:
+        """Count steps; raises LimitReachedError."""
+        self.steps += steps
+        if self.work is not None and self.steps > self.work:
+            raise LimitReachedError(StoppedBy.WORK)
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise LimitReachedError(StoppedBy.TIME)
 
 
 def _terms(problem: Problem, schedule: Schedule) -> dict[str, float]:

@@ -6,13 +6,10 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from .least_rounds import NEVER, Shapes, least_rounds
-
-BoolArray = NDArray[np.bool_]
 
 PRECISION = 1e-10
 """Relative difference below which two costs are the same."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ...data.costs.cost import IntArray
-from .request_sets import BoolArray
+from .columns import BoolArray
 
 MOST_PARTS = 600_000
 """Parts of sets that are listed: of up to twelve requests those of all sets, of more those of small sets."""

@@ -6,18 +6,16 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..result import Limits, StoppedBy
-from .outcome import ExactOutcome, LimitReachedError
-
-BoolArray = NDArray[np.bool_]
+from .columns import BoolArray, Columns, first_of_equal
+from .outcome import ExactOutcome, LimitedSearch, LimitReachedError
 
 MOST_REQUESTS = 24
 """Requests beyond which states are too many; each is a bit of a number, too."""
@@ -94,7 +92,7 @@ def best_by_states(problem: Problem, limits: Limits, start: Schedule) -> ExactOu
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _States:
+class _States(Columns):
     """
     States right before a prefill stage, as columns.
 
@@ -121,18 +119,6 @@ class _States:
     parent: IntArray
     stage: IntArray
     rounds: IntArray
-
-    def take(self, rows: IntArray | BoolArray) -> _States:
-        return _States(*(getattr(self, column.name)[..., rows] for column in fields(self)))
-
-    @staticmethod
-    def together(parts: list[_States]) -> _States:
-        return _States(
-            *(
-                np.concatenate([getattr(part, column.name) for part in parts], axis=-1)
-                for column in fields(_States)
-            )
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,12 +222,12 @@ class _Sets:
         return least
 
 
-class _StateSearch:
+class _StateSearch(LimitedSearch):
     """The best schedule so far, and the layers of states that could lead to a better one."""
 
     def __init__(self, problem: Problem, best: Schedule, deadline: float | None, work: int | None) -> None:
         self.problem, self.best, self.seconds = problem, best, best.makespan(problem)
-        self.deadline, self.work, self.steps = deadline, work, 0
+        super().__init__(deadline, work)
         cost = problem.cost
         self.capacity = problem.kv_capacity
         self.order = np.lexsort((-problem.prompt_tokens, -problem.rounds))
@@ -278,13 +264,6 @@ class _StateSearch:
     @property
     def to_beat(self) -> float:
         return self.seconds * (1 - PRECISION)
-
-    def tick(self, steps: int) -> None:
-        self.steps += steps
-        if self.work is not None and self.steps > self.work:
-            raise LimitReachedError(StoppedBy.WORK)
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise LimitReachedError(StoppedBy.TIME)
 
     def run(self, beam: int | None) -> bool:
         """Go through all layers, with a beam's states at most in each; return whether these were all."""
@@ -344,16 +323,9 @@ class _StateSearch:
         states = states.take(states.least < self.to_beat)
         self.tick(0)
         columns = np.vstack((states.waiting, states.left, *([states.held] if self.scarce else [])))
-        factors = np.random.default_rng(0).integers(1, 2**62, len(columns)) * 2 + 1
-        mixed = (columns * factors[:, None]).sum(axis=0)
+        distinct = first_of_equal(columns, states.spent)
         self.tick(0)
-        order = np.lexsort((states.spent, mixed))
-        self.tick(0)
-        columns = columns[:, order]
-        # Equal sums of different states only mean that one of them may be kept twice.
-        new = np.ones(len(order), dtype=np.bool_)
-        new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-        return states.take(order[new])
+        return states.take(distinct)
 
     def _after(self, states: _States, waiting: int, size: int, kept: dict[int, _States]) -> Iterator[_States]:
         """Yield what follows states with a stage of so many requests, right before the next stage."""

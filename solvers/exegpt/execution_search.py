@@ -327,14 +327,13 @@ def search_all(
     strategies: Sequence[Strategy] = tuple(Strategy),
     encode_batches: tuple[int, int] = (1, 256),
     decode_rounds: tuple[int, int] | None = None,
-    gap: float = GAP,
 ) -> list[Found]:
     """
     Return the best configuration of each strategy and degree, the best of all first.
 
     Parameters
     ----------
-    timeline, latency_bound, encode_batches, decode_rounds, gap
+    timeline, latency_bound, encode_batches, decode_rounds
         As in :func:`search`.
     strategies
         Those to search.
@@ -347,7 +346,6 @@ def search_all(
             latency_bound,
             encode_batches=encode_batches,
             decode_rounds=decode_rounds,
-            gap=gap,
         )
         for strategy in strategies
         for degree in sorted(timeline.costs)

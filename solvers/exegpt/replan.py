@@ -10,7 +10,7 @@ import numpy as np
 from ...models.exegpt.configuration import ExecConfig, Performance, Strategy
 from ...models.exegpt.timeline import Timeline
 from ...models.exegpt.workload_aware_row import WorkloadAwareRow
-from .execution_search import GAP, search
+from .execution_search import search
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,6 @@ def replan(
     latency_bound: float,
     *,
     encode_batches: tuple[int, int] = (1, 256),
-    gap: float = GAP,
 ) -> Replan:
     """
     Return the best change of a running configuration (ExeGPT, section 7.6).
@@ -60,7 +59,7 @@ def replan(
         The running one.
     latency_bound
         Seconds for a completion of the 99th-percentile length observed.
-    encode_batches, gap
+    encode_batches
         Of the search for a WAA configuration (see :func:`.search`).
     """
     unchanged = on_planned_devices(planned, observed, config)
@@ -85,7 +84,6 @@ def replan(
         config.tensor_degree,
         latency_bound,
         encode_batches=encode_batches,
-        gap=gap,
     )
     seconds = 0.0
     if found.config is not None and _layers(found.config, observed(found.config)) != _layers(

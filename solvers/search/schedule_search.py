@@ -26,7 +26,7 @@ from .stage_merge import merge_stages
 from .stage_split import stages_capped
 from .stages.annealing import FEW, StageAnnealing
 from .stages.rounding import settled
-from .stages.slot_flow import Spans, stages_of_requests, whole_slots
+from .stages.slot_flow import Spans, stages_of_requests, stretched, whole_slots
 from .stages.spread import MOST_SPANS
 from .stages.times import StageCosts
 from .stages.token_caps import stages_within_cap
@@ -465,11 +465,10 @@ class ScheduleSearch:
         used = np.unique(relaxed.bin_of[problem.rounds > 0])
         times = np.append(relaxed.starts[used], relaxed.rounds.sum()) - relaxed.starts[used[0]]
         for attempt in range(STRETCHES):
-            most = STRETCHED * times[-1] * 2.0**attempt if attempt else 0.0
-            stretched = times + np.rint(np.linspace(0, most, len(times))).astype(np.int64)
+            later = stretched(times, STRETCHED * times[-1] * 2.0**attempt if attempt else 0.0)
             if best.progress >= 1.0 or not time_for_programmes(best.left):
                 break
-            found = served_within_memory(problem, stretched, self._rounding_seconds(), self._rng)
+            found = served_within_memory(problem, later, self._rounding_seconds(), self._rng)
             if found is None:
                 break
             found = stages_capped(problem, found)
@@ -578,11 +577,11 @@ class ScheduleSearch:
         split, best = annealing.split, self.incumbent
         for attempt in range(max(0, self._attempt - 1), STRETCHES):
             most = max(1.0, STRETCHED * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
-            stretched = times + np.rint(np.linspace(0, most, len(times))).astype(np.int64)
-            if best.progress >= 1.0 or split.least_makespan(stretched) >= best.makespan:
+            later = stretched(times, most)
+            if best.progress >= 1.0 or split.least_makespan(later) >= best.makespan:
                 return False
             begun = best.elapsed
-            schedule = self._served(stretched, annealing)
+            schedule = self._served(later, annealing)
             if schedule is not None:
                 self._attempt = attempt
                 self._reserve = min(ROUNDING_SHARE, ROUNDINGS * (best.elapsed - begun) / best.seconds)

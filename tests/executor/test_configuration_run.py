@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +29,6 @@ from batchbound.data.workload import Workload
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.models.prompts import Prompts
 from batchbound.executor.models.tokenizers import load_tokenizer
-from batchbound.executor.processes.encode_worker import EncodeWorker
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.reports.steady_state import reached, steady_state
 from batchbound.executor.runs.configuration_run import run_configuration
@@ -152,20 +149,12 @@ def test_two_processes_sample_each_request_as_one_does(job: Job, tmp_path: Path)
 
 @pytest.mark.slow
 def test_two_processes_give_the_answers_of_the_model_alone_even_after_one_died(
-    job: Job, alone: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, alone: dict[str, dict[str, object]], tmp_path: Path
 ) -> None:
-    started: list[EncodeWorker] = []
-    start = EncodeWorker.__init__
-
-    def remember(worker: EncodeWorker, *arguments: Any) -> None:
-        start(worker, *arguments)
-        started.append(worker)
-
-    monkeypatch.setattr(EncodeWorker, "__init__", remember)
-
     def kill(_: Stage, done: int) -> None:
-        if done >= 5:
-            os.kill(started[0].process_id, signal.SIGKILL)
+        for worker in active_children() if done >= 5 else []:
+            if worker.name == "batchbound-encode":
+                worker.kill()
 
     with Journal(tmp_path / "journal", {}) as journal:
         with pytest.raises(RunStoppedError, match=r"encoding worker is gone \(exit status -9\)"):

@@ -153,9 +153,7 @@ def _report_iterations(args: argparse.Namespace) -> int:
             print(f"{args.plan}: planned, not run")
             show_iterations(summary)
         return 0
-    budgets = [share.limits.batched_tokens for share in plan.shares]
-    stated = plan.proven.batched_tokens == sum(budgets)
-    found = audit(trace, batched_tokens=min(budgets) if stated else None)
+    found = audit(trace, batched_tokens=plan.stated_budget)
     if args.html is not None:
         refuse_outputs([args.html], True, [args.plan, trace])
         found.save_html(args.html, Path(trace).name)

@@ -28,7 +28,7 @@ from ..inputs import (
     read_inputs,
     seconds,
 )
-from ..links import add_link, link_of, refuse_link
+from ..links import add_link, link_of, refuse_link, say_link
 from ..output import note
 
 _COLUMNS = (
@@ -157,7 +157,7 @@ def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | 
         return None
     link = link_of(args, profiles[0].device if profiles else "")
     if link is not None:
-        note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
+        say_link(link)
     return link
 
 

@@ -11,7 +11,6 @@ from ...data.costs.cost import IntArray
 from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
 from ...data.plan import Plan
-from ...data.predictor import prompt_text
 from ...data.readers.length_source import longest_planned
 from ...data.report import Report
 from ...data.trace import Trace
@@ -131,8 +130,7 @@ def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
     if args.assignment != "own":
         raise InputError("--assignment is for one replica", hint="Leave it out.")
     inputs = read_inputs(args, keep_arrivals=False)
-    prompts = [prompt_text(entry) for entry in inputs.job.records or ()]
-    fleet = fleet_of(inputs.problem, args.replicas, prompts)
+    fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
     policy = args.policy or DEFAULT_POLICY
     try:
         replica_of = dispatch(fleet, args.dispatch or "lpt")

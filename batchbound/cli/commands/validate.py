@@ -13,7 +13,7 @@ from ...data.trace import Trace
 from ...executor.profiling.replay import mismatches
 from ...executor.profiling.validate import Validation, validate_run, validate_trace
 from ..inputs import read_cost
-from ..links import add_link, link_of, refuse_link
+from ..links import add_link, link_of, refuse_link, say_link
 from ..output import note
 
 
@@ -78,7 +78,7 @@ def _replayed(args: argparse.Namespace) -> tuple[Validation, list[str]]:
         note("the run does not say how many tokens of KV cache fit: taken as unlimited")
     warnings = mismatches(measured, profile)
     if link is not None:
-        note(f"link {link.name}: {link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} us ({link.source})")
+        say_link(link)
     else:
         warnings += profile.warnings
     return validate_run(measured, profile, link), warnings

@@ -65,14 +65,13 @@ class TaskQueue:
     ----------
     ordered
         Whether EconoServe's order holds; if not, that of arrival.
-    deadline_range
-        Seconds of a range.
-    memory_range
-        Tokens of a range.
     """
 
-    def __init__(self, *, ordered: bool, deadline_range: float = 2.0, memory_range: int = 128) -> None:
-        self._ordered, self._seconds, self._tokens = ordered, deadline_range, memory_range
+    deadline_range, memory_range = 2.0, 128
+    """Seconds of a range of deadlines, and tokens of one of occupied keys and values."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
         self._entries: dict[int, _Entry] = {}
         # By range: (window, memory range), and within it (length, turn, task).
         self._ranges: list[tuple[int, int]] = []
@@ -107,8 +106,8 @@ class TaskQueue:
         if not self._ordered:
             entry = _Entry(length, self._turn, -self._turn if again else self._turn, 0)
         else:
-            window = int(min(deadline / self._seconds, 2.0**60))
-            entry = _Entry(length, self._turn, window, -(memory // self._tokens))
+            window = int(min(deadline / self.deadline_range, 2.0**60))
+            entry = _Entry(length, self._turn, window, -(memory // self.memory_range))
         self._entries[task] = entry
         place = (entry.window, entry.memory)
         if place not in self._tasks:

@@ -13,7 +13,7 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ....models.bounds.least_counts import least_counts
 from ..backward import schedule_backwards
-from .request_profile import RequestProfile
+from .request_profile import RequestProfile, running_requests
 
 MOST_REQUESTS = 130
 """Requests up to which orders are annealed: of more, too few are tried for it in a second."""
@@ -60,9 +60,7 @@ class InsertionAnnealing:
     def __init__(self, problem: Problem, rng: np.random.Generator, start: Schedule | None = None) -> None:
         assert problem.kv_capacity is not None
         self._problem, self._rng = problem, rng
-        self._running = np.flatnonzero(problem.rounds > 0)
-        rows = np.stack((problem.rounds, problem.kv_peak, problem.prompt_tokens))[:, self._running]
-        self._requests = [(rounds, peak, prompt) for rounds, peak, prompt in rows.T.tolist()]
+        self._running, rows, self._requests = running_requests(problem)
         cost = problem.cost
         self._stage = max(cost.prefill_base, cost.prefill_floor) / cost.decode_base
         first = np.zeros(len(problem), dtype=np.int64)

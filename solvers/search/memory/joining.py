@@ -13,7 +13,7 @@ import numpy as np
 from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..backward import schedule_backwards
-from .request_profile import RequestProfile
+from .request_profile import RequestProfile, running_requests
 
 MOST_JOINED = 16
 """Requests up to which each has a reach of its own: of more, too few are tried for it in a second."""
@@ -48,9 +48,7 @@ class JoiningAnnealing:
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
         self._problem, self._rng = problem, rng
-        self._running = np.flatnonzero(problem.rounds > 0)
-        rows = np.stack((problem.rounds, problem.kv_peak, problem.prompt_tokens))[:, self._running]
-        self._requests = [(rounds, peak, prompt) for rounds, peak, prompt in rows.T.tolist()]
+        self._running, rows, self._requests = running_requests(problem)
         self._stages = dict[int, float]()
         self._order = np.argsort(-rows[0], kind="stable").tolist()
         self._reach = [0.0] * len(self._order)

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
+import numpy as np
+
+from ....data.costs.cost import IntArray
 from ....data.problem import Problem
 
 FULL = 1 << 60
 """Tokens held where no slot is free: more than any capacity."""
+
+
+def running_requests(problem: Problem) -> tuple[IntArray, IntArray, list[tuple[int, int, int]]]:
+    """Return the requests that take rounds, their rounds, peaks and prompts as rows, and as tuples."""
+    running = np.flatnonzero(problem.rounds > 0)
+    rows = np.stack((problem.rounds, problem.kv_peak, problem.prompt_tokens))[:, running]
+    return running, rows, [(rounds, peak, prompt) for rounds, peak, prompt in rows.T.tolist()]
 
 
 class RequestProfile:

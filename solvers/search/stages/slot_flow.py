@@ -14,6 +14,8 @@ from ....data.costs.cost import FloatArray, IntArray
 if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
+Entries = tuple[IntArray, IntArray, float | IntArray]
+"""Rows and columns of a matrix, and a number for each or for all."""
 
 ROUNDING_NODES = 200
 """Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""
@@ -138,6 +140,41 @@ class Spans:
         below = np.concatenate(([0], profile.at_most[lengths[:-1]]))
         return rank.astype(np.int64), profile.requests - below
 
+    def hold(self, profile: LengthProfile) -> bool:
+        """Tell whether the longest request has a span."""
+        return len(self) > 0 and bool(self.rounds.max() >= profile.longest)
+
+    def flow(self, rank: IntArray, stages: int, ranks: int) -> list[Entries]:
+        """
+        Return the rows of a flow of slots: rows, columns and factors.
+
+        Columns are slots in the spans, slots that wait from a stage to the next, and spans of each rank or
+        above. Rows: what leaves each stage has entered it, shape (stages + 1,); spans of a rank or above.
+
+        Parameters
+        ----------
+        rank, ranks
+            Of the spans, by :meth:`demand`, and how many there are.
+        stages
+            Of the schedule.
+        """
+        column, point, level = np.arange(len(self)), np.arange(stages), np.arange(ranks)
+        idle, held = len(self) + point, len(self) + stages + level
+        return [
+            (self.first, column, 1.0),
+            (self.last, column, -1.0),
+            (point, idle, 1.0),
+            (1 + point, idle, -1.0),
+            (stages + 1 + level, held, -1.0),
+            (stages + 1 + level[:-1], held[1:], 1.0),
+            (stages + 1 + rank, column, 1.0),
+        ]
+
+
+def stretched(times: IntArray, rounds: float) -> IntArray:
+    """Return stage times with so many rounds more, spread evenly."""
+    return times + np.rint(np.linspace(0, rounds, len(times))).astype(np.int64)
+
 
 def whole_slots(
     times: IntArray, profile: LengthProfile, slots: int, seconds: float, most: IntArray | None = None
@@ -173,23 +210,13 @@ def whole_slots(
     from .rounding import nearly_whole
 
     spans = Spans.between(times, profile)
-    if not len(spans) or spans.rounds.max() < profile.longest:
+    if not spans.hold(profile):
         return None
     rank, at_least = spans.demand(profile)
     stages, ranks = len(times) - 1, len(at_least)
     column = np.arange(len(spans))
-    idle = len(spans) + np.arange(stages)
-    held = len(spans) + stages + np.arange(ranks)
-    # Rows: what leaves each stage has entered it; spans of a rank or above; starts of a stage.
-    entries = [
-        (spans.first, column, 1.0),
-        (spans.last, column, -1.0),
-        (np.arange(stages), idle, 1.0),
-        (1 + np.arange(stages), idle, -1.0),
-        (stages + 1 + np.arange(ranks), held, -1.0),
-        (stages + 1 + np.arange(ranks - 1), held[1:], 1.0),
-        (stages + 1 + rank, column, 1.0),
-    ]
+    # Rows: those of the flow; starts of a stage.
+    entries = spans.flow(rank, stages, ranks)
     low = np.zeros(stages + 1 + ranks)
     low[0], low[stages] = slots, -slots
     high = low.copy()
@@ -322,9 +349,7 @@ def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArr
     return stage
 
 
-def sparse(
-    entries: Sequence[tuple[IntArray, IntArray, float | IntArray]], shape: tuple[int, int]
-) -> csc_array[np.float64]:
+def sparse(entries: Sequence[Entries], shape: tuple[int, int]) -> csc_array[np.float64]:
     """Return a matrix of that shape with the given entries: rows, columns, and a number each or for all."""
     from scipy.sparse import csc_array
 

@@ -74,7 +74,7 @@ def slot_price(
         are returned, with what they prove.
     """
     spans = Spans.between(times, profile)
-    if not len(spans) or spans.rounds.max() < profile.longest:
+    if not spans.hold(profile):
         return None
     if near is None or (len(spans) > MANY_SPANS and profile.starts_per_stage is None):
         return _price_from_nothing(times, profile, spans)
@@ -137,28 +137,17 @@ def _price_from_nothing(times: IntArray, profile: LengthProfile, spans: Spans) -
     """
     rank, at_least = spans.demand(profile)
     stages, ranks = len(times) - 1, len(at_least)
-    column = np.arange(len(spans))
-    idle = len(spans) + np.arange(stages)
     held = len(spans) + stages + np.arange(ranks)
     slots = np.array([len(spans) + stages + ranks])
-    entries = [
-        (spans.first, column, 1.0),
-        (spans.last, column, -1.0),
-        (np.arange(stages), idle, 1.0),
-        (1 + np.arange(stages), idle, -1.0),
-        (np.array([0]), slots, -1.0),
-        (np.array([stages]), slots, 1.0),
-        (stages + 1 + np.arange(ranks), held, -1.0),
-        (stages + 1 + np.arange(ranks - 1), held[1:], 1.0),
-        (stages + 1 + rank, column, 1.0),
-    ]
+    entries = spans.flow(rank, stages, ranks)
+    entries += [(np.array([0]), slots, -1.0), (np.array([stages]), slots, 1.0)]
     cost, lower = np.zeros(slots[0] + 1), np.zeros(slots[0] + 1)
     cost[-1], lower[held] = 1.0, at_least
     starts = profile.starts_per_stage
     rows = stages + 1 + ranks
     low, high = np.zeros(rows), np.zeros(rows)
     if starts is not None:
-        entries.append((rows + spans.first, column, 1.0))
+        entries.append((rows + spans.first, np.arange(len(spans)), 1.0))
         low = np.concatenate((low, np.full(stages, -np.inf)))
         high = np.concatenate((high, np.full(stages, starts)))
     found = least_cost(cost, sparse(entries, (len(low), len(cost))), low, high, lower)

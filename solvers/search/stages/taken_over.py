@@ -10,7 +10,7 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..stage_split import split_stages
 from .rounding import settled
-from .slot_flow import LengthProfile, Spans, stages_of_requests, whole_slots
+from .slot_flow import LengthProfile, Spans, stages_of_requests, stretched, whole_slots
 
 MOST_SPANS = 400
 """Spans between the stages up to which it is tried: of more, whole slots take as long as a search."""
@@ -41,11 +41,11 @@ def with_stages_of(problem: Problem, other: Schedule, seconds: float) -> Schedul
         return None
     for attempt in range(STRETCHES):
         most = max(1.0, STRETCHED * times[-1]) * 2.0 ** (attempt - 1) if attempt else 0.0
-        stretched = times + np.rint(np.linspace(0, most, len(times))).astype(np.int64)
+        later = stretched(times, most)
         left = seconds - (time.perf_counter() - began)
-        flow = whole_slots(stretched, profile, problem.slots, left) if left > 0 else None
+        flow = whole_slots(later, profile, problem.slots, left) if left > 0 else None
         if flow is not None:
-            settled_times, spans = settled(stretched, *flow, profile)
+            settled_times, spans = settled(later, *flow, profile)
             stage = stages_of_requests(spans, flow[1], problem.rounds)
             schedule = Schedule.from_bins(problem, stage, np.diff(settled_times))
             return split_stages(problem, schedule.without_idle_rounds(problem))

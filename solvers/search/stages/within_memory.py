@@ -138,7 +138,7 @@ class _Flow:
             if Spans.number_between(times, profile) > MOST_SPANS:
                 return None
             spans = Spans.between(times, profile)
-            if not len(spans) or spans.rounds.max() < profile.longest:
+            if not spans.hold(profile):
                 return None
             held = _held(spans, times, rounds, first, capacity)
             flow = _least_holding(spans, profile, slots, held, seconds)
@@ -173,20 +173,12 @@ def _least_holding(
     """Return the flow of fewest slot-rounds, in fractions, with memory short of little, shape (spans,)."""
     rank, at_least = spans.demand(profile)
     stages, ranks = int(spans.last.max()), len(at_least)
-    column = np.arange(len(spans))
-    idle = len(spans) + np.arange(stages)
     longer = len(spans) + stages + np.arange(ranks)
     beyond = len(spans) + stages + ranks + np.arange(stages)
     rows = stages + 1 + ranks
-    # Rows: what leaves each stage has entered it; spans of a rank or above; tokens held before each stage.
-    entries: list[tuple[IntArray, IntArray, float | IntArray]] = [
-        (spans.first, column, 1.0),
-        (spans.last, column, -1.0),
-        (np.arange(stages), idle, 1.0),
-        (1 + np.arange(stages), idle, -1.0),
-        (stages + 1 + np.arange(ranks), longer, -1.0),
-        (stages + 1 + np.arange(ranks - 1), longer[1:], 1.0),
-        (stages + 1 + rank, column, 1.0),
+    # Rows: those of the flow; tokens held before each stage.
+    entries = [
+        *spans.flow(rank, stages, ranks),
         (rows + held.stage - 1, held.span, held.tokens),
         (rows + np.arange(stages), beyond, -held.capacity / 100.0),
     ]
