@@ -55,7 +55,8 @@ class Limits:
         Wall-clock seconds, or None for no limit.
     work
         Units of the solver's own work (iterations, branch-and-bound nodes), or None for no limit. With one
-        thread, the same work and the same seed give the same result.
+        thread, the same work and the same seed give the same schedule; a bound that takes a search may
+        differ, as that is given five seconds.
     threads
         Threads the solver may use.
     seed
