@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
