@@ -69,6 +69,9 @@ RELAXED_FEW = 0.1
 SHORT_SHARE = 0.4
 """The share of what is left then in which requests of one that is short of memory are moved elsewhere."""
 
+BEAM_SLOTS, BEAM_SHARE = 6, 0.3
+"""Slots up to which beams are searched where memory is enough, and the share of the limits that they take."""
+
 BEAM_SHARES, ORDER_SHARES = (0.4, 0.2), ((0.5,), (0.4, 0.7))
 """
 The shares of what is left each time in which a beam search makes schedules of few requests there, and then
@@ -325,6 +328,8 @@ class ScheduleSearch:
         """Search orders and stage times until a share of the limits is used up."""
         best = self.incumbent
         limits, best.seconds, best.most = (best.seconds, best.most), share * best.seconds, share * best.most
+        if self._beam_pays():
+            self._put_one_by_one(BeamSearch(self._problem, self._rng), BEAM_SHARE)
         if packing_pays(self._problem):
             self._chain()
         elif len(self._problem) <= FEW:
@@ -332,6 +337,13 @@ class ScheduleSearch:
         if not self._anneal():
             self._reorder(1.0)
         best.seconds, best.most = limits
+
+    def _beam_pays(self) -> bool:
+        """Return whether requests put one by one fill the slots better than stage times that are annealed."""
+        problem, cost = self._problem, self._problem.cost
+        if cost.decode_base == 0 or problem.slots > BEAM_SLOTS or not beam_pays(problem):
+            return False
+        return len(problem) > FEW or max(cost.prefill_base, cost.prefill_floor) >= cost.decode_base
 
     def outcome(self) -> ScheduleSearchOutcome:
         """Return what was found."""

@@ -1,5 +1,5 @@
 """
-Schedules of few requests under scarce KV memory by beam search, requests put in the order of their ends.
+Schedules of few requests or slots by beam search, requests put in the order of their ends.
 
 Back from the end each next request is put where it first fits beside those that run there, or further back
 to share the prefill stage of one of them. Of all that could be next in the schedules kept so far, those
@@ -199,14 +199,15 @@ class BeamSearch:
     Parameters
     ----------
     problem
-        The problem scheduled, with a KV capacity, whose rounds cost something, some request taking one.
+        The problem scheduled, whose rounds cost something, some request taking one.
     rng
         Draws the guides.
     """
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
-        assert problem.kv_capacity is not None
-        self._problem, self._rng, self._capacity = problem, rng, problem.kv_capacity
+        # Enough for all of them never binds.
+        capacity = problem.kv_capacity or int(problem.kv_peak.sum()) + len(problem)
+        self._problem, self._rng, self._capacity = problem, rng, capacity
         running = np.flatnonzero(problem.rounds > 0)
         self._running = running[np.argsort(problem.rounds[running], kind="stable")]
         self._rounds, self._peak = problem.rounds[self._running], problem.kv_peak[self._running]
@@ -219,7 +220,8 @@ class BeamSearch:
         self._stage = max(cost.prefill_base, cost.prefill_floor) / cost.decode_base
         alike = np.unique(np.stack((self._rounds, self._peak, self._prompt)), axis=1, return_inverse=True)[1]
         self._name = np.random.default_rng(0).integers(NAMES, size=count)[alike.ravel()]
-        first = FIRST if slots_are_scarcer(problem) else FIRST[::-1]
+        scarcer = problem.kv_capacity is None or slots_are_scarcer(problem)
+        first = FIRST if scarcer else FIRST[::-1]
         self._first = [_Guide(memory, loss, POWER, np.zeros(count)) for memory, loss in first]
         self._best, self._least = self._first[0], np.inf
         self._nodes: _Nodes | None = None
@@ -253,6 +255,8 @@ class BeamSearch:
             self._guide = _Guide.drawn(rng, count)
         else:
             self._guide = self._best.changed(rng)
+        if self._problem.kv_capacity is None:
+            self._guide = replace(self._guide, memory=0.0)
         memory = self._guide.memory
         tokens = (self._peak - (self._rounds - 1) / 2) / self._capacity
         filled = self._rounds * (memory * tokens + (1.0 - memory) / self._slots)
