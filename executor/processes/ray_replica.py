@@ -16,6 +16,7 @@ from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage
+from ...heuristics.fleet.policy import FleetPolicy
 from ...heuristics.fleet.simulation import longest_first_policy
 from ...heuristics.loop import execute
 from ...heuristics.policy import Policy, State, Step
@@ -67,6 +68,7 @@ class ReplicaActor:
         requests: list[int],
         prompts: list[list[int]],
         most: IntArray,
+        following: FleetPolicy | None = None,
     ) -> Any:
         """
         Yield lists of events: ``("engine", what it is)``, ``("stage", ...)`` and ``("completion", ...)``.
@@ -82,6 +84,8 @@ class ReplicaActor:
             What to replay; None to serve the longest first.
         requests
             The job's number of each request of the share.
+        following
+            What to follow instead of either, of the requests of the share.
         prompts
             Token ids of each.
         most
@@ -93,7 +97,7 @@ class ReplicaActor:
             What ended the engine, if something did.
         """
         events: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        policy = Releasing(problem, planned, requests)
+        policy = Releasing(problem, planned, requests, following)
         self._policy = policy
         work = threading.Thread(
             target=self._serve, args=(problem, policy, prompts, most, events), daemon=True
@@ -183,11 +187,20 @@ class Releasing:
         What to replay; None to serve the longest first.
     requests
         The job's number of each request of the share.
+    following
+        What to follow instead of either.
     """
 
-    def __init__(self, problem: Problem, planned: Schedule | None, requests: Sequence[int]) -> None:
-        self._replay = None if planned is None else Replay(planned, problem)
-        self._policy: Policy = self._replay or longest_first_policy(problem)
+    def __init__(
+        self,
+        problem: Problem,
+        planned: Schedule | None,
+        requests: Sequence[int],
+        following: FleetPolicy | None = None,
+    ) -> None:
+        self._replay = None if planned is None or following is not None else Replay(planned, problem)
+        otherwise = longest_first_policy if following is None else following
+        self._policy: Policy = self._replay or otherwise(problem)
         self.requests = list(requests)
         self._lock = threading.Lock()
         self._gone = np.zeros(len(requests), dtype=np.bool_)
