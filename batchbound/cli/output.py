@@ -141,7 +141,7 @@ def _overheads(plan: Plan) -> dict[str, float | None]:
     seconds = plan.makespan + cost.decode_per_change * schedule.changes(problem)
     measured = plan.provenance.cost_source.get("engine")
     # On the ragged tier a row is read to its own length, or to that of rows near it.
-    pads = isinstance(measured, Mapping) and measured.get("tier", "ragged") != "ragged"
+    pads = not (isinstance(measured, Mapping) and measured.get("tier", "ragged") == "ragged")
     counted = pads and cost.decode_per_kv_token > 0
     padded = cost.decode_per_kv_token * padding_tokens(problem, schedule) if counted else 0.0
     return {

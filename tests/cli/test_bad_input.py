@@ -109,7 +109,7 @@ def of_another_plan(folder: Path) -> list[str]:
 def without_a_calibration(folder: Path) -> list[str]:
     words = planned_report()(folder)
     plan = json.loads((folder / "plan.json").read_text())
-    plan["provenance"]["cost_source"] |= {"batchbound_cost": 1, "cost": plan["fleet"]["replicas"][0]["cost"]}
+    plan["provenance"]["cost_source"] |= {"batchbound_cost": 1, "cost": {"decode_base": 1.0}}
     (folder / "plan.json").write_text(json.dumps(plan))
     return words
 
@@ -406,7 +406,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a trace of another plan": (of_another_plan, r"^batchbound: trace.jsonl: the trace serves 'other'"),
     "a plan whose costs are no calibration": (
         without_a_calibration,
-        r"^batchbound: plan.json: field 'provenance.cost_source': field 'error': .*Plan again.$",
+        r"^batchbound: plan.json: field 'provenance.cost_source': field 'cost.prefill_base': .*Plan again.$",
     ),
     "a chart in no folder": (planned_report("--gantt", "no/gantt.png"), r"no/gantt.png: its folder"),
     "an output in no folder": (
