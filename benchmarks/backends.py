@@ -18,7 +18,7 @@ from lawrinenko import instance
 from batchbound.data.readers.generators import generate
 from batchbound.models.bounds.partition_heuristics import IntArray, longest_processing_time
 from batchbound.models.formulations.partition_model import PartitionModel, partition_model, write_partition
-from batchbound.solvers.backends.backend import BACKENDS, installed_backends
+from batchbound.solvers.backends.backend import BACKENDS
 from batchbound.solvers.backends.linear import LinearResult, solve_linear
 from batchbound.solvers.packing.partition import solve_partition
 from batchbound.solvers.result import Limits
@@ -50,7 +50,8 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each solve (default 60)")
-    parser.add_argument("--backends", nargs="+", default=installed_backends(), choices=sorted(BACKENDS))
+    installed = [name for name, backend in BACKENDS.items() if backend.installed]
+    parser.add_argument("--backends", nargs="+", default=installed, choices=sorted(BACKENDS))
     parser.add_argument("--share", type=float, default=1.0, help="of both instances' sizes (default 1)")
     options = parser.parse_args()
     print("| instance | solver | start | status, stopped by | makespan (rounds) | bound | gap | seconds |")

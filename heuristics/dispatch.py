@@ -16,7 +16,7 @@ from ..models.bounds.fleet_partition import least_loaded, spread_groups
 from ..models.bounds.partition_heuristics import karmarkar_karp
 
 BUCKETS = 10
-"""Ranges of predicted length that MICO tells apart (section 4.1.1)."""
+"""Ranges of predicted length that MICO tells apart (N, section 4.1.1)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +103,7 @@ def hashed(units: Units) -> IntArray:
     return np.minimum(found, len(units.shares) - 1)
 
 
-def mico(units: Units, buckets: int = BUCKETS) -> IntArray:
+def mico(units: Units) -> IntArray:
     r"""
     Return MICO's dispatch (section 3.3), in time linear in the units.
 
@@ -116,12 +116,10 @@ def mico(units: Units, buckets: int = BUCKETS) -> IntArray:
     ----------
     units
         What to dispatch.
-    buckets
-        N.
     """
     longest = int(units.answer_tokens.max())
-    label = np.minimum(units.answer_tokens * buckets // (longest + 1), buckets - 1)
-    order = np.argsort(buckets - 1 - label, kind="stable")
+    label = np.minimum(units.answer_tokens * BUCKETS // (longest + 1), BUCKETS - 1)
+    order = np.argsort(BUCKETS - 1 - label, kind="stable")
     groups, prompts = label[order].tolist(), units.prompt_tokens[order].tolist()
     tickets: list[int] = units.tickets().tolist()
     replicas = len(units.shares)

@@ -218,10 +218,6 @@ class LengthDistribution:
             raise ValueError(f"a quantile is between 0 and 1, not {q}")
         return int(self._inverse(np.array([q]))[0])
 
-    def tail(self, length: float) -> float:
-        """Return the probability of more than ``length`` tokens."""
-        return float(self.probabilities[self.values > length].sum())
-
     def _inverse(self, shares: FloatArray) -> IntArray:
         cumulative = np.cumsum(self.probabilities)
         # A share that rounding alone puts above a step still belongs to it.

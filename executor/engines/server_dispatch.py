@@ -82,8 +82,6 @@ class Served:
         The last attempt.
     sent, finished
         Seconds after the start, of the last attempt.
-    attempts
-        In all.
     """
 
     request: int
@@ -91,7 +89,6 @@ class Served:
     reply: Reply
     sent: float
     finished: float
-    attempts: int
 
 
 class _Server:
@@ -164,7 +161,6 @@ class Dispatch:
         self._ready: list[tuple[int, int]] = []
         self._later: list[tuple[float, int, int]] = []
         self._rank: dict[int, int] = {}
-        self._attempts: dict[int, int] = {}
         self._failed: dict[int, int] = {}
         self._broke: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -282,7 +278,6 @@ class Dispatch:
             self._servers[k].held += weight
             self._servers[k].flying += 1
             self._servers[k].sent[request] = weight * (self._requests[request].expected_tokens or _LONG)
-            self._attempts[request] = self._attempts.get(request, 0) + 1
             self._start(self._send(request, k))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -327,7 +322,7 @@ class Dispatch:
         server.held -= self._requests[request].choices
         server.flying -= 1
         del server.sent[request]
-        served = Served(request, k, reply, sent - self._begun, now - self._begun, self._attempts[request])
+        served = Served(request, k, reply, sent - self._begun, now - self._begun)
         if kind is not Kind.UNREACHABLE:
             self._reached = now
         if kind in (Kind.ANSWERED, Kind.REFUSED):

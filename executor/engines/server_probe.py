@@ -28,8 +28,6 @@ class ServerFacts:
         Of the engine.
     models
         Names it serves.
-    max_model_len
-        Most tokens of a prompt and its completion.
     slots
         Completions it works on at a time, where it says so.
     metrics
@@ -41,7 +39,6 @@ class ServerFacts:
     engine: str = "unknown"
     version: str | None = None
     models: tuple[str, ...] = ()
-    max_model_len: int | None = None
     slots: int | None = None
     metrics: ServerMetrics | None = None
 
@@ -76,8 +73,6 @@ async def probe(client: ServerClient) -> ServerFacts:
     slots = _object(props).get("total_slots")
     if engine == "unknown" and type(slots) is int:
         engine = "llama.cpp"
-    lengths = [entry.get("max_model_len") for entry in listed]
-    known = [length for length in lengths if type(length) is int]
     stated = _object(version).get("version")
     return ServerFacts(
         url=client.url,
@@ -85,7 +80,6 @@ async def probe(client: ServerClient) -> ServerFacts:
         engine=engine,
         version=stated if isinstance(stated, str) else None,
         models=tuple(str(entry["id"]) for entry in listed if "id" in entry),
-        max_model_len=min(known, default=None),
         slots=slots if type(slots) is int else None,
         metrics=counters,
     )

@@ -47,9 +47,9 @@ class FleetRun:
         return max(busy + trace.makespan for busy, trace in zip(self.busy, self.traces, strict=True))
 
 
-def longest_first_policy(problem: Problem, patience: float = 0.5) -> Policy:
+def longest_first_policy(problem: Problem) -> Policy:
     """Return the policy that serves the longest predicted first, with the ski-rental rule."""
-    return QueuePolicy(Ordered(longest_first(problem)), SkiRental(patience), Admission(problem))
+    return QueuePolicy(Ordered(longest_first(problem)), SkiRental(), Admission(problem))
 
 
 def simulate_fleet(

@@ -30,12 +30,11 @@ class HiddenEntry:
     make
         Returns a fresh policy for a problem, what is known beforehand, and the seconds a token of KV cache
         takes to the host or back (None if it cannot be moved).
-    takes_known, takes_swap
-        Whether what is known beforehand, and moving, has an effect.
+    takes_swap
+        Whether moving has an effect.
     """
 
     make: Callable[[Problem, Known, float | None], QueuedPolicy]
-    takes_known: bool = False
     takes_swap: bool = False
 
 
@@ -57,7 +56,7 @@ def by_groups(problem: Problem, ranking: Ranking, *, scouts: int) -> QueuedPolic
 WITHOUT_LENGTHS: Mapping[str, HiddenEntry] = {
     "fcfs": HiddenEntry(lambda problem, _known, _swap: by_arrival(problem, PrefillFirst())),
     "fcfs-ski": HiddenEntry(lambda problem, _known, _swap: by_arrival(problem, SkiRental())),
-    CHOSEN: HiddenEntry(learned_lengths, takes_known=True, takes_swap=True),
+    CHOSEN: HiddenEntry(learned_lengths, takes_swap=True),
     "moving-average": HiddenEntry(
         lambda problem, _known, _swap: by_groups(problem, moving_average, scouts=3)
     ),

@@ -25,11 +25,6 @@ class FreedBlocks:
         self._queue: deque[list[int]] = deque([[_NOBODY, blocks]])
         self._entry: dict[int, list[int]] = {}
 
-    @property
-    def count(self) -> int:
-        """Free blocks."""
-        return sum(blocks for _, blocks in self._queue)
-
     def standing(self, request: int) -> int:
         """Return the free blocks in which a request's content still stands."""
         entry = self._entry.get(request)

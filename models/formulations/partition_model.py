@@ -63,12 +63,6 @@ def partition_model(weights: npt.ArrayLike, machines: int) -> PartitionModel:
     return PartitionModel(add.build(), x, loads, largest)
 
 
-def read_partition(model: PartitionModel, values: FloatArray) -> IntArray:
-    """Return the machine of each item, shape (items,)."""
-    machine: IntArray = values[model.x].argmax(axis=1)
-    return machine
-
-
 def write_partition(model: PartitionModel, weights: npt.ArrayLike, machine_of: IntArray) -> FloatArray:
     """Return the solution that an assignment means: a point to start from."""
     values = np.zeros(model.model.columns)

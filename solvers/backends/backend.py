@@ -184,11 +184,6 @@ BACKENDS: dict[str, Backend] = {
 """The capability table, by name. A backend of one's own is added to it."""
 
 
-def installed_backends() -> list[str]:
-    """Return the names of the backends whose library is there."""
-    return [name for name, backend in BACKENDS.items() if backend.installed]
-
-
 def solve_here(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:

@@ -26,15 +26,12 @@ class Replan:
         What the old one reaches with the lengths observed.
     reload_seconds
         In which the devices load their new layers before it runs; 0 if each keeps its own.
-    evaluated
-        Configurations looked at.
     """
 
     config: ExecConfig | None
     performance: Performance | None
     unchanged: Performance
     reload_seconds: float
-    evaluated: int
 
 
 def replan(
@@ -77,7 +74,7 @@ def replan(
                 and probe.throughput > throughput
             ):
                 best, throughput = changed, probe.throughput
-        return Replan(best, None if best is None else observed(best), unchanged, 0.0, rounds)
+        return Replan(best, None if best is None else observed(best), unchanged, 0.0)
     found = search(
         observed,
         config.strategy,
@@ -90,7 +87,7 @@ def replan(
         config, unchanged
     ):
         seconds = observed.waa_weight_bytes(found.config) / observed.cluster.host_bandwidth
-    return Replan(found.config, found.performance, unchanged, seconds, found.evaluated)
+    return Replan(found.config, found.performance, unchanged, seconds)
 
 
 def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig) -> Performance:

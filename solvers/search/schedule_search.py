@@ -157,16 +157,12 @@ class ScheduleSearchOutcome:
         Steps of the search done.
     improvements
         Seconds since the search began and the makespan found then, in order.
-    fractional
-        The least of that and of the seconds of stage times met at which fractions of slots suffice: what the
-        makespan has above it is lost by making slots whole, or by a token cap.
     """
 
     schedule: Schedule
     makespan: float
     iterations: int
     improvements: tuple[tuple[float, float], ...]
-    fractional: float
 
 
 def search_schedule(
@@ -215,9 +211,9 @@ class ScheduleSearch:
 
     Between the two there is room for the proof of a bound. Starts from every rule that could be run instead
     (:func:`~batchbound.solvers.search.starts.starts`). Where memory can't run out, it then anneals over the
-    rounds at which prefill stages happen, with the slots needed at given stages as a linear programme
-    (findings: the slot flow); else it builds schedules from their end and in other orders, and takes requests
-    out of the best one and puts them back elsewhere.
+    rounds at which prefill stages happen, with the slots needed at given stages as a linear programme; else
+    it builds schedules from their end and in other orders, and takes requests out of the best one and puts
+    them back elsewhere.
 
     Parameters
     ----------
@@ -240,7 +236,6 @@ class ScheduleSearch:
         self._rng = np.random.default_rng(seed)
         self._untried: list[Callable[[float], Schedule | None]] = []
         self._starts_end = math.inf
-        self._fractional = np.inf
         self._attempt = 0
         self._reserve = ROUNDING_SHARE
         self._short: Schedule | None = None
@@ -349,10 +344,7 @@ class ScheduleSearch:
         """Return what was found."""
         best = self.incumbent
         assert best.schedule is not None, "a search begins with a schedule"
-        fractional = min(best.makespan, self._fractional)
-        return ScheduleSearchOutcome(
-            best.schedule, best.makespan, best.steps, tuple(best.improvements), fractional
-        )
+        return ScheduleSearchOutcome(best.schedule, best.makespan, best.steps, tuple(best.improvements))
 
     def _until(self, share: float, step: Callable[[float], Schedule | None]) -> None:
         """Offer what steps make, each told how much of its time is over, up to a share of the limits."""
@@ -537,7 +529,6 @@ class ScheduleSearch:
                 for times in annealing.walk.feasible()[:1]:
                     self._realise(times, annealing)
         for times in annealing.walk.feasible():
-            self._fractional = min(self._fractional, annealing.split.least_makespan(times))
             self._realise(times, annealing)
         # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
         self._realise(annealing.walk.times, annealing)

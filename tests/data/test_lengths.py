@@ -26,7 +26,6 @@ def test_an_empirical_distribution_has_the_moments_of_what_was_observed() -> Non
     assert seen.mean == 4.0
     assert seen.sd == pytest.approx(np.std([2, 2, 4, 8]))
     assert [seen.quantile(q) for q in (0.0, 0.5, 0.51, 0.75, 0.76, 1.0)] == [2, 2, 4, 4, 8, 8]
-    assert [seen.tail(x) for x in (1, 2, 4, 8)] == [1.0, 0.5, 0.25, 0.0]
 
 
 @given(some_lengths, st.floats(0.0, 1.0))
