@@ -37,11 +37,6 @@ class SweepPoint:
     makespan: float
     bound: float | None
 
-    @property
-    def device_hours(self) -> float:
-        """Hours that the replicas are held until the last is done, a device each."""
-        return device_hours(self.replicas, self.makespan)
-
 
 def device_hours(replicas: int, seconds: float) -> float:
     """

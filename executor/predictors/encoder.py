@@ -20,6 +20,9 @@ DISTILBERT = "distilbert-base-uncased"
 LONGEST_PROMPT = 512
 """Tokens of a prompt that are read, at most."""
 
+_BATCH = 32
+"""Prompts of a training step, the paper's."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderPredictor:
@@ -49,10 +52,8 @@ class EncoderPredictor:
         encoder: str,
         *,
         buckets: int = 10,
-        longest: int | None = None,
         epochs: int = 3,
         learning_rate: float = 5e-5,
-        batch_size: int = 32,
         seed: int = 0,
     ) -> Self:
         """
@@ -64,9 +65,9 @@ class EncoderPredictor:
             What to learn from.
         encoder
             Hub name or local folder of the encoder; a folder saved by an earlier training is refreshed.
-        buckets, longest
-            N and :math:`l_{max}`, by default the longest completion's tokens plus one.
-        epochs, learning_rate, batch_size
+        buckets
+            N; :math:`l_{max}` is the longest completion's tokens plus one.
+        epochs, learning_rate
             The paper's by default.
         seed
             Of the classifier's first weights and the order of the examples.
@@ -88,7 +89,7 @@ class EncoderPredictor:
             TrainingArguments,
         )
 
-        longest = int(examples.lengths.max()) + 1 if longest is None else longest
+        longest = int(examples.lengths.max()) + 1
         labels = bucket_of(examples.lengths, longest, buckets)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -110,7 +111,7 @@ class EncoderPredictor:
                     TrainingArguments(
                         output_dir=folder,
                         num_train_epochs=epochs,
-                        per_device_train_batch_size=batch_size,
+                        per_device_train_batch_size=_BATCH,
                         learning_rate=learning_rate,
                         optim="adamw_torch",
                         lr_scheduler_type="linear",

@@ -189,8 +189,8 @@ class Performance:
         Pipeline stages that encode and that decode; the same ones under RRA.
     device_bytes
         Most bytes on one device.
-    encode_seconds, decode_seconds
-        Of an encoding stage and of a decode stage, on average.
+    encode_seconds
+        Of an encoding stage, on average.
     """
 
     throughput: float
@@ -199,14 +199,8 @@ class Performance:
     stages: tuple[int, int]
     device_bytes: float
     encode_seconds: float
-    decode_seconds: float
 
     @property
     def ttft(self) -> float:
         """Seconds from the start of a request's encoding to its first token."""
         return self.stages[0] * self.encode_seconds
-
-    @property
-    def fits(self) -> bool:
-        """Whether the configuration fits into the devices' memory."""
-        return self.latency != float("inf")

@@ -114,11 +114,9 @@ class RoundRobinRow:
         """Return all that is known of an encoding batch."""
         probe, count = self.probe(batch, batch), self.stages.count
         encode = float(self._encoding.mean[0, batch])
-        share, active, _ = self._batch(np.array(float(batch)))
-        decode = float((share * self.stages.table(active, self._context)).mean())
         planned = batch * float(self.occupancy.queries[0])
         held = float(self._bytes(np.array([batch]))[0])
-        return Performance(probe.throughput, probe.latency, planned, (count, count), held, encode, decode)
+        return Performance(probe.throughput, probe.latency, planned, (count, count), held, encode)
 
     def _bytes(self, batches: IntArray) -> FloatArray:
         """Return the bytes on a device; infinite where the engine's own limits are passed."""

@@ -50,7 +50,7 @@ class Timeline:
         """Return what a configuration reaches."""
         row = self.row(config, config.encode_batch)
         if row is None:
-            return Performance(0.0, math.inf, 0.0, (0, 0), math.inf, 0.0, 0.0)
+            return Performance(0.0, math.inf, 0.0, (0, 0), math.inf, 0.0)
         return row.performance(config.encode_batch)
 
     def row(self, config: ExecConfig, most: int) -> RoundRobinRow | WorkloadAwareRow | None:

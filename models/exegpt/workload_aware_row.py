@@ -158,7 +158,6 @@ class WorkloadAwareRow:
             (self.encoding.count, self.decoding.count),
             float(self._bytes(batches, self.lead(batch))[0]),
             float(self._encode[0, batch]),
-            float(balance.decode[0]),
         )
 
     def _balance(self, batches: IntArray) -> _Balance:

@@ -81,22 +81,18 @@ class SearchResult:
     best
         Values of the variables; None if no configuration meets the bound. It is within the gap of every
         configuration of the grid *if* latency and throughput are monotone up to the tolerances.
-    latency, throughput
+    throughput
         Of the best.
     evaluated
         Configurations looked at.
     violations
         Of monotonicity, among the evaluated points.
-    points
-        All that was evaluated: values, latency, throughput.
     """
 
     best: Point | None
-    latency: float
     throughput: float
     evaluated: int
     violations: Violations
-    points: tuple[tuple[Point, float, float], ...]
 
 
 def branch_and_bound(
@@ -107,7 +103,6 @@ def branch_and_bound(
     gap: float = 0.0,
     throughput_tolerance: float = 0.0,
     latency_tolerance: float = 0.0,
-    reduce: bool = True,
     at_least: float = -math.inf,
 ) -> SearchResult:
     r"""
@@ -118,6 +113,8 @@ def branch_and_bound(
     variables, this takes any number: of the corners at which one variable alone is at its upper end, the one
     of most throughput within the bound names a variable, and the block is halved along the longest of the
     others ("vertically" if the best corner is top left); if none is within the bound, along its longest side.
+    Our addition, exact under the same assumption: what bisection along each side shows to be too slow is cut
+    off before a block is split, which saves evaluations where the bound runs across a long block.
 
     Parameters
     ----------
@@ -132,14 +129,11 @@ def branch_and_bound(
     throughput_tolerance, latency_tolerance
         :math:`\epsilon_T` and :math:`\epsilon_L` as fractions of the best throughput and of the bound: blocks
         are kept although they seem worse, or too slow, by so much.
-    reduce
-        Cut off, before a block is split, what bisection along each side shows to be too slow: our addition,
-        exact under the same assumption. It saves evaluations where the bound runs across a long block.
     at_least
         Throughput already reached elsewhere: nothing that is no better is looked for.
     """
     tolerances = (throughput_tolerance, latency_tolerance)
-    return _Search(evaluate, variables, latency_bound, gap, tolerances, reduce, at_least).run()
+    return _Search(evaluate, variables, latency_bound, gap, tolerances, at_least).run()
 
 
 class _Search:
@@ -152,11 +146,10 @@ class _Search:
         bound: float,
         gap: float,
         tolerances: tuple[float, float],
-        reduce: bool,
         at_least: float,
     ) -> None:
         self.evaluate, self.variables, self.bound = evaluate, variables, bound
-        self.tolerances, self.reduce = tolerances, reduce
+        self.tolerances = tolerances
         # What a block's upper corner says is believed up to the first, and is worth a look beyond the second.
         self.slack = (1 + tolerances[0]) / (1 + gap)
         self.late = bound * (1 + tolerances[1]) if math.isfinite(bound) else bound
@@ -180,18 +173,15 @@ class _Search:
             self._add(queue, _with(low, side, middle + 1), high)
         return SearchResult(
             None if self.best is None else self._values(self.best),
-            self.latency,
             -math.inf if self.best is None else self.throughput,
             len(self.seen),
             _violations(self.seen, self.tolerances),
-            tuple((self._values(step), *reached) for step, reached in self.seen.items()),
         )
 
     def _add(self, queue: list[tuple[float, int, Point, Point]], low: Point, high: Point) -> None:
         if not self._early(low):
             return
-        if self.reduce:
-            high = self._reduced(low, high)
+        high = self._reduced(low, high)
         latency, throughput = self._at(high)
         met = latency <= self.bound and math.isfinite(latency)
         # Even a block whose best corner is known is split while tolerance leaves something beyond it.

@@ -246,7 +246,6 @@ def search(
     *,
     encode_batches: tuple[int, int] = (1, 256),
     decode_rounds: tuple[int, int] | None = None,
-    gap: float = GAP,
 ) -> Found:
     """
     Return the best configuration of a strategy at a tensor-parallel degree.
@@ -266,8 +265,6 @@ def search(
         Seconds for a completion of the 99th-percentile length, or all targets for it.
     encode_batches, decode_rounds
         As in :func:`spaces`.
-    gap
-        Of throughput, as a fraction: nothing better by less is looked for.
     """
     targets = Targets.of(latency_bound)
     if not targets.of_latency_alone:
@@ -291,7 +288,7 @@ def search(
         if start.best is not None:
             best, throughput = space.config(start.best), start.throughput
             first, guess = space.number(start.best), start.best[0]
-        proven = best_of_rows(rows, bound, first=first, guess=guess, at_least=throughput, gap=gap)
+        proven = best_of_rows(rows, bound, first=first, guess=guess, at_least=throughput, gap=GAP)
         if proven.row is not None:
             others = (each.low + proven.row for each in space.variables[1:])
             best, throughput = space.config((proven.batch, *others)), proven.throughput

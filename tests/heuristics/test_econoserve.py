@@ -82,7 +82,9 @@ def test_a_queue_agrees_with_sorting(tasks: list[tuple[int, float, int]], ordere
     for task in sorted(range(len(tasks)), key=key):
         assert queue.head() == task
         longest = max(length for other, (length, *_) in enumerate(tasks) if other in queue)
-        assert queue.length(queue.closest(longest) or 0) == longest or queue.closest(longest) == 0
+        closest = queue.closest(longest)
+        assert closest is not None
+        assert tasks[closest][0] == longest
         queue.remove(task)
     assert len(queue) == 0
     assert queue.head() is None

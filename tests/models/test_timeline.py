@@ -191,7 +191,7 @@ def test_a_decode_batch_is_kept_to_its_plan_only_where_encoders_can() -> None:
 
 def test_waa_needs_two_devices() -> None:
     timeline = Timeline({1: _profile()}, Cluster(1), _fixed(10, 4))
-    assert not timeline(ExecConfig(Strategy.WAA_C, 5)).fits
+    assert math.isinf(timeline(ExecConfig(Strategy.WAA_C, 5)).latency)
 
 
 def test_micro_batches_shorten_the_latency_and_cost_throughput() -> None:
@@ -205,12 +205,12 @@ def test_micro_batches_shorten_the_latency_and_cost_throughput() -> None:
 def test_a_configuration_that_does_not_fit_has_no_latency() -> None:
     weights = SHAPE.weight_bytes
     tight = Timeline({1: _profile()}, Cluster(1, device_bytes=1.2 * weights), _fixed(10, 4))
-    assert tight(ExecConfig(Strategy.RRA, 1, decode_rounds=4)).fits
-    assert not tight(ExecConfig(Strategy.RRA, 500, decode_rounds=4)).fits
+    assert math.isfinite(tight(ExecConfig(Strategy.RRA, 1, decode_rounds=4)).latency)
+    assert math.isinf(tight(ExecConfig(Strategy.RRA, 500, decode_rounds=4)).latency)
     # Under WAA a decoder-only model is there twice.
     two = Timeline({1: _profile()}, Cluster(2, device_bytes=0.8 * weights), _fixed(10, 4))
-    assert two(ExecConfig(Strategy.RRA, 1, decode_rounds=4)).fits
-    assert not two(ExecConfig(Strategy.WAA_M, 1)).fits
+    assert math.isfinite(two(ExecConfig(Strategy.RRA, 1, decode_rounds=4)).latency)
+    assert math.isinf(two(ExecConfig(Strategy.WAA_M, 1)).latency)
 
 
 def test_an_encoder_decoder_model_is_not_stored_twice_under_waa() -> None:

@@ -29,7 +29,7 @@ def test_more_slots_and_replicas_take_less_time_and_not_always_less_money() -> N
     # A stage and five steps for each fill of the slots there are.
     assert found == {(1, 2): 24.0, (1, 8): 6.0, (2, 2): 12.0, (2, 8): 6.0}
     assert [(point.replicas, point.slots) for point in points] == [(1, 2), (1, 8), (2, 2), (2, 8)]
-    hours = {(point.replicas, point.slots): point.device_hours for point in points}
+    hours = {(point.replicas, point.slots): device_hours(point.replicas, point.makespan) for point in points}
     assert hours[2, 8] == 2 * hours[1, 8] == pytest.approx(12 / 3600)
     assert all(point.bound is not None and point.bound <= point.makespan for point in points)
 

@@ -96,14 +96,11 @@ def test_an_infinite_latency_meets_no_bound() -> None:
     st.integers(0, 10_000),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.floats(0.05, 3.0),
-    st.booleans(),
 )
-def test_branch_and_bound_is_exact_on_monotone_functions(
-    seed: int, sides: list[int], bound: float, reduce: bool
-) -> None:
+def test_branch_and_bound_is_exact_on_monotone_functions(seed: int, sides: list[int], bound: float) -> None:
     evaluate = _random_monotone(seed, tuple(sides))
     variables = [Variable(str(side), 0, side - 1) for side in sides]
-    result = branch_and_bound(evaluate, variables, bound, reduce=reduce)
+    result = branch_and_bound(evaluate, variables, bound)
     best, configurations = _exhaustive(evaluate, variables, bound)
     assert result.throughput == best
     assert result.evaluated <= configurations
@@ -211,7 +208,7 @@ class _Uneven:
         return Probe(float(self.latency[at]), float(self.throughput[at]), least, most)
 
     def performance(self, batch: int) -> Performance:
-        return Performance(float(self.throughput[batch]), float(self.latency[batch]), 0, (1, 1), 0, 0, 0)
+        return Performance(float(self.throughput[batch]), float(self.latency[batch]), 0, (1, 1), 0, 0)
 
 
 def test_a_probe_bounds_the_rest_of_its_row() -> None:

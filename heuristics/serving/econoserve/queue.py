@@ -128,10 +128,6 @@ class TaskQueue:
             del self._ranges[bisect_left(self._ranges, place)]
         self._lengths.remove(task)
 
-    def length(self, task: int) -> int:
-        """Return the length a task was pushed with."""
-        return self._entries[task].length
-
     def head(self) -> int | None:
         """Return the first task in order, or None if there is none."""
         return self._tasks[self._ranges[0]][-1][2] if self._ranges else None
