@@ -1,7 +1,14 @@
-"""Whole-model times that others published (Splitwise, DistServe), with the traps in them found."""
+"""
+How far cost models are off that are fitted to whole-model times that others published.
+
+    python benchmarks/published_profiles.py TIMES ...
+
+TIMES are Splitwise's ``perf_model.csv`` and DistServe's ``profiler-*.json``; the traps in them are printed.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,11 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from batchbound.data.costs.calibration import FitError
 from batchbound.data.costs.cost import FloatArray
 from batchbound.data.costs.layer_profile import LayerProfile, Operation
 from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.files.disk import InputError, read_json_object
 from batchbound.data.readers.profile_readers import DEVICE_BYTES, read_table
+from batchbound.data.trace import Stage
+from batchbound.executor.profiling.calibrate import fit_cost, fit_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,3 +229,33 @@ def _without_falls(medians: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
                 dropped.append(index)
             longest = max(longest, seconds)
     return prompt.drop(index=dropped), traps
+
+
+def error_of_fit(times: WholeModelTimes) -> FitError:
+    """Return the error of a cost model on the times that it is fitted to."""
+    stages = [
+        Stage("prefill", 0.0, seconds, 0, int(count), int(count * length), 0, 0)
+        for (count, length), seconds in zip(times.prompts, times.prompt_seconds, strict=True)
+    ] + [
+        Stage("decode", 0.0, seconds, 1, int(count), int(count), int(count * held), int(count * held))
+        for (count, held), seconds in zip(times.decodes, times.decode_seconds, strict=True)
+    ]
+    return fit_error(fit_cost(stages), stages)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("times", nargs="+", metavar="TIMES")
+    for path in parser.parse_args().times:
+        for times in (read_splitwise if path.endswith(".csv") else read_distserve)(path):
+            error = error_of_fit(times)
+            name = f"{times.model} on {times.tensor_parallel} {times.device}"
+            print(f"{name:44s} prefill {error.prefill_mape:5.1%}, decode step {error.decode_mape:5.1%}")
+            for trap in times.traps:
+                print(f"    {trap}")
+
+
+if __name__ == "__main__":
+    main()

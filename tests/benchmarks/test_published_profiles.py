@@ -8,13 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published_profiles import WholeModelTimes, read_distserve, read_splitwise
+from published_profiles import WholeModelTimes, error_of_fit, read_distserve, read_splitwise
 
-from batchbound.data.costs.calibration import FitError
 from batchbound.data.costs.cost import FloatArray
 from batchbound.data.files.disk import InputError
-from batchbound.data.trace import Stage
-from batchbound.executor.profiling.calibrate import fit_cost, fit_error
 from batchbound.models.exegpt.layer_cost import LayerCost
 
 
@@ -69,26 +66,15 @@ def test_cost_models_fit_the_published_times(public_data: Path) -> None:
         "h100-80gb-pcap"
     }
     for each in found:
-        error = _error_of_fit(each)
+        error = error_of_fit(each)
         assert error.prefill_mape < 0.13
         assert error.decode_mape < 0.05
     evaluated = read_distserve(public_data / "distserve" / "profiler-a100-80g.distserve.json")
     assert len(evaluated) == 7
     for each in evaluated:
-        error = _error_of_fit(each)
+        error = error_of_fit(each)
         assert error.prefill_mape < 0.09
         assert error.decode_mape < 0.10
-
-
-def _error_of_fit(times: WholeModelTimes) -> FitError:
-    stages = [
-        Stage("prefill", 0.0, seconds, 0, int(count), int(count * length), 0, 0)
-        for (count, length), seconds in zip(times.prompts, times.prompt_seconds, strict=True)
-    ] + [
-        Stage("decode", 0.0, seconds, 1, int(count), int(count), int(count * held), int(count * held))
-        for (count, held), seconds in zip(times.decodes, times.decode_seconds, strict=True)
-    ]
-    return fit_error(fit_cost(stages), stages)
 
 
 def test_a_table_of_published_times_foretells_a_prefill_that_it_lacks(public_data: Path) -> None:
