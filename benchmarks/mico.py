@@ -33,7 +33,6 @@ TABLE_1 = {
     9: (1.77, 1.89, 1.98, 2.08, 2.03, 2.02, 2.07, 2.11, 2.14),
 }
 """The paper's gains by clouds and batch size, 1,024 tokens."""
-Gaps = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -85,10 +85,10 @@ def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
     speed = f", {rate:,.0f} output tokens/s" if isinstance(rate, float) else ""
     made = f"{summary['requests']:,} requests{before} in {summary['makespan_s']:,.2f} s{speed}{retried}"
     print(f"{output}: {made}")
-    _show_iterations(summary)
+    _show_counted(summary)
 
 
-def _show_iterations(summary: Mapping[str, object]) -> None:
+def _show_counted(summary: Mapping[str, object]) -> None:
     bound = summary.get("bound_iterations")
     if bound is None:
         return

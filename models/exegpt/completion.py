@@ -5,55 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...data.costs.cost import FloatArray
-from ...data.lengths.distributions import LengthDistribution
 from ...data.lengths.pair import LengthPair
 
 _NEVER = 1e-300
-
-
-def completion(outputs: LengthDistribution, rounds: int, *, as_printed: bool = False) -> FloatArray:
-    r"""
-    Return :math:`P_D(U)`: the chance that a query of the decode batch completes in each iteration of a phase.
-
-    The paper prints :math:`P_D(U) = \sum_S P_D(U \mid S) P_D(S)`, with the lengths of queries that *arrive*.
-    Those in the batch are longer: one of :math:`m = \lceil S / N_D \rceil` phases is met :math:`m` times as
-    often. So the lengths are weighted by :math:`m`, which makes :math:`\sum_U P_D(U) = 1 / E[m]` instead of
-    :math:`E[1 / m]`, and agrees with the paper's own :math:`B_D = B_E S_D` where :math:`N_D = 1`.
-
-    Parameters
-    ----------
-    outputs
-        :math:`P_D(S)`.
-    rounds
-        :math:`N_D`.
-    as_printed
-        Weigh the lengths as the paper prints.
-
-    Returns
-    -------
-    FloatArray
-        Shape (rounds,).
-    """
-    phases = -(-outputs.values // rounds)
-    weights = outputs.probabilities / phases
-    if not as_printed:
-        weights = outputs.probabilities / float(outputs.probabilities @ phases)
-    chances = np.bincount((outputs.values - 1) % rounds, weights=weights, minlength=rounds)
-    return chances.astype(np.float64)
-
-
-def decode_batch(
-    outputs: LengthDistribution, encode_batch: float, rounds: int, *, as_printed: bool = False
-) -> float:
-    r"""Return :math:`B_D = B_E / \sum_U P_D(U)`, the queries a phase starts with."""
-    return encode_batch / float(completion(outputs, rounds, as_printed=as_printed).sum())
-
-
-def encode_batch(
-    outputs: LengthDistribution, decode_batch: float, rounds: int, *, as_printed: bool = False
-) -> float:
-    r"""Return :math:`B_E = B_D \sum_U P_D(U)`, the queries that complete in a phase."""
-    return decode_batch * float(completion(outputs, rounds, as_printed=as_printed).sum())
 
 
 class Occupancy:
@@ -61,7 +15,13 @@ class Occupancy:
     What one query encoded a phase keeps in the decode batch, on average over the iterations of a phase.
 
     In iteration :math:`u` decode the queries whose :math:`d`-th token is due, :math:`d = u, u + N_D, ...`:
-    of those encoded so many phases ago a share :math:`P(S \ge d)` is left.
+    of those encoded so many phases ago a share :math:`P(S \ge d)` is left. The first iteration's are
+    :math:`B_D / B_E`, the mean number of phases that a query meets.
+
+    The paper's :math:`B_D = B_E / \sum_U P_D(U)` differs, as its :math:`P_D(U) = \sum_S P_D(U \mid S) P_D(S)`
+    takes the lengths of queries that *arrive*. Those in the batch are longer: one of
+    :math:`m = \lceil S / N_D \rceil` phases is met :math:`m` times as often. Weighted by :math:`m` it agrees
+    with the paper's own :math:`B_D = B_E S_D` where :math:`N_D = 1`, and with this.
 
     Parameters
     ----------

@@ -10,19 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbound.data.costs.cost import FloatArray
 from batchbound.data.costs.layer_profile import LayerProfile, Operation
 from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.data.workload import Workload
 from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
-from batchbound.models.exegpt.completion import (
-    Occupancy,
-    completion,
-    decode_batch,
-    encode_batch,
-)
+from batchbound.models.exegpt.completion import Occupancy
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
 from batchbound.models.exegpt.layer_cost import LayerCost
 from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Efficiency, Roofline, roofline_profile
@@ -51,43 +45,11 @@ def _fixed(inputs: int, outputs: int) -> LengthPair:
     return LengthPair(LengthDistribution.empirical([inputs]), LengthDistribution.empirical([outputs]))
 
 
-def completion_given_length(length: int, rounds: int) -> FloatArray:
-    """Section 6: in any one of its phases an answer is equally likely to be in its last."""
-    chances = np.zeros(rounds)
-    chances[(length - 1) % rounds] = 1 / -(-length // rounds)
-    return chances
-
-
-def test_a_short_answer_completes_at_its_length() -> None:
-    assert completion_given_length(3, 5).tolist() == [0, 0, 1, 0, 0]
-
-
-def test_a_long_answer_completes_in_one_of_its_phases() -> None:
-    # 12 iterations are three phases of 5, and the last is the second of its phase.
-    assert completion_given_length(12, 5).tolist() == pytest.approx([0, 1 / 3, 0, 0, 0])
-    assert completion_given_length(10, 5).tolist() == pytest.approx([0, 0, 0, 0, 1 / 2])
-
-
-def test_the_printed_completion_is_the_sum_over_lengths() -> None:
-    printed = completion(LENGTHS, 3, as_printed=True)
-    summed = sum(
-        chance * completion_given_length(int(length), 3)
-        for length, chance in zip(LENGTHS.values, LENGTHS.probabilities, strict=True)
-    )
-    assert printed.tolist() == pytest.approx(np.asarray(summed).tolist())
-
-
-@given(st.integers(1, 9))
-def test_encode_and_decode_batch_are_each_others_inverse(rounds: int) -> None:
-    for printed in (True, False):
-        decoding = decode_batch(LENGTHS, 8.0, rounds, as_printed=printed)
-        assert encode_batch(LENGTHS, decoding, rounds, as_printed=printed) == pytest.approx(8.0)
-
-
 def test_with_one_round_a_phase_the_decode_batch_is_the_mean_length_times_the_encode_batch() -> None:
-    assert decode_batch(LENGTHS, 8.0, 1) == pytest.approx(8 * LENGTHS.mean)
+    occupancy = Occupancy(LengthPair(LengthDistribution.empirical([10]), LENGTHS), 1)
+    assert occupancy.queries.tolist() == pytest.approx([LENGTHS.mean])
     # As printed it is the harmonic mean, which is not WAA's B_D = B_E S_D.
-    assert decode_batch(LENGTHS, 8.0, 1, as_printed=True) < 8 * LENGTHS.mean
+    assert 1 / float(LENGTHS.probabilities @ (1 / LENGTHS.values)) < LENGTHS.mean
 
 
 @settings(deadline=None, max_examples=20)
@@ -95,9 +57,8 @@ def test_with_one_round_a_phase_the_decode_batch_is_the_mean_length_times_the_en
 def test_the_decode_batch_is_what_sampling_finds(rounds: int) -> None:
     lengths = LENGTHS.sample(np.random.default_rng(rounds), 20_000)
     phases = -(-lengths // rounds)
-    assert decode_batch(LENGTHS, 1.0, rounds) == pytest.approx(phases.mean(), rel=0.02)
     occupancy = Occupancy(LengthPair(LengthDistribution.empirical([10]), LENGTHS), rounds)
-    assert occupancy.queries[0] == pytest.approx(decode_batch(LENGTHS, 1.0, rounds))
+    assert occupancy.queries[0] == pytest.approx(phases.mean(), rel=0.02)
     last = np.array([np.mean((lengths - 1) % rounds == step) for step in range(rounds)])
     drops = -np.diff(np.append(occupancy.queries, occupancy.queries[0] - 1))
     assert drops == pytest.approx(last, abs=0.02)
