@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,25 @@ def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> Input
     return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
 
+def refuse_streams(path: str | os.PathLike[str]) -> None:
+    """
+    Raise InputError if a path leads to what can be read only once: a pipe, a terminal, standard input.
+
+    Of half a stream nothing true can be said, and a pipe opened twice waits for ever.
+    """
+    name, hint = os.fspath(path), "Write what it gives to a file and name that: it is read more than once."
+    if not name:
+        raise InputError("the name is empty", file=path, hint="Check the path.")
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        if name == "-":
+            raise InputError("standard input is not read", file=path, hint=hint) from None
+        return  # its reader says why
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError("is a pipe or a device, no file", file=path, hint=hint)
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     """
     Return the UTF-8 text of a file.
@@ -87,6 +107,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     InputError
         If the file is missing, unreadable, compressed or not UTF-8 text.
     """
+    refuse_streams(path)
     try:
         with open(path, "rb") as stream:
             head = stream.read(8)
