@@ -179,7 +179,7 @@ def parsed_json(
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[str]]:
     """
-    Yield a stream whose content becomes ``path`` whole, or not at all.
+    Yield a stream whose content becomes ``path``, or the file that it links to, whole or not at all.
 
     Parameters
     ----------
@@ -193,8 +193,8 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     InputError
         If the file cannot be written (no such folder, no permission, full disk).
     """
-    target = Path(path)
-    temporary = ""
+    # Else a link to a larger disk would be replaced by the file itself.
+    target, temporary = Path(os.path.realpath(path)), ""
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is no regular file")
@@ -215,7 +215,7 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
 
 def discard_partial(path: str | os.PathLike[str]) -> None:
     """Delete what a killed :func:`atomic_write` of ``path`` left; nobody else may be writing it."""
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
     for other in target.parent.iterdir():
         if pattern.fullmatch(other.name):

@@ -252,6 +252,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"lengths.csv: 2 slots need at least 180,000,000 decode steps",
     ),
     "a compressed file": (binary(gzip.compress(b"{}")), r"prompts.jsonl: is compressed \(gzip\)"),
+    "a plan to standard output": (
+        options("plan", "prompts.jsonl", "-o", "-"),
+        r"-: is no file, which outputs are written to\. Name a file",
+    ),
+    "a plan to a device": (
+        options("plan", "prompts.jsonl", "-o", "/dev/null", "--overwrite"),
+        r"/dev/null: is no file, which outputs are written to\. Name a file",
+    ),
     "requests from a pipe": (piped("plan", "pipe"), r"pipe: is a pipe or a device, no file\. Write"),
     "a plan from a pipe": (piped("verify", "pipe"), r"pipe: is a pipe or a device, no file\. Write"),
     "completions from a pipe": (
