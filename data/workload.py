@@ -174,7 +174,15 @@ class Workload:
         ----------
         frame
             ``input_tokens`` and ``output_tokens`` are required; ``id`` defaults to ``request-N``.
+
+        Raises
+        ------
+        WorkloadError
+            If a required column is missing, or holds a value that no request can have.
         """
+        for name in ("input_tokens", "output_tokens"):
+            if name not in frame:
+                raise WorkloadError(f"there is no such column among {list(frame)}", row=None, column=name)
         optional = {
             name: frame[name].to_numpy()
             for name in ("arrival", "group", "priority", "deadline", "shared_tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from ..data.bound import Bound, gap_above
 from ..data.schedule import Schedule
@@ -74,8 +75,12 @@ class Limits:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise ValueError(f"Limits.seconds is {self.seconds}; it must be positive and finite, or None")
+        for name in ("work", "threads", "seed"):
+            value = getattr(self, name)
+            if not (isinstance(value, Integral) or (value is None and name == "work")):
+                raise ValueError(f"Limits.{name} is {value!r}; it must be a whole number")
+        if self.seconds is not None and not (isinstance(self.seconds, Real) and 0 < self.seconds < math.inf):
+            raise ValueError(f"Limits.seconds is {self.seconds!r}; it must be positive and finite, or None")
         if self.work is not None and self.work < 1:
             raise ValueError(f"Limits.work is {self.work}; it must be at least 1, or None")
         if self.threads < 1:

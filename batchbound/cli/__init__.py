@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
@@ -13,6 +12,7 @@ from contextvars import copy_context
 from .completion import PrintCompletion
 from .interrupts import heeding
 from .parser import Parser
+from .streams import output_lost, prepare_streams
 
 COMMANDS = {
     "demo": "plan and run a bundled workload on a small local model, and print the report",
@@ -65,16 +65,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         The words after the program's name; those of this process by default.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    prepare_streams()
     try:
         parser = _parser(words[0] if words else "")
         if not words:
             parser.print_help(sys.stderr)
             return 2
         args = parser.parse_args(words)
+        # Quiet holds for this command and those that it calls, not for the next one of the process.
+        return copy_context().run(_carried_out, args)
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED)
-    # Quiet holds for this command and those that it calls, not for the next one of the process.
-    return copy_context().run(_carried_out, args)
+    except OSError as error:
+        if not output_lost(error):
+            raise
+        # The reader of our output went away, `head` say: nothing is wrong, and nothing more can be said.
+        if isinstance(error, BrokenPipeError):
+            return 1
+        what = f"standard output or a temporary file cannot be written ({error.strerror})"
+        return _failed(f"{what}. Free some space.", 1)
 
 
 def _carried_out(args: argparse.Namespace) -> int:
@@ -87,6 +96,7 @@ def _carried_out(args: argparse.Namespace) -> int:
     try:
         with heeding():
             status: int = args.run(args)
+        sys.stdout.flush()
     except WriteError as error:
         return _failed(str(error), 1)
     except (InputError, WorkloadError, ProblemError) as error:
@@ -95,12 +105,6 @@ def _carried_out(args: argparse.Namespace) -> int:
         if error.name is not None:  # a broken installation, not a missing extra that we name ourselves
             raise
         return _failed(str(error), 2)
-    except KeyboardInterrupt:
-        return _failed("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away, `head` say: nothing is wrong, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except OSError as error:
         if error.filename is None:
             raise

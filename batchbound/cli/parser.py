@@ -40,6 +40,9 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """Return the arguments; an option that there is not is answered with the nearest one there is."""
         words = list(sys.argv[1:] if args is None else args)
+        unread = next((word for word in words if _is_half(word)), None)
+        if unread is not None:
+            self.error(f"{unread!r} is not UTF-8 text; rename the file, or set LC_ALL to a UTF-8 locale")
         parsed, rest = self.parse_known_args(words, namespace)
         if not rest:
             return parsed
@@ -61,6 +64,11 @@ class Parser(argparse.ArgumentParser):
                 if isinstance(action, argparse._SubParsersAction) and word in action.choices:
                     found = action.choices[word]
         return found
+
+
+def _is_half(word: str) -> bool:
+    """Return whether a word of the shell has bytes that are no text, which no file of ours can hold."""
+    return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def _proposed(word: str, known: Iterable[str]) -> str:

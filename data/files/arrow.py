@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .disk import InputError
+from .disk import InputError, refuse_streams
 
 
 def holds_parquet(path: str | os.PathLike[str]) -> bool:
     """Return whether a file begins as Parquet does; what cannot be read does not, and its reader says why."""
+    refuse_streams(path)
     try:
         with open(path, "rb") as stream:
             return stream.read(4) == b"PAR1"

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,25 @@ def unwritable(path: str | os.PathLike[str], error: OSError, hint: str) -> Input
     return kind(f"cannot be written ({error.strerror})", file=path, hint=hint)
 
 
+def refuse_streams(path: str | os.PathLike[str]) -> None:
+    """
+    Raise InputError if a path leads to what can be read only once: a pipe, a terminal, standard input.
+
+    Of half a stream nothing true can be said, and a pipe opened twice waits for ever.
+    """
+    name, hint = os.fspath(path), "Write what it gives to a file and name that: it is read more than once."
+    if not name:
+        raise InputError("the name is empty", file=path, hint="Check the path.")
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        if name == "-":
+            raise InputError("standard input is not read", file=path, hint=hint) from None
+        return  # its reader says why
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError("is a pipe or a device, no file", file=path, hint=hint)
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     """
     Return the UTF-8 text of a file.
@@ -87,6 +107,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     InputError
         If the file is missing, unreadable, compressed or not UTF-8 text.
     """
+    refuse_streams(path)
     try:
         with open(path, "rb") as stream:
             head = stream.read(8)
@@ -158,7 +179,7 @@ def parsed_json(
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO[str]]:
     """
-    Yield a stream whose content becomes ``path`` whole, or not at all.
+    Yield a stream whose content becomes ``path``, or the file that it links to, whole or not at all.
 
     Parameters
     ----------
@@ -172,8 +193,8 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     InputError
         If the file cannot be written (no such folder, no permission, full disk).
     """
-    target = Path(path)
-    temporary = ""
+    # Else a link to a larger disk would be replaced by the file itself.
+    target, temporary = Path(os.path.realpath(path)), ""
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is no regular file")
@@ -194,7 +215,7 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
 
 def discard_partial(path: str | os.PathLike[str]) -> None:
     """Delete what a killed :func:`atomic_write` of ``path`` left; nobody else may be writing it."""
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}" + re.escape(_PARTIAL))
     for other in target.parent.iterdir():
         if pattern.fullmatch(other.name):

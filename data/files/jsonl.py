@@ -7,7 +7,10 @@ import json
 import os
 from collections.abc import Callable, Iterator
 
-from .disk import InputError, read_text
+from .disk import InputError, read_text, refuse_streams
+
+_TO_LINES = {"[": "`jq -c '.[]'` makes them of an array.", "{": "`jq -c .` makes them."}
+"""What makes lines of JSON that begins so."""
 
 
 def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, object]]]:
@@ -37,12 +40,15 @@ def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, ob
             column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             shown = line if len(line) <= 40 else f"{line[:20]} ... {line[-20:]}"
             hint = "Write one complete JSON object per line; is the file cut off?"
+            if line.strip() in ("[", "{"):
+                hint = "Write one complete JSON object per line: " + _TO_LINES[line.strip()]
             raise InputError(
                 f"not valid JSON ({why}): {shown!r}", file=path, where=where + column, hint=hint
             ) from None
         if not isinstance(value, dict):
             message = f"a JSON {_kind(value)}, not an object"
-            raise InputError(message, file=path, where=where, hint="Write one JSON object per line.")
+            hint = "Write one JSON object per line" + (f": {_TO_LINES['[']}" if line[0] == "[" else ".")
+            raise InputError(message, file=path, where=where, hint=hint)
         yield number, value
     if empty:
         raise InputError("the file is empty", file=path, hint="Give a file with a request per line.")
@@ -76,6 +82,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     InputError
         If the file cannot be read.
     """
+    refuse_streams(path)
     try:
         with open(path, "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from .disk import InputError
+from .disk import InputError, refuse_streams
 
 KINDS = {
     "batchbound_plan": "a plan",
@@ -72,6 +72,7 @@ def is_of_kind(path: str | os.PathLike[str], kind: str) -> bool:
 
 
 def _kind_of(path: str | os.PathLike[str]) -> str:
+    refuse_streams(path)
     if not Path(path).is_file():
         return ""
     with open(path, "rb") as stream:

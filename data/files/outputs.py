@@ -28,17 +28,20 @@ def refuse_outputs(
         target = Path(path)
         if target.is_dir():
             raise InputError("is a folder", file=path, hint="Name a file.")
+        if os.fspath(path) == "-" or (target.exists() and not target.is_file()):
+            raise InputError("is no file, which outputs are written to", file=path, hint="Name a file.")
         if any(_same_file(target, other) for other in read):
             raise InputError("is read by this command", file=path, hint="Name another output.")
         if any(_same_file(target, other) for other in paths[:number]):
             raise InputError("is to hold two outputs", file=path, hint="Name another file for one.")
         if target.exists() and not overwrite:
             raise InputError("exists already", file=path, hint="Say --overwrite, or name another file.")
-        if not target.parent.is_dir():
+        folder = Path(os.path.realpath(path)).parent
+        if not folder.is_dir():
             raise InputError("its folder does not exist", file=path, hint="Make the folder first.")
-        if not os.access(target.parent, os.W_OK):
+        if not os.access(folder, os.W_OK):
             raise InputError("its folder cannot be written to", file=path, hint="Name a file elsewhere.")
 
 
 def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
+    return os.path.realpath(one) == os.path.realpath(other)

@@ -112,6 +112,13 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
+def whole(value: object) -> int | None:
+    """Return a whole number, which some write with a point (12.0), or None if it is none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
+
+
 def refuse_unknown(
     kind: type, value: object, *, file: str | os.PathLike[str] | None, within: str = "", hint: str
 ) -> None:

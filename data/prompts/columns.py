@@ -78,6 +78,11 @@ def listed(found: Sequence[str]) -> str:
     return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
 
 
+def separator(text: str) -> str:
+    """Return what stands between the columns of a table: what comes most in its header, or a comma."""
+    return max(",;\t", key=text[: text.find("\n")].count)
+
+
 def _nearest(word: str, found: Sequence[str]) -> str | None:
     lower = {str(name).lower(): str(name) for name in reversed(found)}
     near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)

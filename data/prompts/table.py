@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 from ..files.arrow import holds_parquet, reading_arrow
 from ..files.disk import InputError, read_json_object, read_text, shown
 from ..files.jsonl import file_digest, json_lines
+from ..files.record import whole
 from ..workload import LONGEST
-from .columns import PromptColumns, asking_for_prompts, listed
+from .columns import PromptColumns, asking_for_prompts, listed, separator
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
 """How the hub names the files of a split."""
+
+_WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
+"""How a conversation begins that was made a text of, as CSV does."""
 
 _BATCH = {"custom_id", "body", "method", "url", "response", "error"}
 """Fields of the lines of batch files: one of them at least stands in each."""
@@ -113,6 +117,9 @@ class _Row:
     def prompt(self, column: str) -> dict[str, object]:
         value = self.values.get(column)
         hint = "Give a text, a list of token ids, or a list of messages with role and content."
+        if isinstance(value, str) and _WRITTEN.match(value):
+            what = "is a conversation written as text, which would be completed as it stands"
+            raise self.error(column, what, "Keep it as a list: in JSON lines or Parquet.")
         if isinstance(value, str) and value:
             return {"prompt": value}
         if not isinstance(value, list) or not value:
@@ -131,14 +138,13 @@ class _Row:
         value = self.values.get(column)
         if value is None or value == "":
             return None
-        if isinstance(value, str) and re.fullmatch(r"\s*\d{1,18}\s*", value):
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not 1 <= value <= LONGEST:
+        if isinstance(value, str) and re.fullmatch(r"\s*\d{1,18}(\.0*)?\s*", value):
+            value = int(value.partition(".")[0])
+        number = whole(value)
+        if number is None or not 1 <= number <= LONGEST:
             hint = f"Give a whole number from 1 to {LONGEST}, or nothing."
             raise self.error(column, f"{shown(value)} is not a number of tokens", hint)
-        return value
+        return number
 
 
 _Rows = Sequence[tuple[str, int, Mapping[str, Any]]]
@@ -163,7 +169,9 @@ def _read_csv(
     path: str | os.PathLike[str], text: str, columns: PromptColumns | None
 ) -> tuple[list[str], _Rows]:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    if not text.strip():
+        raise InputError("the file is empty", file=path, hint="Give a table with prompts.")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
     rows: list[tuple[str, int, Mapping[str, Any]]] = []
     try:
         names = [name.strip() for name in next(reader, [])]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..files.disk import InputError, shown
+from ..files.record import whole
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
@@ -343,13 +344,13 @@ class _Line:
         value = values.get(name)
         if value is None:
             return None
-        field, hint = prefix + name, f"Give a whole number from 1 to {LONGEST}."
-        if type(value) is not int:
+        field, hint, number = prefix + name, f"Give a whole number from 1 to {LONGEST}.", whole(value)
+        if number is None:
             raise self.error(field, f"{shown(value)} is not a whole number", hint)
-        if not 1 <= value <= LONGEST:
-            what = "less than one token" if value < 1 else "beyond any model"
+        if not 1 <= number <= LONGEST:
+            what = "less than one token" if number < 1 else "beyond any model"
             raise self.error(field, f"{shown(value)} is {what}", hint)
-        return value
+        return number
 
     def text(self, body: dict[str, object], name: str) -> str | None:
         value = body.get(name)

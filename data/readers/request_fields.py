@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..files.disk import shown
+from ..files.record import whole
 from ..workload import LONGEST
 from .sampling import MOST_LOGPROBS, Sampling
 
@@ -178,10 +179,11 @@ def _number(name: str, value: Any) -> float:
 
 
 def _whole(name: str, value: Any) -> int:
-    if type(value) is not int or abs(value) >= 2**63:
-        what = "beyond 64 bits" if type(value) is int else "not a whole number"
+    number = whole(value)
+    if number is None or abs(number) >= 2**63:
+        what = "not a whole number" if number is None else "beyond 64 bits"
         raise FieldError(name, f"{shown(value)} is {what}", "Give a whole number of 64 bits.")
-    return value
+    return number
 
 
 def _samples(name: str, value: Any) -> int:

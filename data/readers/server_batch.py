@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..files.disk import InputError
+from ..files.record import whole
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
@@ -45,13 +46,12 @@ class ServerRequest:
     @property
     def choices(self) -> int:
         """How many completions of the prompt are asked for (``n``): each takes a slot of its own."""
-        given = self.body.get("n")
-        return given if type(given) is int and given >= 1 else 1
+        return max(whole(self.body.get("n")) or 1, 1)
 
     @property
     def max_tokens(self) -> int | None:
         """Most tokens of the completion, or None."""
-        return next((cap for name in _CAPS if type(cap := self.body.get(name)) is int), None)
+        return next((cap for name in _CAPS if (cap := whole(self.body.get(name))) is not None), None)
 
     @property
     def expected_tokens(self) -> int | None:
@@ -155,6 +155,7 @@ class _Line:
     def whole(self, value: object, field: str) -> int | None:
         if value is None:
             return None
-        if type(value) is not int or not 1 <= value <= LONGEST:
+        number = whole(value)
+        if number is None or not 1 <= number <= LONGEST:
             raise self.error(field, f"{value!r} is not a whole number from 1", f"Correct {field}.")
-        return value
+        return number

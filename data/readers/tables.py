@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files.arrow import holds_parquet, reading_arrow
-from ..files.disk import InputError, read_text
+from ..files.disk import InputError, read_text, refuse_streams, shown
 from ..files.jsonl import json_lines
-from ..prompts.columns import listed
+from ..prompts.columns import listed, separator
 from ..workload import Workload, WorkloadError, numbered_ids
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ _OPTIONAL = {"group": -1.0, "priority": 0.0, "deadline": float("inf"), "shared_t
 
 def is_table(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a table of lengths, by its first line, rather than prompts or completions."""
+    refuse_streams(path)
     try:
         with open(path, "rb") as stream:
             head = next((line for line in stream if line.strip()), b"").lstrip(b"\xef\xbb\xbf \t")
@@ -201,15 +202,7 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
     InputError
         If a row has no value in it.
     """
-    import pandas as pd
-
-    raw, unit = _read(path)
-    if unit == "line" and name not in raw.columns and not holds_parquet(path):
-        lines: dict[int, Mapping[str, object]] = dict(json_lines(path)) if read_text(path)[:1] == "{" else {}
-        if any(name in line for line in lines.values()):
-            raw = pd.DataFrame(
-                {name: [line.get(name) for line in lines.values()]}, index=list(lines), dtype=object
-            )
+    raw, unit = _read(path, name)
     if name not in raw.columns:
         message = f"has no column {name!r}, but {listed(list(map(str, raw.columns)))}"
         raise NoColumnError(message, file=path, hint="Name one of its columns.")
@@ -315,7 +308,7 @@ class _Table:
         row = int(wrong.to_numpy().argmax())
         value = self.raw[name].iloc[row]
         empty = value is None or value == "" or value != value
-        message = "the value is missing" if empty else f"{value!r} is not {what}"
+        message = "the value is missing" if empty else f"{shown(value)} is not {what}"
         where = f"{self.place(row, self.raw)}, column '{name}'"
         raise InputError(message, file=self.path, where=where, hint="Correct the row or remove it.")
 
@@ -327,23 +320,35 @@ def _number_or_text(value: object) -> object:
     return value
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
-    """Return the table as it stands, indexed by each row's line number, and what that number counts."""
+def _read(path: str | os.PathLike[str], also: str = "") -> tuple[pd.DataFrame, str]:
+    """
+    Return the table as it stands, indexed by each row's line number, and what that number counts.
+
+    Columns that no layout knows are empty in Parquet and left out of JSON, except one that is asked for.
+    """
     import pandas as pd
 
+    wanted = _known_columns() | {also}
     if holds_parquet(path):
+        from pyarrow import parquet
+
         with reading_arrow(path):
-            frame = pd.read_parquet(path)
-        return _nonempty(path, frame.set_axis(range(1, len(frame) + 1))), "row"
+            names = parquet.read_schema(path).names
+            table = parquet.read_table(path, columns=[name for name in names if name in wanted])
+            # As Python's values: pandas has kinds of its own for what is missing, and for words.
+            rows = table.to_pydict()
+        frame = pd.DataFrame(rows, columns=names, index=range(1, len(table) + 1), dtype=object)
+        return _nonempty(path, frame), "row"
     text = read_text(path)
     if text.lstrip().startswith("{"):
-        return _read_json(path, text)
+        return _read_json(path, text, wanted)
+    if not text.strip():
+        raise InputError("the file is empty", file=path, hint="Give requests, or a table with a header.")
+    mark = separator(text)
     try:
-        frame = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, skip_blank_lines=False)
-    except pd.errors.EmptyDataError:
-        raise InputError(
-            "the file is empty", file=path, hint="Give requests, or a table with a header."
-        ) from None
+        frame = pd.read_csv(
+            io.StringIO(text), sep=mark, dtype=str, keep_default_na=False, skip_blank_lines=False
+        )
     except pd.errors.ParserError as error:
         why = str(error).removeprefix("Error tokenizing data. C error: ").strip()
         message = f"not a readable CSV table ({why})"
@@ -352,7 +357,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
         # pandas takes the first values for row names, and so every value for that of the column before.
         message = f"more values than the {len(frame.columns)} columns of the header"
         raise InputError(message, file=path, where="line 2", hint="Name every column.")
-    header = [name.strip() for name in next(csv.reader(io.StringIO(text)))]
+    header = [name.strip() for name in next(csv.reader(io.StringIO(text), delimiter=mark))]
     if Path(path).suffix in (".jsonl", ".json") and not _known_columns() & set(header):
         message = "neither JSON, as its name says, nor a table of lengths"
         raise InputError(message, file=path, where="line 1", hint="Give one JSON object a line.")
@@ -375,7 +380,7 @@ def _known_columns() -> set[str]:
     return lengths | {*_IDS, *_OPTIONAL}
 
 
-def _read_json(path: str | os.PathLike[str], text: str) -> tuple[pd.DataFrame, str]:
+def _read_json(path: str | os.PathLike[str], text: str, wanted: set[str]) -> tuple[pd.DataFrame, str]:
     import pandas as pd
 
     try:
@@ -393,7 +398,7 @@ def _read_json(path: str | os.PathLike[str], text: str) -> tuple[pd.DataFrame, s
                 raise InputError(message, file=path, where=f"field '{name}'", hint="Write the file again.")
         frame = pd.DataFrame(columns, index=range(1, count + 1), dtype=object)
         return _nonempty(path, frame), "request"
-    wanted, numbers = _known_columns(), list[int]()
+    numbers = list[int]()
     seen, kept = dict[str, None](), dict[str, list[object]]()
     for number, row in json_lines(path):
         if not row.keys() <= seen.keys():

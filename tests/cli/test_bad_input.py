@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,15 @@ def binary(content: bytes) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
         (folder / "prompts.jsonl").write_bytes(content)
         return ["plan", "prompts.jsonl"]
+
+    return write
+
+
+def piped(*words: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        os.mkfifo(folder / "pipe")
+        (folder / "prompts.jsonl").write_text(line() + "\n")
+        return list(words)
 
     return write
 
@@ -242,6 +252,26 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"lengths.csv: 2 slots need at least 180,000,000 decode steps",
     ),
     "a compressed file": (binary(gzip.compress(b"{}")), r"prompts.jsonl: is compressed \(gzip\)"),
+    "a plan to standard output": (
+        options("plan", "prompts.jsonl", "-o", "-"),
+        r"-: is no file, which outputs are written to\. Name a file",
+    ),
+    "a plan to a device": (
+        options("plan", "prompts.jsonl", "-o", "/dev/null", "--overwrite"),
+        r"/dev/null: is no file, which outputs are written to\. Name a file",
+    ),
+    "requests from a pipe": (piped("plan", "pipe"), r"pipe: is a pipe or a device, no file\. Write"),
+    "a plan from a pipe": (piped("verify", "pipe"), r"pipe: is a pipe or a device, no file\. Write"),
+    "completions from a pipe": (
+        piped("plan", "prompts.jsonl", "--tokenizer", "bytes", "--lengths", "completions:pipe"),
+        r"pipe: is a pipe or a device, no file\. Write",
+    ),
+    "requests from standard input": (options("plan", "-"), r"-: standard input is not read\. Write"),
+    "no name for the requests": (options("plan", ""), r"'': the name is empty"),
+    "blank lines alone": (batch("", " "), r"prompts.jsonl: the file is empty"),
+    "an array of requests": (batch(f"[{line()}]"), r"line 1: a JSON array, .*`jq -c '\.\[\]'`"),
+    "an array on lines": (batch("[", line(), "]"), r"line 1, .*`jq -c '\.\[\]'` makes"),
+    "one request on lines": (batch("{", line()[1:]), r"line 1, .*: `jq -c \.` makes"),
     "zero bytes": (binary(b"{}\n\0\0\n"), r"prompts.jsonl, line 2: not text"),
     "a zero character in a name": (batch(line(custom_id="a\0")), r"line 1, field 'custom_id'.*zero"),
     "a name that is a list": (

@@ -106,3 +106,13 @@ def test_requests_in_the_place_of_a_plan_are_told_from_one(text: str, tmp_path: 
     (tmp_path / "in.txt").write_text(text)
     with pytest.raises(InputError, match=r"in.txt: holds requests, it is no plan. Make a plan of it: batch"):
         Plan.load(tmp_path / "in.txt")
+
+
+def test_a_plan_is_written_to_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "plan.json").symlink_to("disk/plan.json")
+    for _ in range(2):
+        Plan.load(VERSION_1 / "one.json").save(tmp_path / "plan.json")
+        assert (tmp_path / "plan.json").is_symlink()
+        assert Plan.load(tmp_path / "disk" / "plan.json").makespan == pytest.approx(45.19274)
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["plan.json"]

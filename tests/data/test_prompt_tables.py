@@ -142,6 +142,26 @@ def test_what_is_wrong_is_named_by_row_and_column(case: str, kind: str, tmp_path
         read_batch(WRITERS[kind](tmp_path, rows), columns)
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_spreadsheet_is_read_with_lengths_as_pandas_writes_them(mark: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("q,m\na,12.0\nb,\n".replace(",", mark))
+    records = read_batch(path, PromptColumns("q", None, "m"))
+    assert [(one.prompt, one.max_tokens) for one in records] == [("a", 12), ("b", None)]
+
+
+def test_a_conversation_made_a_text_of_is_no_prompt(tmp_path: Path) -> None:
+    rows = [{"q": str([{"role": "user", "content": "Hi"}])}]
+    with pytest.raises(InputError, match=r"row 1, column 'q': is a conversation written as text"):
+        read_batch(write_csv(tmp_path, rows), PromptColumns("q"))
+
+
+def test_an_empty_table_is_told_from_one_without_the_column(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("")
+    with pytest.raises(InputError, match=r"t.csv: the file is empty"):
+        read_batch(tmp_path / "t.csv", PromptColumns("q"))
+
+
 def test_a_csv_row_of_another_width_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("q,n\na,1\nb,c,2\n")
     with pytest.raises(InputError, match=r"row 2: 3 values for the 2 columns"):

@@ -14,6 +14,7 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.readers.openai_batch import PromptRecord, read_batch
 from batchbound.data.readers.request_fields import FieldError, asked_of
 from batchbound.data.readers.sampling import Sampling
+from batchbound.data.readers.server_batch import read_server_batch
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=5)
 numbers = st.floats(0.0, 2.0)
@@ -110,6 +111,15 @@ def test_log_probabilities_are_asked_for_as_each_endpoint_has_it() -> None:
         asked_of({"top_logprobs": 4}, chat=False)
     with pytest.raises(FieldError, match="chat_template_kwargs"):
         asked_of({"chat_template_kwargs": {}}, chat=False)
+
+
+def test_whole_numbers_may_be_written_with_a_point_as_pandas_does(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    body = {"prompt": "a", "max_tokens": 12.0, "n": 2.0, "seed": 7.0}
+    path.write_text(json.dumps({"custom_id": "a", "body": body}))
+    (record,), (sent,) = read_batch(path), read_server_batch(path)
+    assert (record.max_tokens, record.samples, record.asked["seed"]) == (12, 2, 7)
+    assert (sent.max_tokens, sent.choices, sent.body) == (12, 2, body)
 
 
 def test_null_asks_for_nothing_and_what_is_given_beside_takes_precedence() -> None:

@@ -12,7 +12,7 @@ import pytest
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.readers.requests import read_workload
-from batchbound.data.readers.tables import read_lengths
+from batchbound.data.readers.tables import read_column, read_lengths
 from batchbound.data.workload import Workload
 
 Write = Callable[..., Path]
@@ -92,6 +92,25 @@ def test_a_parquet_table_reads_like_its_csv(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "t.csv", index=False)
     parquet, csv = (read_workload(tmp_path / name).workload for name in ("t.data", "t.csv"))
     assert list(parquet) == list(csv)
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_columns_may_be_set_apart_as_spreadsheets_do(write: Write, mark: str) -> None:
+    rows = ("id,input_tokens,output_tokens", "x,10,3")
+    (one,) = read_workload(write(*(row.replace(",", mark) for row in rows), name="t.csv")).workload
+    assert (one.id, one.input_tokens, one.output_tokens) == ("x", 10, 3)
+
+
+def test_parquet_may_hold_the_kinds_that_pandas_has_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    tokens = pd.array([1, None], dtype="Int64")
+    pd.DataFrame({"input_tokens": tokens, "output_tokens": [1, 2]}).to_parquet(path)
+    with pytest.raises(InputError, match=r"t.parquet, row 2, column 'input_tokens': the value is missing"):
+        read_workload(path)
+    group = pd.Series(["a", "a"], dtype="category")
+    pd.DataFrame({"group": group, "input_tokens": [1, 2], "output_tokens": [1, 2]}).to_parquet(path)
+    assert read_workload(path).workload.group.tolist() == [0, 0]
+    assert read_column(path, "group") == ["a", "a"]
 
 
 def test_rows_without_an_answer_are_left_out_only_when_asked(write: Write) -> None:

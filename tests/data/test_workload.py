@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from builders import workload_of
 
@@ -96,3 +97,9 @@ def test_a_selection_names_no_request_twice_and_is_not_empty() -> None:
     for chosen in ([0, 0], [2, -1], []):
         with pytest.raises(WorkloadError):
             workload.select(chosen)
+
+
+def test_a_frame_without_a_column_is_told_which() -> None:
+    frame = pd.DataFrame({"id": ["a"], "input": [3], "output_tokens": [4]})
+    with pytest.raises(WorkloadError, match=r"input_tokens: there is no such column among \['id', 'input'"):
+        Workload.from_frame(frame)

@@ -6,6 +6,8 @@ import importlib
 import itertools
 import subprocess
 import sys
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,3 +87,23 @@ def test_a_short_limit_leaves_no_time_to_load_what_solves_linear_programmes() ->
     )
     words = [sys.executable, "-c", code, "0.1"]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seconds": "1"}, r"Limits.seconds is '1'; it must be positive and finite"),
+        ({"seconds": Decimal("0.1")}, r"Limits.seconds is Decimal\('0.1'\); it must be positive"),
+        ({"work": 2.0}, r"Limits.work is 2.0; it must be a whole number"),
+        ({"seed": None}, r"Limits.seed is None; it must be a whole number"),
+        ({"threads": "1"}, r"Limits.threads is '1'; it must be a whole number"),
+    ],
+)
+def test_a_limit_that_is_no_number_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Limits(**given)
+
+
+def test_a_limit_may_be_a_number_of_numpys() -> None:
+    limits = Limits(seconds=np.float32(0.5), work=np.int64(3), seed=np.int64(1))  # type: ignore[arg-type]
+    assert limits == Limits(seconds=0.5, work=3, seed=1)

@@ -1,0 +1,69 @@
+"""Standard output that is closed, full, or knows few letters: one line, and the work is not lost."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchbound.cli import main
+
+TABLE = "id,input_tokens,output_tokens\na,3,4\nb,5,6\n"
+BOUND = ["bound", "table3:0:6", "--slots", "2", "--cost", "paper"]
+
+
+@pytest.mark.parametrize("words", [BOUND, ["--print-completion", "bash"]])
+def test_a_full_disk_under_standard_output_is_named(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(words) == 1
+    assert capsys.readouterr().err == (
+        "batchbound: standard output or a temporary file cannot be written (No space left on device). "
+        "Free some space.\n"
+    )
+
+
+def test_a_reader_that_went_away_ends_a_command_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(BOUND) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_standard_output_stops_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.csv").write_text(TABLE)
+    assert main(["plan", "lengths.csv", "--slots", "2", "--work", "1", "-o", "plan.json"]) == 0
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["report", "plan.json"]) == 0
+    sys.stdout.close()
+
+
+def test_a_name_that_standard_output_has_no_letters_for_is_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.csv").write_text(TABLE)
+    with open("said.txt", "w", encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["plan", "lengths.csv", "--slots", "2", "--work", "1", "-o", "plän.json"]) == 0
+    assert Path("said.txt").read_text().startswith("pl\\xe4n.json: 2 requests")
+
+
+def test_a_file_whose_name_is_no_text_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/l\xe4ngs.csv")
+    Path(name).write_text(TABLE)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", name, "--slots", "2", "-o", str(tmp_path / "plan.json")])
+    assert ended.value.code == 2
+    assert "l\\udce4ngs.csv' is not UTF-8 text" in capsys.readouterr().err
