@@ -20,7 +20,7 @@ def two_layers(dtype: Any = torch.float32) -> Any:
 
 
 def can_pack(dtype: Any) -> bool:
-    """Whether the machine's processor multiplies packed weights of a number format: AVX2 alone no bfloat16."""
+    """Whether the processor multiplies packed weights of a number format: with AVX2 alone no bfloat16."""
     if not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
