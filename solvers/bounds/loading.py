@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-LOADING_SECONDS = 0.35
-"""CPU seconds that the first linear programme of a process takes to load what solves it: 0.2 to 0.45."""
+LOADING_SECONDS = 0.2
+"""CPU seconds that the first linear programme of a process takes to load what solves it, about."""
 
 
 def time_for_programmes(seconds: float) -> bool:

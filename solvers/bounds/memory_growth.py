@@ -58,7 +58,7 @@ Requests up to which, on few slots, a programme proves far more, and slots in wh
 average beyond which it does.
 """
 
-LOADINGS = 3
+LOADINGS = 5
 """Times that loading what solves programmes has to go into the seconds elsewhere."""
 
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4

@@ -29,7 +29,7 @@ SMALL: dict[str, str] = {
     "engine_speed.py": "--small --workload 0 --requests 8 --slots 4 --repeats 1",
     "exegpt.py": "--requests 0 --tasks S --devices 1",
     "exegpt_study.py": "--task S --points 1 --devices 2",
-    "exegpt_run.py": "--scale 0.05 --requests 40 --points 2 2 --passes 1 --repeats 1",
+    "exegpt_run.py": "--scale 0.05 --requests 200 --points 2 2 --passes 1 --repeats 1",
     "exegpt_figures.py": "--machine opt-13b --trace mine=lengths.csv",
     "fleet.py": "--requests 200 --seeds 1",
     "gsm8k.py": "--slots 4 --time-limit 0.2",

@@ -48,8 +48,6 @@ def _fixed(inputs: int, outputs: int) -> LengthPair:
 def test_with_one_round_a_phase_the_decode_batch_is_the_mean_length_times_the_encode_batch() -> None:
     occupancy = Occupancy(LengthPair(LengthDistribution.empirical([10]), LENGTHS), 1)
     assert occupancy.queries.tolist() == pytest.approx([LENGTHS.mean])
-    # As printed it is the harmonic mean, which is not WAA's B_D = B_E S_D.
-    assert 1 / float(LENGTHS.probabilities @ (1 / LENGTHS.values)) < LENGTHS.mean
 
 
 @settings(deadline=None, max_examples=20)
