@@ -13,6 +13,7 @@ from ....data.costs.cost import IntArray
 from ....data.problem import Problem
 from ..constructive import ski_rental_schedule
 from .level_split import LevelSplit
+from .rough import rough_times
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
 from .spread import spread_times
@@ -132,6 +133,8 @@ class StageAnnealing:
         The lengths of the rest.
     start
         Stage times of the rest.
+    lacking
+        Whether slots that the start lacks are to be made up for before all else.
 
     Attributes
     ----------
@@ -149,11 +152,13 @@ class StageAnnealing:
         split: LevelSplit,
         profile: LengthProfile,
         start: IntArray,
+        *,
+        lacking: bool = False,
     ) -> None:
         self._problem, self._costs, self._rng = problem, costs, rng
         self._few = len(problem) <= FEW
         self._cooling, self._cycle, self._steps = Cooling(HOT if self._few else COLD), 0, 0
-        self._scattered = False
+        self._scattered, self._lacking = False, lacking
         self._tried: list[tuple[float, IntArray]] = []
         self.split, self.profile, self._start = split, profile, start
         by_lengths = len(problem) >= MANY
@@ -185,8 +190,11 @@ class StageAnnealing:
         about, widest = most_spans
         spread = spread_times(profile, costs, rng, about)
         most = min(widest, about + about // 2), widest
-        start = _start_times(split.rest, profile, costs, spread, late, most)
-        return None if start is None else cls(problem, costs, rng, split, profile, start)
+        rough = rough_times(profile, costs, rng, late) if profile.starts_per_stage is None else []
+        start = _start_times(split.rest, profile, costs, (rough, spread), late, most)
+        if start is None:
+            return None
+        return cls(problem, costs, rng, split, profile, start, lacking=any(start is each for each in rough))
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
         """
@@ -206,7 +214,8 @@ class StageAnnealing:
             self._cycle += 1
             self.walk.restart(self._again(done))
         temperature, kink = self._cooling.at(done, self._cycle)
-        self.walk.step(self._costs.dearest * temperature, kink, late)
+        self._lacking = self._lacking and not self.walk.feasible()
+        self.walk.step(self._costs.dearest * temperature, TIGHT if self._lacking else kink, late)
 
     def _judge(self, steps: float) -> None:
         """Choose how to anneal in so many steps."""
@@ -249,7 +258,7 @@ def _start_times(
     problem: Problem,
     profile: LengthProfile,
     costs: StageCosts,
-    spread: Iterator[IntArray],
+    spread: tuple[list[IntArray], Iterator[IntArray]],
     late: Callable[[], bool],
     most_spans: tuple[int, int],
 ) -> IntArray | None:
@@ -260,8 +269,10 @@ def _start_times(
             break
         constructed.append(np.asarray(ski_rental_schedule(problem, patience=patience).starts))
     capped = profile.starts_per_stage is not None
-    some = islice(spread, 0 if capped else SPREAD)
-    tried = [times for pair in zip_longest(some, constructed) for times in pair if times is not None]
+    rough, evenly = spread
+    some = islice(evenly, 0 if capped else SPREAD)
+    pairs = zip_longest(some, constructed)
+    tried = [*rough, *(times for pair in pairs for times in pair if times is not None)]
     sizes = [Spans.number_between(times, profile) for times in tried]
     # Those of a construction may have many more spans than the ones spread, and take as much longer.
     few = [times for times, size in zip(tried, sizes, strict=True) if size <= most_spans[0] and not capped]
@@ -269,7 +280,7 @@ def _start_times(
     if not priceable:
         return None
     best = _cheapest(priceable, profile, costs, late)
-    price = None if capped else slot_price(best, profile)
+    price = None if capped or any(best is each for each in rough) else slot_price(best, profile)
     if price is None:
         return best
     # As long as the slots given need: what is lacking of them, or to spare, is made up for at once.
