@@ -199,6 +199,20 @@ def test_a_long_text_is_searched_at_its_end_only_and_nothing_is_missed() -> None
         assert ended == (None if at is None else len(letters[:at].encode()))
 
 
+def test_a_stop_text_is_found_where_the_text_grows_shorter_as_a_token_comes() -> None:
+    # As WordPiece tokenizers clean it up: the spaces around an apostrophe go once a letter follows.
+    def decode(tokens: Sequence[int]) -> str:
+        return " ".join(["we", "do", "say", "'", "t"][token] for token in tokens).replace(" ' ", "'")
+
+    tokens = (0, 1, 2, 3, 4, 0)
+    assert [decode(tokens[:n]) for n in (4, 5)] == ["we do say '", "we do say't"]
+    for text, count in (("say't", 5), ("y't w", 6), ("'", 4), ("we d", 2)):
+        ending = Ending(stop=(text,))
+        assert [ending.ended(tokens[:n], decode) for n in range(1, count + 1)] == [False] * (count - 1) + [
+            True
+        ]
+
+
 def test_requests_without_edits_share_a_batch_with_others_and_keep_their_logits() -> None:
     edits = LogitEdits({7: Edit(Sampling(logit_bias=((3, 2.0),), repetition_penalty=2.0), (1, 1), 5)})
     logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
