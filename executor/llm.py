@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index as whole
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from ..data.costs.cost import CostModel
-from ..data.files.disk import InputError
+from ..data.files.disk import InputError, shown
 from ..data.prefix_cache import usual_prefix_cache
-from ..data.problem import Problem
+from ..data.problem import Problem, limit_of
 from ..data.readers.sampling import LogprobsMode, Sampling
 from ..data.report import Report
 from ..data.trace import Trace
@@ -119,6 +121,8 @@ class LLM:
         If the model's completions would be wrong, or its weights are not here as a whole.
     ValueError
         If there are no slots, or there is no such policy.
+    TypeError
+        If the model or the tokenizer is none.
     """
 
     def __init__(
@@ -133,12 +137,13 @@ class LLM:
         cost: CostModel | None = None,
         policy: str = CHOSEN,
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots must be positive, got {slots}")
+        if not hasattr(model, "modules"):
+            raise TypeError(f"model is {shown(model)}, no loaded model: take LLM.from_pretrained for a name")
         if policy not in WITHOUT_LENGTHS:
             raise ValueError(f"no policy {policy!r} needs no lengths; there are {', '.join(WITHOUT_LENGTHS)}")
         self.model, self.tokenizer = model, tokenizer_like(tokenizer)
-        self._slots, self._kv_tokens, self._share = slots, kv_tokens, share_prompts
+        self._slots, self._share = limit_of("slots", slots, 1), share_prompts
+        self._kv_tokens = None if kv_tokens is None else limit_of("kv_tokens", kv_tokens, 1)
         self._wanted_tier, self._tier = tier, choose_tier(model, tier)
         self._forward = vars(unwrapped(model)).get("forward")
         self._cost = CostModel.paper() if cost is None else cost
@@ -176,9 +181,9 @@ class LLM:
     @classmethod
     def from_pretrained(
         cls,
-        name: str,
+        name: str | os.PathLike[str],
         *,
-        tokenizer: str | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
         load_format: LoadFormat = "auto",
         dtype: str = "auto",
         device: str = "auto",
@@ -204,12 +209,13 @@ class LLM:
         ModelLoadError
             If there is no such model or tokenizer, or it cannot be read or reached.
         """
-        model = load_model(name, load_format=load_format, dtype=dtype, device=device, seed=seed)
-        return cls(model, load_tokenizer(tokenizer or name), **options)
+        spec = os.fspath(name)
+        model = load_model(spec, load_format=load_format, dtype=dtype, device=str(device), seed=seed)
+        return cls(model, load_tokenizer(os.fspath(tokenizer or name)), **options)
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         max_tokens: int | Sequence[int] = DEFAULT_MAX_TOKENS,
@@ -254,7 +260,7 @@ class LLM:
         Raises
         ------
         InputError
-            If a prompt is empty or not of this model's vocabulary, or may outgrow its positions.
+            If a prompt is none, is empty or not of this model's vocabulary, or may outgrow its positions.
         RunStoppedError
             If memory does not hold one request, or the model's logits are not finite.
         ValueError
@@ -264,6 +270,9 @@ class LLM:
         """
         self._look_again()
         self._calls += 1
+        if isinstance(prompts, str | Mapping):
+            raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
+        prompts = list(prompts)
         asked = _asked(
             sampling,
             fields,
@@ -276,19 +285,19 @@ class LLM:
         vocabulary = vocabulary_of(self.model)
         for one in dict.fromkeys(asked):
             check_tokens(one, vocabulary)
-        tokens = [self.encoded(prompt, chat_options or {}) for prompt in prompts]
+        tokens = self.encoded(prompts, chat_options or {})
         _check_prompts(tokens, vocabulary)
-        most = np.broadcast_to(np.asarray(max_tokens, dtype=np.int64), len(tokens)).copy()
+        most = _most_tokens(max_tokens, len(tokens))
         for index, left in enumerate(begun):
             most[index] = left.max_tokens if left else most[index]
-        expected = most if expected_tokens is None else np.asarray(expected_tokens, dtype=np.int64)
+        expected = most if expected_tokens is None else np.atleast_1d(np.asarray(expected_tokens, np.float64))
         self._check_lengths(tokens, most, expected)
         at = np.repeat(np.arange(len(tokens)), [one.n for one in asked])
         call = _Call(
             prompts=[tokens[i] for i in at],
             asked=[asked[i] for i in at],
             most=most[at],
-            expected=expected[at],
+            expected=expected[at].astype(np.int64),
             position=at,
             partial=[begun[i] for i in at],
             version=self._calls,
@@ -423,22 +432,45 @@ class LLM:
             kept = max(kept, self._kv_tokens - slots * longest)
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
-    def encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the token ids of a prompt, where the chat template is told what ``options`` say."""
+    def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
+        """
+        Return the token ids of each prompt, where the chat template is told what ``options`` say.
+
+        Raises
+        ------
+        InputError
+            If a prompt is none, or the chat template refuses it.
+        """
+        found = []
+        for index, prompt in enumerate(prompts):
+            try:
+                found.append(self._encoded(prompt, options))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"prompt {index} is {shown(prompt)}: {error}", hint=_PROMPT) from error
+        return found
+
+    def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(prompt, Partial):
             return prompt.prompt_ids
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
-        # Every token is looked at: of all that is no message, the quickest to tell is a plain number.
-        if messages := [each for each in prompt if type(each) is not int and isinstance(each, Mapping)]:
-            return tuple(self.tokenizer.encode_chat(messages, **options))
-        return tuple(prompt)  # type: ignore[arg-type]  # none of them is a message
+        if isinstance(prompt, bytes | Mapping):
+            raise TypeError("no list")
+        parts = tuple(prompt.tolist() if hasattr(prompt, "tolist") else prompt)
+        kinds = set(map(type, parts))
+        if kinds <= {int}:
+            return parts
+        if all(issubclass(kind, Mapping) for kind in kinds):
+            return tuple(self.tokenizer.encode_chat(parts, **options))
+        if bool in kinds:
+            raise TypeError("true and false are no tokens")
+        return tuple(map(whole, parts))
 
     def _check_lengths(
         self,
         prompts: list[tuple[int, ...]],
         most: np.ndarray[Any, np.dtype[np.int64]],
-        expected: np.ndarray[Any, np.dtype[np.int64]],
+        expected: np.ndarray[Any, np.dtype[Any]],
     ) -> None:
         limit = position_limit(unwrapped(self.model).config)
         if len(expected) != len(prompts):
@@ -448,7 +480,7 @@ class LLM:
         ):
             if not 1 <= likely <= tokens:
                 raise ValueError(
-                    f"prompt {index}: expected {likely} tokens of at most {tokens}; both must be positive,"
+                    f"prompt {index}: expected {likely:g} tokens of at most {tokens}; both must be positive,"
                     " and the first no larger"
                 )
             if limit is not None and len(prompt) + tokens > limit:
@@ -456,6 +488,19 @@ class LLM:
                     f"prompt {index} may take {len(prompt) + tokens} tokens, the model has {limit} positions",
                     hint="Lower max_tokens or shorten the prompt.",
                 )
+
+
+_PROMPT = "Give a text, a list of token ids or a list of messages."
+
+
+def _most_tokens(given: int | Sequence[int], prompts: int) -> _Counts:
+    """Return the most tokens of each prompt's completion."""
+    most = np.asarray(given)
+    if (most.size and most.dtype.kind not in "iu") or most.shape not in ((), (prompts,)):
+        raise ValueError(
+            f"max_tokens is {shown(given)}; it must be a whole number, or one for each of {prompts} prompts"
+        )
+    return np.full(prompts, most, dtype=np.int64)
 
 
 def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
@@ -483,6 +528,8 @@ def _asked(
         raise ValueError(f"{', '.join(sorted(fields))} would have no effect beside sampling: put it in there")
     one = Sampling(**{**declared, **fields}) if sampling is None else sampling
     asked = [one] * prompts if isinstance(one, Sampling) else list(one)
+    if not all(isinstance(each, Sampling) for each in asked):
+        raise TypeError(f"sampling is {shown(sampling)}: give Sampling, or its fields by name")
     if len(asked) != prompts:
         raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")
     if told is False:

@@ -115,7 +115,7 @@ class PlannedSteps:
             raise ValueError(
                 f"max_tokens is {most}, and the plan's longest completion has {plan.longest} tokens"
             )
-        self._prompts = [engine.encoded(prompt, {}) for prompt in prompts]
+        self._prompts = engine.encoded(prompts, {})
         self._tier = engine.tier
         job = StepsJob(
             plan,
@@ -245,7 +245,7 @@ def planned_rollout_function(
             made = PlannedSteps(
                 engine,
                 plan,
-                [engine.encoded(prompt, settings.chat_options) for prompt in prompts],
+                engine.encoded(prompts, settings.chat_options),
                 settings.sampling,
                 known=known,
                 max_tokens=settings.max_tokens,
