@@ -88,7 +88,8 @@ class LLM:
 
     The weights are read where they are: a training loop that changes them in place changes the next call.
     While the model runs it is in evaluation mode, without dropout and gradient checkpointing; whenever the
-    caller has its turn, between two completions too, the model is as the caller left it.
+    caller has its turn, between two completions too, the model is as the caller left it. Calls of several
+    threads take turns, on one model or on several.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ This module needs torch when its functions are called, and PEFT or DeepSpeed nev
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,9 @@ _SHARDED = {
     "FSDPModule": "FSDP",
 }
 """Base classes of modules that hold a part of their weights, and what shards them."""
+
+_TURN = threading.RLock()
+"""Held while a model runs: what is changed of it meanwhile, and of transformers, is not a thread's own."""
 
 _OWN_PROMPTS = "its PEFT adapter ({}) adds tokens or offsets of its own to every call"
 _PEFT_MEND = "use adapters within the layers, such as LoRA, or merge them"
@@ -56,12 +60,17 @@ class Evaluation:
     Dropout is off, and so is gradient checkpointing, which would drop the keys and values; code compiled by
     ``model.compile()`` is put aside, as it was compiled for other calls. Modules are told one by one, since
     training may have frozen some. Of several GPUs the model's is the current one meanwhile: streams, graphs
-    and kernels are made for that.
+    and kernels are made for that. Threads take turns, whichever models they run.
 
     Parameters
     ----------
     model
         A torch module; its modules are looked up once, as that takes as long as some launches.
+
+    Raises
+    ------
+    UnsupportedModelError
+        When it is to run, if an autocast around it would have it compute in another number format.
     """
 
     def __init__(self, model: Any) -> None:
@@ -73,6 +82,27 @@ class Evaluation:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Return the context in which the model runs so."""
+        self._refuse_autocast()
+        with _TURN, self._as_for_inference():
+            yield
+
+    def _refuse_autocast(self) -> None:
+        import torch
+
+        own, kind = self._parameter.dtype, self._parameter.device.type
+        # Autocast leaves double precision alone.
+        if not torch.is_autocast_enabled(kind) or own == torch.float64:
+            return
+        asked = torch.get_autocast_dtype(kind)
+        if asked != own:
+            raise UnsupportedModelError(
+                _type_of(self._modules[0]),
+                f"its weights are {own}, and torch.autocast is on for {asked}",
+                "call outside of autocast; an autocast within the model's forward counts",
+            )
+
+    @contextmanager
+    def _as_for_inference(self) -> Iterator[None]:
         import torch
 
         training = [module for module in self._modules if module.training]

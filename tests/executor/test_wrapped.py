@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -155,6 +156,41 @@ def test_a_module_is_in_evaluation_within_and_as_it_was_after_an_error() -> None
     with pytest.raises(ValueError, match="oops"), Evaluation(model)():
         fail()
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_threads_take_turns_on_one_model_and_on_several() -> None:
+    model = loaded("llama").train()
+    engines = [
+        LLM(each, ByteTokenizer(), slots=slots) for each in (model, loaded("qwen2")) for slots in (2, 3)
+    ]
+
+    def complete(engine: LLM) -> list[tuple[int, ...]]:
+        done = engine.generate(PROMPTS, max_tokens=20, ignore_eos=True)
+        return [one.completion_ids for one in sorted(done, key=lambda one: one.index)]
+
+    expected = [complete(engine) for engine in engines]
+    with ThreadPoolExecutor(2 * len(engines)) as threads:
+        found = list(threads.map(complete, 2 * engines))
+    assert found == 2 * expected
+    assert all(module.training for module in model.modules())
+
+
+def test_an_autocast_around_the_call_is_refused_where_it_would_count() -> None:
+    double, single = loaded(), loaded().float()
+    expected = answers(double)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert answers(double) == expected
+        with pytest.raises(UnsupportedModelError, match=r"torch\.autocast is on for torch\.bfloat16"):
+            answers(single)
+
+
+@pytest.mark.parametrize("tier", ["ragged", "window"])
+def test_logits_may_be_of_another_number_format_than_the_model(tier: str) -> None:
+    # As TRL's cast_lm_head_to_fp32 has it, where the model is bfloat16.
+    model = loaded("llama").float()
+    model.lm_head.double().register_forward_pre_hook(lambda _, given: (given[0].double(),))
+    expected = [generate_alone(model, prompt, 9) for prompt in PROMPTS]
+    assert answers(model, tier=tier) == expected
 
 
 def adapted(model: Any, **options: Any) -> Any:
