@@ -29,7 +29,7 @@ from .engines.tiers import Tier, choose_tier
 from .models.endings import Ending
 from .models.mixed_sampling import MixedSampler
 from .models.recording import Recorder, TokenLogprob
-from .models.request_rules import check_tokens, declared_sampling, rules_of
+from .models.request_rules import declared_sampling, ended_by_tokens, rules_of
 from .models.source import LoadFormat, load_model, position_limit
 from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
 from .models.wrapped import unwrapped
@@ -284,8 +284,7 @@ class LLM:
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
         vocabulary = vocabulary_of(self.model)
-        for one in dict.fromkeys(asked):
-            check_tokens(one, vocabulary)
+        asked = ended_by_tokens(asked, self.tokenizer, vocabulary)
         tokens = self.encoded(prompts, chat_options or {})
         _check_prompts(tokens, vocabulary)
         most = _most_tokens(max_tokens, len(tokens))

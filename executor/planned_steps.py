@@ -13,8 +13,10 @@ from ..data.readers.sampling import LogprobsMode, Sampling
 from ..heuristics.rollouts.lengths import NOTHING, Known
 from ..heuristics.rollouts.queues import group_numbers, place_in_group
 from ..heuristics.rollouts.steps import StepsRun
+from .engines.huggingface import vocabulary_of
 from .llm import LLM, Completion, Prompt
 from .models.endings import Ending
+from .models.request_rules import ended_by_tokens
 from .models.tokenizers import end_tokens
 from .models.wrapped import unwrapped
 from .rollout import Rollout, RolloutSettings
@@ -105,6 +107,7 @@ class PlannedSteps:
         if log_probabilities:
             mode: LogprobsMode = "raw" if log_probabilities is True else log_probabilities
             asked = [replace(one, logprobs=one.logprobs or 0, logprobs_mode=mode) for one in asked]
+        asked = ended_by_tokens(asked, engine.tokenizer, vocabulary_of(engine.model))
         slots = plan.problem.slots
         if slots != engine.slots:
             raise ValueError(f"the plan is for {slots} slots, the engine has {engine.slots}: give it as many")

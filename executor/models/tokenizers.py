@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from ...data.files.disk import shown
 from .source import ModelLoadError, first_line, refuse_missing, require_engine
 from .wrapped import unwrapped
@@ -233,7 +235,7 @@ def end_tokens(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """
     settings = getattr(unwrapped(model), "generation_config", None)
     declared = getattr(settings, "eos_token_id", None)
-    own = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    own = [] if declared is None else np.ravel(declared).tolist()
     return frozenset(tokenizer.eos_ids) | {int(token) for token in own}
 
 
