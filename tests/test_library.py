@@ -65,6 +65,12 @@ def test_a_finished_run_is_audited(tmp_path: Path) -> None:
     assert figures["simulated, as sent"] == 6
     assert figures["simulated, longest first"] == 4
     assert found.assumptions == ()
+    for given, what in (
+        ({"slots": 0}, "slots is 0; it must be at least 1"),
+        ({"kv_tokens": 1.5}, "kv_tokens is 1.5"),
+    ):
+        with pytest.raises(InputError, match=what):
+            batchbound.audit(path, **given)
     with pytest.raises(InputError, match="--profile is for a measured vLLM run"):
         batchbound.audit(path, slots=2, profile="profile.json")
 
@@ -93,6 +99,13 @@ def test_a_search_without_anything_to_weigh_is_refused() -> None:
     assert batchbound.search(problem(), latency_bound=batchbound.Targets(ttft=1e-6)).best is None
     with pytest.raises(InputError, match="their link is not known"):
         batchbound.search(problem(), devices=2)
+    for given, what in (
+        ({"encode_batches": (5, 2)}, r"encode_batches is \(5, 2\); the smallest comes first"),
+        ({"encode_batches": (0, 2)}, "encode_batches is 0; it must be at least 1"),
+        ({"devices": 1.5}, "devices is 1.5; it must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            batchbound.search(problem(), **given)
     with pytest.raises(InputError, match=r"Loosen --latency-bound\.$"):
         batchbound.search(problem(), latency_bound=1e-3).plan()
     with pytest.raises(InputError, match=r"Loosen --ttft-bound or --tpot-bound\.$"):
