@@ -111,18 +111,31 @@ class Evaluation:
             for module in self._modules
             if getattr(module, "_compiled_call_impl", None) is not None
         ]
-        try:
-            for module in training:
-                module.training = False
-            for module, _ in compiled:
-                module._compiled_call_impl = None
-            with torch.cuda.device_of(self._parameter):  # type: ignore[no-untyped-call]
-                yield
-        finally:
+        config = getattr(self._modules[0], "config", None)
+        attention = getattr(config, "_attn_implementation", None)
+
+        def restore() -> None:
             for module in training:
                 module.training = True
             for module, call in compiled:
                 module._compiled_call_impl = call
+            if getattr(config, "_attn_implementation", None) != attention:
+                config._attn_implementation = attention  # type: ignore[union-attr]
+
+        try:
+            try:
+                for module in training:
+                    module.training = False
+                for module, _ in compiled:
+                    module._compiled_call_impl = None
+                with torch.cuda.device_of(self._parameter):  # type: ignore[no-untyped-call]
+                    yield
+            finally:
+                restore()
+        except BaseException:
+            # An interrupt may come while something is put back.
+            restore()
+            raise
 
 
 def _within(model: Any) -> Any | None:

@@ -13,6 +13,8 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from tier_cases import generate_alone
 
+from batchbound.executor.attention.fused_layers import FusedLayers
+from batchbound.executor.attention.host_kernels import built
 from batchbound.executor.engines.tiers import choose_tier
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.families import UnsupportedModelError
@@ -156,6 +158,40 @@ def test_a_module_is_in_evaluation_within_and_as_it_was_after_an_error() -> None
     with pytest.raises(ValueError, match="oops"), Evaluation(model)():
         fail()
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_an_interrupt_while_a_model_is_put_back_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model("tiny:llama", dtype="float32", device="cpu").train()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    attention, pending = model.config._attn_implementation, list[str]()
+
+    def interrupted(kind: Any, name: str) -> None:
+        own = getattr(kind, name)
+
+        def first(self: Any, *given: Any) -> Any:
+            if name in pending and given in ((), ("training", True)):
+                pending.remove(name)
+                raise KeyboardInterrupt
+            return own(self, *given)
+
+        monkeypatch.setattr(kind, name, first)
+
+    interrupted(FusedLayers, "_put_back")
+    interrupted(torch.nn.Embedding, "__setattr__")
+    for name in ("_put_back", "__setattr__") if built() else ("__setattr__",):
+        engine = LLM(model, ByteTokenizer(), slots=3)
+        pending.append(name)
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.generate(PROMPTS, max_tokens=9))
+        assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+    def interrupt() -> None:
+        model.config._attn_implementation = "ours"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Evaluation(model)():
+        interrupt()
+    assert model.config._attn_implementation == attention
 
 
 def test_threads_take_turns_on_one_model_and_on_several() -> None:
