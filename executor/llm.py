@@ -138,8 +138,10 @@ class LLM:
         cost: CostModel | None = None,
         policy: str = CHOSEN,
     ) -> None:
-        if not hasattr(model, "modules"):
-            raise TypeError(f"model is {shown(model)}, no loaded model: take LLM.from_pretrained for a name")
+        if not (hasattr(model, "modules") and hasattr(unwrapped(model), "config")):
+            raise TypeError(
+                f"model is {shown(model)}, no model of transformers; a name is for LLM.from_pretrained"
+            )
         if policy not in WITHOUT_LENGTHS:
             raise ValueError(f"no policy {policy!r} needs no lengths; there are {', '.join(WITHOUT_LENGTHS)}")
         self.model, self.tokenizer = model, tokenizer_like(tokenizer)

@@ -42,7 +42,7 @@ def unwrapped(model: Any) -> Any:
     ------
     UnsupportedModelError
         If the weights are sharded (FSDP, DeepSpeed ZeRO-3) or spread over devices, a part of it is compiled
-        apart, or its PEFT adapter works outside the layers.
+        apart, its PEFT adapter works outside the layers, or it has another head than a language model's.
     """
     while True:
         inner = _within(model)
@@ -91,7 +91,9 @@ class Evaluation:
 
         own, kind = self._parameter.dtype, self._parameter.device.type
         # Autocast leaves double precision alone.
-        if not torch.is_autocast_enabled(kind) or own == torch.float64:
+        if own == torch.float64 or not torch.amp.is_autocast_available(kind):
+            return
+        if not torch.is_autocast_enabled(kind):
             return
         asked = torch.get_autocast_dtype(kind)
         if asked != own:
@@ -170,6 +172,8 @@ def _check_whole(model: Any) -> None:
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1:
         reason, mend = f"its layers lie on {len(devices)} devices", "put the whole model on one device"
+    if type(model).__module__.startswith("transformers.models.") and not model.can_generate():
+        reason, mend = f"{type(model).__name__} has no logits of tokens", "load it by AutoModelForCausalLM"
     if reason is not None and mend is not None:
         raise UnsupportedModelError(_type_of(model), reason, mend)
 

@@ -175,6 +175,7 @@ def test_prompts_may_come_as_an_iterator_and_tokens_as_arrays(engine: LLM) -> No
 def test_what_is_no_model_tokenizer_or_number_of_slots_is_refused_by_name(engine: LLM) -> None:
     wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
         ("tiny:llama", engine.tokenizer, {}, "model is 'tiny:llama'.*from_pretrained"),
+        (torch.nn.Linear(2, 2), engine.tokenizer, {}, r"model is Linear\(.*no model of transformers"),
         (engine.model, None, {}, "tokenizer is None"),
         (engine.model, engine.tokenizer, {"slots": 2.5}, "slots is 2.5; it must be a whole number"),
         (engine.model, engine.tokenizer, {"kv_tokens": 0}, "kv_tokens is 0; it must be at least 1"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
-pytest.importorskip("transformers", reason="the engine extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from tier_cases import generate_alone
 
@@ -19,6 +19,7 @@ from batchbound.executor.engines.tiers import choose_tier
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.families import UnsupportedModelError
 from batchbound.executor.models.source import load_model
+from batchbound.executor.models.tiny import tiny_config
 from batchbound.executor.models.tokenizers import ByteTokenizer
 from batchbound.executor.models.wrapped import Evaluation, unwrapped
 
@@ -140,6 +141,15 @@ def test_sharded_and_scattered_models_are_refused_by_name() -> None:
         LLM(model, ByteTokenizer())
 
 
+@pytest.mark.parametrize(
+    "kind", ["LlamaModel", "LlamaForTokenClassification", "LlamaForSequenceClassification"]
+)
+def test_a_model_with_another_head_is_refused_by_name(kind: str) -> None:
+    model = getattr(transformers, kind)(tiny_config("llama"))
+    with pytest.raises(UnsupportedModelError, match=f"{kind} has no logits of tokens"):
+        LLM(model, ByteTokenizer())
+
+
 def test_a_model_sharded_after_the_engine_was_made_is_refused_by_the_next_call() -> None:
     model = loaded("llama")
     engine = LLM(model, ByteTokenizer())
@@ -158,6 +168,8 @@ def test_a_module_is_in_evaluation_within_and_as_it_was_after_an_error() -> None
     with pytest.raises(ValueError, match="oops"), Evaluation(model)():
         fail()
     assert [module.training for module in model.modules()] == [True, True, False]
+    with Evaluation(torch.nn.Linear(2, 2, device="meta"))():
+        pass
 
 
 def test_an_interrupt_while_a_model_is_put_back_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
