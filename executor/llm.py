@@ -357,7 +357,7 @@ class LLM:
             call.most,
             decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, begun),
             tier=self._tier,
-            on_token=on_token,
+            on_token=None if on_token is None else call.of_prompts(on_token),
         )
         policy = policy_named("lpt-ski", problem) if stated else self._learning(call, problem)
         execution = Execution(problem, policy, engine)
@@ -567,6 +567,11 @@ class _Call:
     position: _Counts
     partial: list[Partial | None]
     version: int
+
+    def of_prompts(self, on_token: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """Return what is told of a completion's token, where it is told of the prompt's position."""
+        position = self.position.tolist()
+        return lambda index, token: on_token(position[index], token)
 
     def groups(self) -> _Counts:
         """Return a number for each completion, the same for the same prompt; what goes on is alone."""

@@ -90,6 +90,17 @@ def test_a_short_answer_is_there_while_long_ones_decode_and_each_token_is_told(e
     }
 
 
+def test_a_token_is_told_with_the_position_of_its_prompt(engine: LLM) -> None:
+    told: dict[int, int] = defaultdict(int)
+
+    def count(index: int, token: int) -> None:
+        told[index] += 1
+
+    done = list(engine.generate(PROMPTS, n=3, max_tokens=4, ignore_eos=True, on_token=count))
+    assert told == {index: 12 for index in range(len(PROMPTS))}
+    assert len(done) == 3 * len(PROMPTS)
+
+
 def test_expected_lengths_put_the_longest_first(engine: LLM) -> None:
     lengths = [2, 2, 2, 30, 30]
     told: list[int] = []
