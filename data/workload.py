@@ -266,12 +266,12 @@ def numbered_ids(count: int) -> npt.NDArray[np.str_]:
 def _names(given: Any) -> npt.NDArray[np.str_]:
     if not (isinstance(given, np.ndarray) and given.dtype.kind == "U"):
         for row, name in enumerate(given):
-            text = str(name)
-            if text in _MISSING and not isinstance(name, str):
-                raise WorkloadError(f"{text} is no name", row=row, column="id")
+            if not isinstance(name, str):
+                if str(name) in _MISSING:
+                    raise WorkloadError(f"{name} is no name", row=row, column="id")
             # numpy would drop it at a name's end without a word.
-            if "\0" in text:
-                raise WorkloadError(f"{text!r} holds the character NUL", row=row, column="id")
+            elif "\0" in name:
+                raise WorkloadError(f"{name!r} holds the character NUL", row=row, column="id")
     ids = np.ascontiguousarray(given, dtype=np.str_)
     letters = ids.view(np.uint32)
     if letters.size and letters.max() >= SURROGATES[0]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from operator import index
 from typing import Any, Literal
@@ -93,8 +93,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (kind, what) in _KINDS.items():
+            value = getattr(self, name)
+            # Most fields of most requests are not asked for, and there are many requests.
+            if value is _USUAL[name]:
+                continue
             try:
-                object.__setattr__(self, name, kind(getattr(self, name)))
+                object.__setattr__(self, name, kind(value))
             except (TypeError, ValueError):
                 self._within(name, False, what)
         self._within("n", self.n >= 1, "be 1 or more")
@@ -180,3 +184,5 @@ _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "logit_bias": (_biases, "hold a number for each token"),
 }
 """What makes a value of a field's own kind of what callers write for it, and what it must be."""
+
+_USUAL: Mapping[str, Any] = {each.name: each.default for each in fields(Sampling)}
