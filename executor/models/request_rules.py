@@ -157,6 +157,9 @@ def word_tokens(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     return [bare]
 
 
+_IN_NO_VOCABULARY = "\N{EGYPTIAN HIEROGLYPH A001}\N{EGYPTIAN HIEROGLYPH B001}"
+
+
 def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
     """
     Return the tokens of stop texts that are a special token each: the text of a completion shows none.
@@ -170,10 +173,10 @@ def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -
     vocabulary
         Tokens the model knows.
     """
-    written = (tokenizer.tokens_of(text) for text in texts if text.strip())
-    return tuple(
-        ids[0] for ids in written if len(ids) == 1 and ids[0] < vocabulary and not tokenizer.decode(ids)
-    )
+    written = [tokenizer.tokens_of(text) for text in texts if text.strip()]
+    single = [ids for ids in written if len(ids) == 1 and ids[0] < vocabulary and not tokenizer.decode(ids)]
+    # What a vocabulary lacks is written as a special token, too, which is not the text's own.
+    return tuple(ids[0] for ids in single if ids != tokenizer.tokens_of(_IN_NO_VOCABULARY))
 
 
 def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary: int) -> list[Sampling]:

@@ -218,6 +218,9 @@ def test_a_stop_text_may_be_a_special_token(tmp_path: Path) -> None:
     llm = LLM.from_pretrained(folder)
     (own,) = llm.generate(["w5 w6"], max_tokens=9, stop=("<pad>", "w7"), logit_bias=((0, 50.0),))
     assert (own.completion_ids, own.text, own.finish_reason) == ((0,), "", "stop")
+    # A text that the vocabulary lacks is written as <unk>, which writes others as well.
+    (unknown,) = llm.generate(["w5 w6"], max_tokens=9, stop=("Ω",), logit_bias=((2, 50.0),))
+    assert unknown.completion_ids == 9 * (2,)
     body = {"prompt": "w5 w6", "max_tokens": 9, "stop": ["<pad>", "w7"], "logit_bias": {"0": 50}}
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}) + "\n")
     (line,) = plan_and_run(tmp_path, folder)
