@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import index as whole
+from operator import index as as_integer
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -466,7 +466,7 @@ class LLM:
             return tuple(self.tokenizer.encode_chat(parts, **options))
         if bool in kinds:
             raise TypeError("true and false are no tokens")
-        return tuple(map(whole, parts))
+        return tuple(map(as_integer, parts))
 
     def _check_lengths(
         self,
@@ -498,7 +498,11 @@ _PROMPT = "Give a text, a list of token ids or a list of messages."
 def _most_tokens(given: int | Sequence[int], prompts: int) -> _Counts:
     """Return the most tokens of each prompt's completion."""
     most = np.asarray(given)
-    if (most.size and most.dtype.kind not in "iu") or most.shape not in ((), (prompts,)):
+    # A column of a table may have its whole numbers as floats.
+    whole = most.dtype.kind in "iu"
+    if most.dtype.kind == "f":
+        whole = bool((np.isfinite(most) & (most == np.floor(most))).all())
+    if not whole or most.shape not in ((), (prompts,)):
         raise ValueError(
             f"max_tokens is {shown(given)}; it must be a whole number, or one for each of {prompts} prompts"
         )

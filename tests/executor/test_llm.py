@@ -160,6 +160,7 @@ def test_token_ids_and_chats_are_prompts_too(engine: LLM) -> None:
         ([[{"role": "user", "content": "a"}, 7]], {}, InputError, "prompt 0 is .*'dict' object"),
         ([[{"role": "user", "content": None}]], {}, InputError, "prompt 0 is .*must be texts"),
         (["a"], {"max_tokens": 2.7}, ValueError, "max_tokens is 2.7; it must be a whole number"),
+        (["a"], {"max_tokens": float("inf")}, ValueError, "max_tokens is inf; it must be a whole number"),
         (["a", "b"], {"max_tokens": [2]}, ValueError, r"max_tokens is \[2\]; .* one for each of 2"),
         (["a"], {"expected_tokens": [float("nan")]}, ValueError, "expected nan tokens"),
         (["a"], {"sampling": {"temperature": 1.0}}, TypeError, "give Sampling, or its fields by name"),
@@ -175,7 +176,7 @@ def test_a_mistake_is_told_before_anything_is_decoded(
 def test_prompts_may_come_as_an_iterator_and_tokens_as_arrays(engine: LLM) -> None:
     ids = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
     listed = in_order(engine.generate(ids, max_tokens=4))
-    most: Any = np.uint8(4)
+    most: Any = np.full(len(ids), 4.0)
     alike: list[Any] = [iter(ids), [np.array(each) for each in ids], (torch.tensor(each) for each in ids)]
     for given in alike:
         taken = in_order(engine.generate(given, max_tokens=most))
