@@ -320,13 +320,16 @@ def test_a_trainer_gets_whole_groups_of_the_plan_with_their_own_rows() -> None:
         rollout(asked, None)
 
 
-def test_steps_that_an_interrupt_broke_off_are_not_taken_for_served(model: LLM) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_steps_that_broke_off_raise_what_did_and_are_not_taken_for_served(
+    model: LLM, error: type[BaseException]
+) -> None:
+    def fail(_: object) -> None:
+        raise error
 
     engine = LLM(model.model, model.tokenizer, slots=SLOTS)
-    steps = PlannedSteps(engine, planned(BARRIER, "fcfs"), prompts(), samplings(), on_completion=interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    steps = PlannedSteps(engine, planned(BARRIER, "fcfs"), prompts(), samplings(), on_completion=fail)
+    with pytest.raises(error):
         next(steps)
     with pytest.raises(RunStoppedError, match="a step before was broken off"):
         next(steps)
