@@ -16,6 +16,7 @@ from .data.costs.link import usual_link
 from .data.files.disk import InputError, read_text
 from .data.files.kinds import refuse_other_kinds
 from .data.iterations import EngineLimits, Sequences
+from .data.problem import limit_of
 from .data.readers.iteration_log import is_iteration_log, read_iteration_log
 from .data.readers.measured_run import MeasuredRun, read_vllm_run
 from .data.readers.profile_readers import read_profile
@@ -94,6 +95,14 @@ class _Asked:
     batched_tokens: int | None
     kv_tokens: int | None
     block_tokens: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "batched_tokens", "kv_tokens", "block_tokens"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, None if value is None else limit_of(name, value, 1))
+            except ValueError as error:
+                raise InputError(str(error), hint="Correct it, or leave it out.") from None
 
     def limits(self, sequences: int, batched: int, kv_tokens: int | None, block: int) -> EngineLimits:
         """Return the server's limits, those that no server has as an error of the input."""

@@ -18,7 +18,7 @@ from .data.costs.model_shape import ModelShape
 from .data.files.disk import InputError, read_json_object
 from .data.lengths.pair import LengthPair
 from .data.plan import Maker, Plan, Provenance
-from .data.problem import Problem
+from .data.problem import Problem, limit_of
 from .heuristics.exegpt.configured import rra_policy
 from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
@@ -234,10 +234,16 @@ def search(
     InputError
         If no profile is of degree 1, stages take no time, the margin is no share, or there are several
         devices and the link between them is not known.
+    ValueError
+        If a batch to encode or a target is out of its range.
     """
     if not 0 <= latency_margin < 1:
         hint = "Give a share of the bound, as 0.1."
         raise InputError(f"{latency_margin} is not in [0, 1)", where="--latency-margin", hint=hint)
+    devices = limit_of("devices", devices, 1)
+    smallest, largest = (limit_of("encode_batches", size, 1) for size in encode_batches)
+    if largest < smallest:
+        raise ValueError(f"encode_batches is {encode_batches}; the smallest comes first")
     targets = Targets.of(latency_bound)
     if not profiles:
         refuse_timeless(problem.cost)
@@ -264,12 +270,12 @@ def search(
             timeline,
             targets.tightened(latency_margin),
             strategies=_STRATEGIES[handed_over],
-            encode_batches=encode_batches,
+            encode_batches=(smallest, largest),
         )
     ]
     found.sort(key=lambda each: -each.performance.throughput if each.performance else math.inf)
     return ConfigurationSearch(
-        problem, timelines, tuple(found), devices, targets, encode_batches, profiled=bool(given)
+        problem, timelines, tuple(found), devices, targets, (smallest, largest), profiled=bool(given)
     )
 
 

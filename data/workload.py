@@ -126,7 +126,7 @@ class Workload:
             self._set(name, _integers(getattr(self, name), name), count)
         for name, default in (("arrival", 0.0), ("deadline", np.inf)):
             given = getattr(self, name)
-            column = np.full(count, default) if given is None else np.array(given, dtype=np.float64)
+            column = np.full(count, default) if given is None else _seconds(given, name)
             self._set(name, column, count)
             _refuse(np.isnan(column) | (column < 0), column, name, "must be seconds, not negative")
         _refuse(self.arrival > LATEST, self.arrival, "arrival", f"is too late ({LATEST:g} seconds at most)")
@@ -173,7 +173,8 @@ class Workload:
         Parameters
         ----------
         frame
-            ``input_tokens`` and ``output_tokens`` are required; ``id`` defaults to ``request-N``.
+            ``input_tokens`` and ``output_tokens`` are required; ``id``, which may be the index, defaults to
+            ``request-N``.
 
         Raises
         ------
@@ -188,7 +189,8 @@ class Workload:
             for name in ("arrival", "group", "priority", "deadline", "shared_tokens")
             if name in frame.columns
         }
-        ids = frame["id"].astype(str).to_numpy(dtype=np.str_) if "id" in frame else numbered_ids(len(frame))
+        names = frame if "id" in frame.columns else frame.index.to_frame()
+        ids = _names(names["id"].to_list()) if "id" in names else numbered_ids(len(frame))
         return cls(ids, frame["input_tokens"].to_numpy(), frame["output_tokens"].to_numpy(), **optional)
 
     def __len__(self) -> int:
@@ -211,7 +213,10 @@ class Workload:
 
     def select(self, indices: npt.ArrayLike | Sequence[int]) -> Workload:
         """Return the workload of the requests at ``indices``, in that order."""
-        chosen = np.asarray(indices, dtype=np.int64)
+        chosen = np.asarray(indices)
+        if chosen.size and chosen.dtype.kind not in "iu":
+            raise TypeError(f"indices are positions, got {chosen.dtype}; np.flatnonzero makes them of a mask")
+        chosen = chosen.astype(np.int64)
         columns = {name: getattr(self, name)[chosen] for name in self.__slots__}
         if not chosen.size or len(np.unique(chosen % len(self))) < len(chosen):
             return Workload(**columns)
@@ -260,10 +265,13 @@ def numbered_ids(count: int) -> npt.NDArray[np.str_]:
 
 def _names(given: Any) -> npt.NDArray[np.str_]:
     if not (isinstance(given, np.ndarray) and given.dtype.kind == "U"):
-        # numpy would drop it at a name's end without a word.
-        row = next((row for row, name in enumerate(given) if "\0" in str(name)), None)
-        if row is not None:
-            raise WorkloadError(f"{str(given[row])!r} holds the character NUL", row=row, column="id")
+        for row, name in enumerate(given):
+            if not isinstance(name, str):
+                if str(name) in _MISSING:
+                    raise WorkloadError(f"{name} is no name", row=row, column="id")
+            # numpy would drop it at a name's end without a word.
+            elif "\0" in name:
+                raise WorkloadError(f"{name!r} holds the character NUL", row=row, column="id")
     ids = np.ascontiguousarray(given, dtype=np.str_)
     letters = ids.view(np.uint32)
     if letters.size and letters.max() >= SURROGATES[0]:
@@ -275,8 +283,24 @@ def _names(given: Any) -> npt.NDArray[np.str_]:
     return ids
 
 
+_MISSING = ("None", "nan", "<NA>", "NaT")
+"""How what stands for a missing value is written."""
+
+
+def _seconds(values: npt.ArrayLike, name: str) -> FloatArray:
+    column = np.array(values)
+    if column.dtype.kind in "mM":
+        raise WorkloadError(f"must be numbers of seconds, not {column.dtype}", row=None, column=name)
+    try:
+        return column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise WorkloadError("is not a column of numbers", row=None, column=name) from None
+
+
 def _integers(values: npt.ArrayLike, name: str) -> IntArray:
     column = np.array(values)
+    if column.ndim == 0 or column.dtype.kind in "mM":
+        raise WorkloadError("is not a column of whole numbers", row=None, column=name)
     if column.dtype.kind in "iu":
         return column.astype(np.int64)
     beyond = f"is beyond any model ({LONGEST} tokens at most)"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index as as_integer
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from ..data.costs.cost import CostModel
-from ..data.files.disk import InputError
+from ..data.files.disk import InputError, shown
 from ..data.prefix_cache import usual_prefix_cache
-from ..data.problem import Problem
+from ..data.problem import Problem, limit_of
 from ..data.readers.sampling import LogprobsMode, Sampling
 from ..data.report import Report
 from ..data.trace import Trace
@@ -27,7 +29,7 @@ from .engines.tiers import Tier, choose_tier
 from .models.endings import Ending
 from .models.mixed_sampling import MixedSampler
 from .models.recording import Recorder, TokenLogprob
-from .models.request_rules import check_tokens, declared_sampling, rules_of
+from .models.request_rules import declared_sampling, ended_by_tokens, rules_of
 from .models.source import LoadFormat, load_model, position_limit
 from .models.tokenizers import end_tokens, load_tokenizer, tokenizer_like
 from .models.wrapped import unwrapped
@@ -86,7 +88,8 @@ class LLM:
 
     The weights are read where they are: a training loop that changes them in place changes the next call.
     While the model runs it is in evaluation mode, without dropout and gradient checkpointing; whenever the
-    caller has its turn, between two completions too, the model is as the caller left it.
+    caller has its turn, between two completions too, the model is as the caller left it. Calls of several
+    threads take turns, on one model or on several.
 
     Parameters
     ----------
@@ -119,6 +122,8 @@ class LLM:
         If the model's completions would be wrong, or its weights are not here as a whole.
     ValueError
         If there are no slots, or there is no such policy.
+    TypeError
+        If the model or the tokenizer is none.
     """
 
     def __init__(
@@ -133,12 +138,15 @@ class LLM:
         cost: CostModel | None = None,
         policy: str = CHOSEN,
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots must be positive, got {slots}")
+        if not (hasattr(model, "modules") and hasattr(unwrapped(model), "config")):
+            raise TypeError(
+                f"model is {shown(model)}, no model of transformers; a name is for LLM.from_pretrained"
+            )
         if policy not in WITHOUT_LENGTHS:
             raise ValueError(f"no policy {policy!r} needs no lengths; there are {', '.join(WITHOUT_LENGTHS)}")
         self.model, self.tokenizer = model, tokenizer_like(tokenizer)
-        self._slots, self._kv_tokens, self._share = slots, kv_tokens, share_prompts
+        self._slots, self._share = limit_of("slots", slots, 1), share_prompts
+        self._kv_tokens = None if kv_tokens is None else limit_of("kv_tokens", kv_tokens, 1)
         self._wanted_tier, self._tier = tier, choose_tier(model, tier)
         self._forward = vars(unwrapped(model)).get("forward")
         self._cost = CostModel.paper() if cost is None else cost
@@ -176,9 +184,9 @@ class LLM:
     @classmethod
     def from_pretrained(
         cls,
-        name: str,
+        name: str | os.PathLike[str],
         *,
-        tokenizer: str | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
         load_format: LoadFormat = "auto",
         dtype: str = "auto",
         device: str = "auto",
@@ -204,12 +212,13 @@ class LLM:
         ModelLoadError
             If there is no such model or tokenizer, or it cannot be read or reached.
         """
-        model = load_model(name, load_format=load_format, dtype=dtype, device=device, seed=seed)
-        return cls(model, load_tokenizer(tokenizer or name), **options)
+        spec = os.fspath(name)
+        model = load_model(spec, load_format=load_format, dtype=dtype, device=str(device), seed=seed)
+        return cls(model, load_tokenizer(os.fspath(tokenizer or name)), **options)
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         max_tokens: int | Sequence[int] = DEFAULT_MAX_TOKENS,
@@ -254,7 +263,7 @@ class LLM:
         Raises
         ------
         InputError
-            If a prompt is empty or not of this model's vocabulary, or may outgrow its positions.
+            If a prompt is none, is empty or not of this model's vocabulary, or may outgrow its positions.
         RunStoppedError
             If memory does not hold one request, or the model's logits are not finite.
         ValueError
@@ -264,6 +273,9 @@ class LLM:
         """
         self._look_again()
         self._calls += 1
+        if isinstance(prompts, str | Mapping):
+            raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
+        prompts = list(prompts)
         asked = _asked(
             sampling,
             fields,
@@ -274,21 +286,20 @@ class LLM:
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [one.sampling if one else each for one, each in zip(begun, asked, strict=True)]
         vocabulary = vocabulary_of(self.model)
-        for one in dict.fromkeys(asked):
-            check_tokens(one, vocabulary)
-        tokens = [self.encoded(prompt, chat_options or {}) for prompt in prompts]
+        asked = ended_by_tokens(asked, self.tokenizer, vocabulary)
+        tokens = self.encoded(prompts, chat_options or {})
         _check_prompts(tokens, vocabulary)
-        most = np.broadcast_to(np.asarray(max_tokens, dtype=np.int64), len(tokens)).copy()
+        most = _most_tokens(max_tokens, len(tokens))
         for index, left in enumerate(begun):
             most[index] = left.max_tokens if left else most[index]
-        expected = most if expected_tokens is None else np.asarray(expected_tokens, dtype=np.int64)
+        expected = most if expected_tokens is None else np.atleast_1d(np.asarray(expected_tokens, np.float64))
         self._check_lengths(tokens, most, expected)
         at = np.repeat(np.arange(len(tokens)), [one.n for one in asked])
         call = _Call(
             prompts=[tokens[i] for i in at],
             asked=[asked[i] for i in at],
             most=most[at],
-            expected=expected[at],
+            expected=expected[at].astype(np.int64),
             position=at,
             partial=[begun[i] for i in at],
             version=self._calls,
@@ -346,7 +357,7 @@ class LLM:
             call.most,
             decoding=DecodeOptions(NO_EOS if rule.ends else eos, rule, self._kv_tokens, begun),
             tier=self._tier,
-            on_token=on_token,
+            on_token=None if on_token is None else call.of_prompts(on_token),
         )
         policy = policy_named("lpt-ski", problem) if stated else self._learning(call, problem)
         execution = Execution(problem, policy, engine)
@@ -423,22 +434,45 @@ class LLM:
             kept = max(kept, self._kv_tokens - slots * longest)
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
-    def encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the token ids of a prompt, where the chat template is told what ``options`` say."""
+    def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
+        """
+        Return the token ids of each prompt, where the chat template is told what ``options`` say.
+
+        Raises
+        ------
+        InputError
+            If a prompt is none, or the chat template refuses it.
+        """
+        found = []
+        for index, prompt in enumerate(prompts):
+            try:
+                found.append(self._encoded(prompt, options))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"prompt {index} is {shown(prompt)}: {error}", hint=_PROMPT) from error
+        return found
+
+    def _encoded(self, prompt: Prompt, options: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(prompt, Partial):
             return prompt.prompt_ids
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
-        # Every token is looked at: of all that is no message, the quickest to tell is a plain number.
-        if messages := [each for each in prompt if type(each) is not int and isinstance(each, Mapping)]:
-            return tuple(self.tokenizer.encode_chat(messages, **options))
-        return tuple(prompt)  # type: ignore[arg-type]  # none of them is a message
+        if isinstance(prompt, bytes | Mapping):
+            raise TypeError("no list")
+        parts = tuple(prompt.tolist() if hasattr(prompt, "tolist") else prompt)
+        kinds = set(map(type, parts))
+        if kinds <= {int}:
+            return parts
+        if all(issubclass(kind, Mapping) for kind in kinds):
+            return tuple(self.tokenizer.encode_chat(parts, **options))
+        if bool in kinds:
+            raise TypeError("true and false are no tokens")
+        return tuple(map(as_integer, parts))
 
     def _check_lengths(
         self,
         prompts: list[tuple[int, ...]],
         most: np.ndarray[Any, np.dtype[np.int64]],
-        expected: np.ndarray[Any, np.dtype[np.int64]],
+        expected: np.ndarray[Any, np.dtype[Any]],
     ) -> None:
         limit = position_limit(unwrapped(self.model).config)
         if len(expected) != len(prompts):
@@ -448,7 +482,7 @@ class LLM:
         ):
             if not 1 <= likely <= tokens:
                 raise ValueError(
-                    f"prompt {index}: expected {likely} tokens of at most {tokens}; both must be positive,"
+                    f"prompt {index}: expected {likely:g} tokens of at most {tokens}; both must be positive,"
                     " and the first no larger"
                 )
             if limit is not None and len(prompt) + tokens > limit:
@@ -456,6 +490,23 @@ class LLM:
                     f"prompt {index} may take {len(prompt) + tokens} tokens, the model has {limit} positions",
                     hint="Lower max_tokens or shorten the prompt.",
                 )
+
+
+_PROMPT = "Give a text, a list of token ids or a list of messages."
+
+
+def _most_tokens(given: int | Sequence[int], prompts: int) -> _Counts:
+    """Return the most tokens of each prompt's completion."""
+    most = np.asarray(given)
+    # A column of a table may have its whole numbers as floats.
+    whole = most.dtype.kind in "iu"
+    if most.dtype.kind == "f":
+        whole = bool((np.isfinite(most) & (most == np.floor(most))).all())
+    if not whole or most.shape not in ((), (prompts,)):
+        raise ValueError(
+            f"max_tokens is {shown(given)}; it must be a whole number, or one for each of {prompts} prompts"
+        )
+    return np.full(prompts, most, dtype=np.int64)
 
 
 def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
@@ -483,6 +534,8 @@ def _asked(
         raise ValueError(f"{', '.join(sorted(fields))} would have no effect beside sampling: put it in there")
     one = Sampling(**{**declared, **fields}) if sampling is None else sampling
     asked = [one] * prompts if isinstance(one, Sampling) else list(one)
+    if not all(isinstance(each, Sampling) for each in asked):
+        raise TypeError(f"sampling is {shown(sampling)}: give Sampling, or its fields by name")
     if len(asked) != prompts:
         raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")
     if told is False:
@@ -518,6 +571,11 @@ class _Call:
     position: _Counts
     partial: list[Partial | None]
     version: int
+
+    def of_prompts(self, on_token: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """Return what is told of a completion's token, where it is told of the prompt's position."""
+        position = self.position.tolist()
+        return lambda index, token: on_token(position[index], token)
 
     def groups(self) -> _Counts:
         """Return a number for each completion, the same for the same prompt; what goes on is alone."""

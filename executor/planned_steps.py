@@ -13,8 +13,11 @@ from ..data.readers.sampling import LogprobsMode, Sampling
 from ..heuristics.rollouts.lengths import NOTHING, Known
 from ..heuristics.rollouts.queues import group_numbers, place_in_group
 from ..heuristics.rollouts.steps import StepsRun
+from .engines.huggingface import vocabulary_of
 from .llm import LLM, Completion, Prompt
 from .models.endings import Ending
+from .models.faults import RunStoppedError
+from .models.request_rules import ended_by_tokens
 from .models.tokenizers import end_tokens
 from .models.wrapped import unwrapped
 from .rollout import Rollout, RolloutSettings
@@ -105,6 +108,7 @@ class PlannedSteps:
         if log_probabilities:
             mode: LogprobsMode = "raw" if log_probabilities is True else log_probabilities
             asked = [replace(one, logprobs=one.logprobs or 0, logprobs_mode=mode) for one in asked]
+        asked = ended_by_tokens(asked, engine.tokenizer, vocabulary_of(engine.model))
         slots = plan.problem.slots
         if slots != engine.slots:
             raise ValueError(f"the plan is for {slots} slots, the engine has {engine.slots}: give it as many")
@@ -115,7 +119,7 @@ class PlannedSteps:
             raise ValueError(
                 f"max_tokens is {most}, and the plan's longest completion has {plan.longest} tokens"
             )
-        self._prompts = [engine.encoded(prompt, {}) for prompt in prompts]
+        self._prompts = engine.encoded(prompts, {})
         self._tier = engine.tier
         job = StepsJob(
             plan,
@@ -143,22 +147,35 @@ class PlannedSteps:
         Raises
         ------
         RunStoppedError
-            If the model fails, or memory does not hold one request.
+            If the model fails, memory does not hold one request, or a step before was broken off.
         ValueError
             If the model's forward is not the one of before.
+        Exception
+            Whatever ``on_completion`` raises.
         """
         if self._engine.tier is not self._tier:
             raise ValueError("the model's forward has changed since: make PlannedSteps after it is wrapped")
         done: list[Completion] = []
+        raised: list[Exception] = []
 
         def ended(one: Ended) -> None:
             if one.kept:
                 done.append(self._completion(one))
                 if self._on_completion is not None:
-                    self._on_completion(done[-1])
+                    try:
+                        self._on_completion(done[-1])
+                    except Exception as error:
+                        raised.append(error)
+                        raise
 
-        if not self._steps.advance(ended):
-            raise StopIteration
+        try:
+            if not self._steps.advance(ended):
+                raise StopIteration
+        except RunStoppedError:
+            # What the caller's own code raises is no failure of the model.
+            if raised:
+                raise raised[0] from None
+            raise
         run = self.run
         # A group that was not complete as a round ended begins again, and none of it is kept.
         self._groups.take(one for one in done if run.ended[one.index] >= 0)
@@ -245,7 +262,7 @@ def planned_rollout_function(
             made = PlannedSteps(
                 engine,
                 plan,
-                [engine.encoded(prompt, settings.chat_options) for prompt in prompts],
+                engine.encoded(prompts, settings.chat_options),
                 settings.sampling,
                 known=known,
                 max_tokens=settings.max_tokens,

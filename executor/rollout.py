@@ -160,7 +160,11 @@ class RolloutSettings:
         theirs = _trainers_settings(args)
         longest = theirs.pop("max_tokens")
         for name, value in given.items():
-            if name in theirs and name != "seed" and theirs[name] != value:
+            if (
+                name in theirs
+                and name != "seed"
+                and Sampling(**{name: theirs[name]}) != Sampling(**{name: value})
+            ):
                 raise ValueError(
                     f"{name} is {value} here and {theirs[name]} in the trainer: say it once, there"
                 )
@@ -183,6 +187,10 @@ class RolloutSettings:
         return Sampling(**{**values, "seed": seed})
 
 
+def _differ(name: str, one: Any, other: Any) -> bool:
+    return Sampling(**{name: one}) != Sampling(**{name: other})
+
+
 def _trainers_settings(args: Any) -> dict[str, Any]:
     """Return what a trainer's arguments ask, by the names of Sampling, and ``max_tokens``."""
     found = {name: getattr(args, name, None) for name in _OF_TRAINER}
@@ -196,7 +204,7 @@ def _trainers_settings(args: Any) -> dict[str, Any]:
             raise ValueError(
                 f"the trainer's generation_kwargs ask for {name}={value!r}, which cannot be served"
             )
-        found[ours] = (value,) if ours == "stop" and isinstance(value, str) else value
+        found[ours] = value
     most = found.pop("max_tokens")
     return {**{name: value for name, value in found.items() if value is not None}, "max_tokens": most}
 

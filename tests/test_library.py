@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_server import FakeServer
 
@@ -65,6 +66,12 @@ def test_a_finished_run_is_audited(tmp_path: Path) -> None:
     assert figures["simulated, as sent"] == 6
     assert figures["simulated, longest first"] == 4
     assert found.assumptions == ()
+    for given, what in (
+        ({"slots": 0}, "slots is 0; it must be at least 1"),
+        ({"kv_tokens": 1.5}, "kv_tokens is 1.5"),
+    ):
+        with pytest.raises(InputError, match=what):
+            batchbound.audit(path, **given)
     with pytest.raises(InputError, match="--profile is for a measured vLLM run"):
         batchbound.audit(path, slots=2, profile="profile.json")
 
@@ -93,6 +100,13 @@ def test_a_search_without_anything_to_weigh_is_refused() -> None:
     assert batchbound.search(problem(), latency_bound=batchbound.Targets(ttft=1e-6)).best is None
     with pytest.raises(InputError, match="their link is not known"):
         batchbound.search(problem(), devices=2)
+    for given, what in (
+        ({"encode_batches": (5, 2)}, r"encode_batches is \(5, 2\); the smallest comes first"),
+        ({"encode_batches": (0, 2)}, "encode_batches is 0; it must be at least 1"),
+        ({"devices": 1.5}, "devices is 1.5; it must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            batchbound.search(problem(), **given)
     with pytest.raises(InputError, match=r"Loosen --latency-bound\.$"):
         batchbound.search(problem(), latency_bound=1e-3).plan()
     with pytest.raises(InputError, match=r"Loosen --ttft-bound or --tpot-bound\.$"):
@@ -158,6 +172,44 @@ def test_completions_are_a_table_if_the_name_says_so_and_say_when_they_were_made
 
 def counted(records: Sequence[PromptRecord]) -> list[int]:
     return [len(str(record.prompt)) for record in records]
+
+
+def test_paths_and_numpys_numbers_are_options_as_well(planned: Path, tmp_path: Path) -> None:
+    from batchbound.executor.models.source import load_model
+
+    load_model("tiny:llama", dtype="float64").save_pretrained(tmp_path / "model")
+    given: list[dict[str, Any]] = [
+        {"seed": 3, "temperature": 0.5},
+        {"seed": np.int64(3), "temperature": np.float32(0.5)},
+    ]
+    found = []
+    for index, one in enumerate(given):
+        model = batchbound.ModelOptions(str(tmp_path / "model"), seed=one["seed"], threads=1)
+        result = batchbound.run(
+            planned,
+            replace(model, model=tmp_path / "model"),  # type: ignore[arg-type]
+            batchbound.RunOptions(tokenizer="bytes", temperature=one["temperature"]),
+            output=tmp_path / f"{index}.jsonl",
+            trace=tmp_path / f"{index}.trace.jsonl",
+        )
+        assert result.failed == 0
+        lines = (tmp_path / f"{index}.jsonl").read_text().splitlines()
+        found.append([json.loads(line)["response"]["body"]["choices"] for line in lines])
+    assert found[0] == found[1]
+
+
+def test_options_that_there_are_not_are_refused_by_name() -> None:
+    run, model = batchbound.RunOptions, partial(batchbound.ModelOptions, "model")
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (run, {"on_error": "ignore"}, "on_error is 'ignore'; it must be one of stop, record"),
+        (run, {"tensor_parallel": 0}, "tensor_parallel is 0; it must be at least 1"),
+        (run, {"kv_tokens": 2.5}, "kv_tokens is 2.5; it must be a whole number"),
+        (model, {"load_format": "x"}, "load_format is 'x'; it must be one of auto, partial, dummy"),
+        (model, {"threads": 0}, "threads is 0; it must be at least 1"),
+    ]
+    for kind, given, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            kind(**given)
 
 
 def test_a_run_that_cannot_be_is_refused_before_the_model_loads(planned: Path) -> None:

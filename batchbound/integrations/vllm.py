@@ -23,7 +23,8 @@ def expected_tokens(request: Any) -> int:
     """Return how many tokens the completion of a vLLM request is expected to have."""
     extra = getattr(request.sampling_params, "extra_args", None) or {}
     stated = extra.get(EXPECTED)
-    return int(stated) if isinstance(stated, int | float) and stated >= 1 else int(request.max_tokens)
+    most = int(request.max_tokens)
+    return int(min(stated, most)) if isinstance(stated, int | float) and stated >= 1 else most
 
 
 class LongestFirstQueue:

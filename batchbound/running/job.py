@@ -26,6 +26,7 @@ from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..executor.models.prompts import Prompts
+    from ..executor.models.tokenizers import Tokenizer
     from ..executor.runs.job import Job
     from ..executor.runs.steps_job import StepsJob
 
@@ -75,11 +76,12 @@ def load_job(
     not_carried = _refused_fields(records or (), asked, partial(_not_carried, plan=plan), prompts_at, record)
     alone = len(plan.fleet.replicas) == 1
     model = source.load() if alone else source.shape()
-    if records:
-        records = _with_declared(records, model, plan, source.model, remark)
-        asked = _asked(records, len(records), source, options)
     counted = source.model if planned is None else _tokenizer_of(planned.tokenizer, path, source, options)
     tokenizer = load_tokenizer(options.tokenizer or counted)
+    if records:
+        records = _with_declared(records, model, plan, source.model, remark)
+        records = _ended_by_tokens(records, model, tokenizer)
+        asked = _asked(records, len(records), source, options)
     if records is None:
         vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
         prompts = Prompts.random(plan.workload, vocabulary, source.seed or 0)
@@ -136,12 +138,13 @@ def load_steps_job(
         prompts = Prompts.random(workload, vocabulary, source.seed or 0)
         asked, caps = _asked((), len(workload), source, options), _no_caps(len(workload))
     else:
+        counted = _tokenizer_of(planned.tokenizer, path, source, options)
+        tokenizer = load_tokenizer(options.tokenizer or counted)
         records = _with_declared(_planned_records(planned, prompts_at), model, None, source.model, remark)
+        records = _ended_by_tokens(records, model, tokenizer)
         asked = _asked(records, len(records), source, options)
         check = partial(_unknown_tokens, vocabulary=vocabulary_of(model))
         _refused_fields(records, asked, check, prompts_at, record_failures=False)
-        counted = _tokenizer_of(planned.tokenizer, path, source, options)
-        tokenizer = load_tokenizer(options.tokenizer or counted)
         prompts = Prompts.encode(records, tokenizer)
         caps = [record.max_tokens for record in records]
     job = StepsJob(
@@ -275,6 +278,27 @@ def _with_declared(
     said = ", ".join(f"{field} {value}" for field, value in declared.items())
     remark(f"{name}: its generation_config.json asks for {said}: used where a request does not say")
     return tuple(replace(record, asked={**declared, **record.asked}) for record in records)
+
+
+def _ended_by_tokens(
+    records: Sequence[PromptRecord], model: Any, tokenizer: Tokenizer
+) -> tuple[PromptRecord, ...]:
+    """Return requests with the tokens of those of their stop texts that are special tokens."""
+    from ..executor.engines.huggingface import vocabulary_of
+    from ..executor.models.request_rules import special_stops
+
+    vocabulary = vocabulary_of(model)
+    ended: dict[tuple[str, ...], tuple[int, ...]] = {(): ()}
+    found = []
+    for record in records:
+        stop = record.asked.get("stop", ())
+        if stop not in ended:
+            ended[stop] = special_stops(stop, tokenizer, vocabulary)
+        ids = (*record.asked.get("stop_token_ids", ()), *ended[stop])
+        found.append(
+            replace(record, asked={**record.asked, "stop_token_ids": ids}) if ended[stop] else record
+        )
+    return tuple(found)
 
 
 def _not_carried(asked: Sampling, *, plan: Plan) -> FieldError | None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..data.problem import limit_of
 
 if TYPE_CHECKING:
     from ..executor.engines.tiers import Tier
@@ -35,6 +40,11 @@ class ModelOptions:
         Of sampling and random weights; each request's own, else 0, if left out.
     tier
         Layout of the KV cache: ``"auto"``, ``"window"`` or ``"ragged"``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range, or there is no such way of loading.
     """
 
     model: str
@@ -44,6 +54,9 @@ class ModelOptions:
     threads: int | None = None
     seed: int | None = None
     tier: str = "auto"
+
+    def __post_init__(self) -> None:
+        _take_plain(self, ("threads",), load_format=("auto", "partial", "dummy"))
 
     def load(self) -> Any:
         """Return the model, loaded."""
@@ -132,6 +145,11 @@ class RunOptions:
         Layer profile with which the configuration of a plan of ``search`` is changed when lengths drift.
     tensor_parallel
         Processes that share each of the model's layers, for an RRA plan of ``search``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range, or nothing is known to do at an error.
     """
 
     prompts: str | None = None
@@ -150,8 +168,28 @@ class RunOptions:
     replan: str | None = None
     tensor_parallel: int = 1
 
+    def __post_init__(self) -> None:
+        _take_plain(self, ("kv_tokens", "replicas", "tensor_parallel"), on_error=(None, "stop", "record"))
+
     def files(self) -> Iterator[Path]:
         """Yield the files that a run with these options reads."""
         for name in (self.prompts, self.tokenizer, self.replan):
             if name is not None and Path(name).is_file():
                 yield Path(name)
+
+
+def _take_plain(options: Any, counts: Sequence[str], **choices: Sequence[str | None]) -> None:
+    """Make paths and numpy's numbers values of Python, as files of a run hold them; check the rest."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        elif isinstance(value, np.generic):
+            value = value.item()
+        if value is not None and each.name in counts:
+            value = limit_of(each.name, value, 1)
+        object.__setattr__(options, each.name, value)
+    for name, known in choices.items():
+        if getattr(options, name) not in known:
+            said = ", ".join(one for one in known if one is not None)
+            raise ValueError(f"{name} is {getattr(options, name)!r}; it must be one of {said}")

@@ -72,7 +72,7 @@ class RunResult:
 @overload
 def run(
     plan: str | os.PathLike[str],
-    model: ModelOptions | str,
+    model: ModelOptions | str | os.PathLike[str],
     options: RunOptions | None = None,
     *,
     output: str | os.PathLike[str] = ...,
@@ -99,7 +99,7 @@ def run(
 
 def run(
     plan: str | os.PathLike[str],
-    model: ModelOptions | ServerOptions | str,
+    model: ModelOptions | ServerOptions | str | os.PathLike[str],
     options: RunOptions | None = None,
     *,
     output: str | os.PathLike[str] = "answers.jsonl",
@@ -144,7 +144,7 @@ def run(
             raise InputError("options of a run on a model have no effect on servers", hint="Leave them out.")
         files, counting = (Path(output), Path(trace)), cast("ServerWatching | None", watching)
         return run_on_servers(Path(plan), model, files, overwrite=overwrite, watching=counting, remark=remark)
-    source = ModelOptions(model) if isinstance(model, str) else model
+    source = model if isinstance(model, ModelOptions) else ModelOptions(os.fspath(model))
     staged = cast("Watching | None", watching)
     return _run_on_model(
         Path(plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -110,7 +111,7 @@ class StepResult:
 
 def run_step(
     plan: str | Path,
-    model: ModelOptions | str,
+    model: ModelOptions | str | os.PathLike[str],
     options: RunOptions | None = None,
     *,
     output: str | Path = "answers.jsonl",
@@ -149,7 +150,7 @@ def run_step(
     RunStoppedError
         If the run cannot go on; what is finished is kept.
     """
-    source = ModelOptions(model) if isinstance(model, str) else model
+    source = model if isinstance(model, ModelOptions) else ModelOptions(os.fspath(model))
     path, chosen, files = Path(plan), options or RunOptions(), StepsFiles(Path(output))
     is_parquet_name(files.output)
     loaded = StepsPlan.load(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +121,9 @@ class CostModel:
         return np.asarray(seconds, dtype=np.float64) if isinstance(seconds, np.ndarray) else seconds
 
 
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
 def refuse_impossible_costs(costs: DataclassInstance) -> None:
     """
     Refuse coefficients that no cost can have.
@@ -133,11 +136,11 @@ def refuse_impossible_costs(costs: DataclassInstance) -> None:
     Raises
     ------
     ValueError
-        If one is negative, not finite, or beyond :data:`LONGEST_TIME`.
+        If one is no number, negative, not finite, or beyond :data:`LONGEST_TIME`.
     """
     for field in fields(costs):
-        value = getattr(costs, field.name)
-        if not 0 <= value <= LONGEST_TIME:
+        value: Any = getattr(costs, field.name)
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not 0 <= value <= LONGEST_TIME:
             name = f"{type(costs).__name__}.{field.name}"
             raise ValueError(
                 f"{name} is {value!r}; it must be finite and not negative (at most {LONGEST_TIME:g})"

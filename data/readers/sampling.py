@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Real
+from operator import index
+from typing import Any, Literal
 
 MOST_LOGPROBS = 20
 """The most alternatives told beside a token: OpenAI's limit."""
@@ -17,6 +20,8 @@ LogprobsMode = Literal["raw", "processed"]
 class Sampling:
     """
     How a request's completions are drawn; the names are those of vLLM's ``SamplingParams``.
+
+    Where several texts or tokens are asked for, a list is taken as well, one text alone, and biases by token.
 
     The order of what changes the logits is transformers' own: ``logit_bias``, ``repetition_penalty``,
     ``frequency_penalty``, ``presence_penalty``, ``bad_words``, ``min_tokens``, then ``temperature``,
@@ -64,7 +69,7 @@ class Sampling:
     Raises
     ------
     ValueError
-        If a value is out of its range; the message begins with its name.
+        If a value is of another kind or out of its range; the message begins with its name.
     """
 
     n: int = 1
@@ -87,6 +92,15 @@ class Sampling:
     logprobs_mode: LogprobsMode = "raw"
 
     def __post_init__(self) -> None:
+        for name, (kind, what) in _KINDS.items():
+            value = getattr(self, name)
+            # Most fields of most requests are not asked for, and there are many requests.
+            if value is _USUAL[name]:
+                continue
+            try:
+                object.__setattr__(self, name, kind(value))
+            except (TypeError, ValueError):
+                self._within(name, False, what)
         self._within("n", self.n >= 1, "be 1 or more")
         self._within("temperature", 0.0 <= self.temperature < math.inf, "be 0 or more and finite")
         self._within("top_k", self.top_k >= -1, "be 0 (off) or more")
@@ -125,3 +139,50 @@ class Sampling:
     def _within(self, name: str, holds: bool, what: str) -> None:
         if not holds:
             raise ValueError(f"{name} must {what}, got {getattr(self, name)!r}")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError
+    return value
+
+
+def _texts(value: str | Iterable[Any]) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return texts
+
+
+def _biases(value: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return tuple((_whole(token), _number(bias)) for token, bias in pairs)
+
+
+_KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    **dict.fromkeys(("n", "top_k", "seed", "min_tokens"), (_whole, "be a whole number")),
+    "logprobs": (lambda value: None if value is None else _whole(value), "be a whole number"),
+    **dict.fromkeys(
+        (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ),
+        (_number, "be a number"),
+    ),
+    **dict.fromkeys(("stop", "bad_words"), (_texts, "hold texts")),
+    "stop_token_ids": (lambda value: tuple(map(_whole, value)), "hold whole numbers"),
+    "logit_bias": (_biases, "hold a number for each token"),
+}
+"""What makes a value of a field's own kind of what callers write for it, and what it must be."""
+
+_USUAL: Mapping[str, Any] = {each.name: each.default for each in fields(Sampling)}

@@ -80,18 +80,27 @@ class FusedLayers:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the layers compute so meanwhile."""
-        for module, forward in self._norms:
-            module.__dict__["forward"] = forward
-        if self._rotary is not None:
-            place, before, turned = self._rotary
-            setattr(place, _ROTARY, turned)
         try:
-            yield
-        finally:
-            for module, _ in self._norms:
-                del module.__dict__["forward"]
-            if self._rotary is not None:
-                setattr(place, _ROTARY, before)
+            try:
+                for module, forward in self._norms:
+                    module.__dict__["forward"] = forward
+                if self._rotary is not None:
+                    place, _, turned = self._rotary
+                    setattr(place, _ROTARY, turned)
+                yield
+            finally:
+                self._put_back()
+        except BaseException:
+            # An interrupt may come while something is put back.
+            self._put_back()
+            raise
+
+    def _put_back(self) -> None:
+        for module, _ in self._norms:
+            module.__dict__.pop("forward", None)
+        if self._rotary is not None:
+            place, before, _ = self._rotary
+            setattr(place, _ROTARY, before)
 
 
 def _is_norm(module: Any, kernels: LayerKernels) -> bool:

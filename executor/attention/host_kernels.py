@@ -131,6 +131,7 @@ class HostKernels:
         torch.Tensor
             Shape (rows, heads, head size of the values).
         """
+        _refuse_mixed(query, keys, values)
         count, heads, size = query.shape
         query = query.contiguous()
         output = query.new_empty(count, heads, values.shape[-1])
@@ -156,6 +157,7 @@ class HostKernels:
         buffer, rows
             As keys and rows of :meth:`attend`.
         """
+        _refuse_mixed(states, buffer)
         count, heads, _, size = states.shape
         numbers = (count, heads, size, *states.stride()[:2], *_blocks(rows), *_steps(buffer, rows))
         self._functions["keep", states.dtype](
@@ -191,6 +193,12 @@ class HostKernels:
             states.data_ptr(), output.data_ptr(), cosines.data_ptr(), sines.data_ptr(), _array(numbers)
         )
         return output
+
+
+def _refuse_mixed(*tensors: torch.Tensor) -> None:
+    """Refuse tensors of several number formats: memory would be read as what it is not, and beyond."""
+    if any(tensor.dtype is not tensors[0].dtype for tensor in tensors):
+        raise TypeError(f"tensors of one number format are needed, got {[one.dtype for one in tensors]}")
 
 
 def _array(numbers: tuple[int, ...]) -> Any:

@@ -82,17 +82,25 @@ class PackedWeights:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the layers run on packed weights meanwhile; those whose weights changed are packed anew."""
-        for packed in self._packed:
-            contents = _contents(packed.module)
-            if contents != packed.of:
-                packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), contents
-            # Past Module.__setattr__, which would look for parameters in every round.
-            packed.module.__dict__["forward"] = packed.forward
         try:
-            yield
-        finally:
-            for packed in self._packed:
-                del packed.module.__dict__["forward"]
+            try:
+                for packed in self._packed:
+                    contents = _contents(packed.module)
+                    if contents != packed.of:
+                        packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), contents
+                    # Past Module.__setattr__, which would look for parameters in every round.
+                    packed.module.__dict__["forward"] = packed.forward
+                yield
+            finally:
+                self._put_back()
+        except BaseException:
+            # An interrupt may come while something is put back.
+            self._put_back()
+            raise
+
+    def _put_back(self) -> None:
+        for packed in self._packed:
+            packed.module.__dict__.pop("forward", None)
 
 
 def packed_bytes(model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> int:

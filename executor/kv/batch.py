@@ -197,7 +197,7 @@ class RunningBatch(ABC):
                 logits = found if settled is None else _only(found, settled[indices])
                 chosen = self._sampler.choose(logits, state[2, indices], state[3, indices])
                 state[0, indices] = chosen
-                scores[indices] = score(self._sampler, logits, chosen)
+                scores[indices] = score(self._sampler, logits, chosen).to(scores.dtype)
         except BaseException as error:
             for slot in slots:
                 self.release(slot)

@@ -251,7 +251,7 @@ class CapturedRounds:
         self.lengths = positions + 1
         logits = self._decoder.forward(self._store, tokens[:, None], positions[:, None])
         chosen = self._sampler.choose(logits, streams, emitted)
-        scores = score(self._sampler, logits, chosen)
+        scores = score(self._sampler, logits, chosen).to(self._scores.dtype)
         self._tokens[:, :size].index_copy_(0, self._cursor, chosen[None])
         self._scores[:, :size].index_copy_(0, self._cursor, scores[None])
         moving = self._moving[:size]

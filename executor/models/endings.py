@@ -72,16 +72,14 @@ class Ending:
             count *= 2
         if count < len(tokens) and not any(text in decode(tokens[-count:]) for text in self.stop):
             return None
-        whole, before = decode(tokens), len(_settled(decode(tokens[:-1])))
-        found = [(at, at + len(text)) for text in self.stop if (at := self._find(whole, text, before)) >= 0]
+        # The last token may change the end of the text before it: half of a letter, or a space before "'s".
+        whole, before = decode(tokens), decode(tokens[:-1])
+        same = next((at for at, two in enumerate(zip(whole, before, strict=False)) if two[0] != two[1]), None)
+        known = min(len(whole), len(before)) if same is None else same
+        found = [(at, at + len(text)) for text in self.stop if (at := self._find(whole, text, known)) >= 0]
         return min(found, default=None)
 
     @staticmethod
-    def _find(whole: str, text: str, before: int) -> int:
+    def _find(whole: str, text: str, known: int) -> int:
         # What ends within the text there was before would have stopped the completion then.
-        return whole.find(text, max(0, before - len(text) + 1))
-
-
-def _settled(text: str) -> str:
-    """Return a text without the replacement characters at its end, which coming bytes may change."""
-    return text.rstrip("\N{REPLACEMENT CHARACTER}")
+        return whole.find(text, max(0, known - len(text) + 1))

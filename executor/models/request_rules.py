@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -154,6 +155,45 @@ def word_tokens(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     if spaced[0] != bare[0] and len(spaced) == len(bare):
         return [bare, spaced]
     return [bare]
+
+
+_IN_NO_VOCABULARY = "\N{EGYPTIAN HIEROGLYPH A001}\N{EGYPTIAN HIEROGLYPH B001}"
+
+
+def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
+    """
+    Return the tokens of stop texts that are a special token each: the text of a completion shows none.
+
+    Parameters
+    ----------
+    texts
+        That end a completion.
+    tokenizer
+        Of the model.
+    vocabulary
+        Tokens the model knows.
+    """
+    written = [tokenizer.tokens_of(text) for text in texts if text.strip()]
+    single = [ids for ids in written if len(ids) == 1 and ids[0] < vocabulary and not tokenizer.decode(ids)]
+    # What a vocabulary lacks is written as a special token, too, which is not the text's own.
+    return tuple(ids[0] for ids in single if ids != tokenizer.tokens_of(_IN_NO_VOCABULARY))
+
+
+def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary: int) -> list[Sampling]:
+    """
+    Return what requests ask, with the tokens of those of their stop texts that are a special token each.
+
+    Raises
+    ------
+    ValueError
+        As :func:`check_tokens`.
+    """
+    ended = {}
+    for one in dict.fromkeys(asked):
+        check_tokens(one, vocabulary)
+        special = special_stops(one.stop, tokenizer, vocabulary)
+        ended[one] = replace(one, stop_token_ids=one.stop_token_ids + special) if special else one
+    return [ended[one] for one in asked]
 
 
 def check_tokens(sampling: Sampling, vocabulary: int) -> None:

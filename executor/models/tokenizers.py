@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+from ...data.files.disk import shown
 from .source import ModelLoadError, first_line, refuse_missing, require_engine
 from .wrapped import unwrapped
 
@@ -195,7 +198,17 @@ def plain_chat(messages: Sequence[Message]) -> str:
     -------
     str
         A line ``role: content`` per message, then ``assistant:``.
+
+    Raises
+    ------
+    TemplateError
+        If a message has another form.
     """
+    for message in messages:
+        if not all(isinstance(message.get(name), str) for name in ("role", "content")):
+            raise TemplateError(
+                f"role and content must be texts where there is no chat template: {shown(message)}"
+            )
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
 
 
@@ -204,6 +217,8 @@ def tokenizer_like(given: Any) -> Tokenizer:
     if hasattr(given, "encode_chat"):
         own: Tokenizer = given
         return own
+    if not hasattr(given, "eos_token_id"):
+        raise TypeError(f"tokenizer is {shown(given)}, no tokenizer of transformers'")
     return HubTokenizer(str(getattr(given, "name_or_path", "") or type(given).__name__), given)
 
 
@@ -220,7 +235,7 @@ def end_tokens(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """
     settings = getattr(unwrapped(model), "generation_config", None)
     declared = getattr(settings, "eos_token_id", None)
-    own = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    own = [] if declared is None else np.ravel(declared).tolist()
     return frozenset(tokenizer.eos_ids) | {int(token) for token in own}
 
 

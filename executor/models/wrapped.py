@@ -6,6 +6,7 @@ This module needs torch when its functions are called, and PEFT or DeepSpeed nev
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,9 @@ _SHARDED = {
     "FSDPModule": "FSDP",
 }
 """Base classes of modules that hold a part of their weights, and what shards them."""
+
+_TURN = threading.RLock()
+"""Held while a model runs: what is changed of it meanwhile, and of transformers, is not a thread's own."""
 
 _OWN_PROMPTS = "its PEFT adapter ({}) adds tokens or offsets of its own to every call"
 _PEFT_MEND = "use adapters within the layers, such as LoRA, or merge them"
@@ -38,7 +42,7 @@ def unwrapped(model: Any) -> Any:
     ------
     UnsupportedModelError
         If the weights are sharded (FSDP, DeepSpeed ZeRO-3) or spread over devices, a part of it is compiled
-        apart, or its PEFT adapter works outside the layers.
+        apart, its PEFT adapter works outside the layers, or it has another head than a language model's.
     """
     while True:
         inner = _within(model)
@@ -56,12 +60,17 @@ class Evaluation:
     Dropout is off, and so is gradient checkpointing, which would drop the keys and values; code compiled by
     ``model.compile()`` is put aside, as it was compiled for other calls. Modules are told one by one, since
     training may have frozen some. Of several GPUs the model's is the current one meanwhile: streams, graphs
-    and kernels are made for that.
+    and kernels are made for that. Threads take turns, whichever models they run.
 
     Parameters
     ----------
     model
         A torch module; its modules are looked up once, as that takes as long as some launches.
+
+    Raises
+    ------
+    UnsupportedModelError
+        When it is to run, if an autocast around it would have it compute in another number format.
     """
 
     def __init__(self, model: Any) -> None:
@@ -73,6 +82,29 @@ class Evaluation:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Return the context in which the model runs so."""
+        self._refuse_autocast()
+        with _TURN, self._as_for_inference():
+            yield
+
+    def _refuse_autocast(self) -> None:
+        import torch
+
+        own, kind = self._parameter.dtype, self._parameter.device.type
+        # Autocast leaves double precision alone.
+        if own == torch.float64 or not torch.amp.is_autocast_available(kind):
+            return
+        if not torch.is_autocast_enabled(kind):
+            return
+        asked = torch.get_autocast_dtype(kind)
+        if asked != own:
+            raise UnsupportedModelError(
+                _type_of(self._modules[0]),
+                f"its weights are {own}, and torch.autocast is on for {asked}",
+                "call outside of autocast; an autocast within the model's forward counts",
+            )
+
+    @contextmanager
+    def _as_for_inference(self) -> Iterator[None]:
         import torch
 
         training = [module for module in self._modules if module.training]
@@ -81,18 +113,31 @@ class Evaluation:
             for module in self._modules
             if getattr(module, "_compiled_call_impl", None) is not None
         ]
-        try:
-            for module in training:
-                module.training = False
-            for module, _ in compiled:
-                module._compiled_call_impl = None
-            with torch.cuda.device_of(self._parameter):  # type: ignore[no-untyped-call]
-                yield
-        finally:
+        config = getattr(self._modules[0], "config", None)
+        attention = getattr(config, "_attn_implementation", None)
+
+        def restore() -> None:
             for module in training:
                 module.training = True
             for module, call in compiled:
                 module._compiled_call_impl = call
+            if getattr(config, "_attn_implementation", None) != attention:
+                config._attn_implementation = attention  # type: ignore[union-attr]
+
+        try:
+            try:
+                for module in training:
+                    module.training = False
+                for module, _ in compiled:
+                    module._compiled_call_impl = None
+                with torch.cuda.device_of(self._parameter):  # type: ignore[no-untyped-call]
+                    yield
+            finally:
+                restore()
+        except BaseException:
+            # An interrupt may come while something is put back.
+            restore()
+            raise
 
 
 def _within(model: Any) -> Any | None:
@@ -127,6 +172,8 @@ def _check_whole(model: Any) -> None:
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1:
         reason, mend = f"its layers lie on {len(devices)} devices", "put the whole model on one device"
+    if type(model).__module__.startswith("transformers.models.") and not model.can_generate():
+        reason, mend = f"{type(model).__name__} has no logits of tokens", "load it by AutoModelForCausalLM"
     if reason is not None and mend is not None:
         raise UnsupportedModelError(_type_of(model), reason, mend)
 

@@ -21,7 +21,7 @@ from ...heuristics.rollouts.steps import StepsEngine, StepsRun, StepsServing
 from ...heuristics.simulator import Progress, Simulator
 from ..engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine, vocabulary_of
 from ..engines.tiers import Tier
-from ..models.faults import device_failures
+from ..models.faults import RunStoppedError, device_failures
 from ..models.mixed_sampling import MixedSampler
 from ..models.recording import TokenLogprob
 from ..models.request_rules import rules_of
@@ -196,6 +196,7 @@ class LiveSteps:
     def __init__(self, job: StepsJob, progress: StepsProgress | None = None) -> None:
         self._job, self._ends = job, list[StepEnds]()
         self._unfinished: dict[int, Unfinished] = {}
+        self._broken = False
         gone = None
         if progress is not None and progress.steps:
             gone = _gone_through(job, progress)
@@ -257,9 +258,11 @@ class LiveSteps:
         Raises
         ------
         RunStoppedError
-            If the model fails, or memory does not hold one request.
+            If the model fails, memory does not hold one request, or a step before was broken off.
         """
-        there = there or {}
+        if self._broken:
+            raise RunStoppedError("a step before was broken off, and nothing goes on from there: begin anew")
+        self._broken, there = True, there or {}
         tokens: dict[int, int] = {}
 
         def ended(request: int) -> None:
@@ -271,8 +274,10 @@ class LiveSteps:
         self._engine.take_weights_anew()
         self._serving.watch(ended, on_stage)
         with device_failures():
-            if not self._serving.advance(there):
-                return False
+            one_more = self._serving.advance(there)
+        self._broken = False
+        if not one_more:
+            return False
         self._ends.append(StepEnds(tuple(tokens), tuple(tokens.values()), len(there)))
         self._unfinished = {
             request: Unfinished(request, one.tokens, one.versions, one.told)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_checkpoint import write_checkpoint
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
@@ -208,6 +209,23 @@ def test_what_a_line_asks_of_its_end_and_its_log_probabilities_is_in_its_answer(
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(list(expected.log_probabilities))
         assert all(1 <= len(others) <= 2 for others in choice["logprobs"]["top_logprobs"])
     assert {line["response"]["body"]["choices"][0]["finish_reason"] for line in lines[1::4]} == {"stop"}
+
+
+def test_a_stop_text_may_be_a_special_token(tmp_path: Path) -> None:
+    from batchbound.executor.llm import LLM
+
+    folder = str(write_checkpoint(tmp_path / "model"))
+    llm = LLM.from_pretrained(folder)
+    (own,) = llm.generate(["w5 w6"], max_tokens=9, stop=("<pad>", "w7"), logit_bias=((0, 50.0),))
+    assert (own.completion_ids, own.text, own.finish_reason) == ((0,), "", "stop")
+    # A text that the vocabulary lacks is written as <unk>, which writes others as well.
+    (unknown,) = llm.generate(["w5 w6"], max_tokens=9, stop=("Ω",), logit_bias=((2, 50.0),))
+    assert unknown.completion_ids == 9 * (2,)
+    body = {"prompt": "w5 w6", "max_tokens": 9, "stop": ["<pad>", "w7"], "logit_bias": {"0": 50}}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}) + "\n")
+    (line,) = plan_and_run(tmp_path, folder)
+    assert line["response"]["body"]["usage"]["completion_tokens"] == 1
+    assert line["response"]["body"]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_a_job_of_lengths_runs_on_random_prompts(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,9 +54,14 @@ def test_free_prefill_leaves_decode_steps_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(CostModel)])
-@pytest.mark.parametrize("value", [-0.001, math.nan, math.inf, 1e13])
-def test_a_coefficient_that_no_cost_has_is_refused(name: str, value: float) -> None:
-    coefficients = {"prefill_base": 0.0, "prefill_per_token": 0.0, "decode_base": 0.0, "decode_per_slot": 0.0}
+@pytest.mark.parametrize("value", [-0.001, math.nan, math.inf, 1e13, True, "1", Decimal(1)])
+def test_a_coefficient_that_no_cost_has_is_refused(name: str, value: Any) -> None:
+    coefficients: dict[str, Any] = {
+        "prefill_base": 0.0,
+        "prefill_per_token": 0.0,
+        "decode_base": 0.0,
+        "decode_per_slot": 0.0,
+    }
     CostModel(**{**coefficients, name: 0.0})
     with pytest.raises(ValueError, match=rf"CostModel\.{name} is .*; it must be finite and not negative"):
         CostModel(**{**coefficients, name: value})

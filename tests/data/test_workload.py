@@ -40,6 +40,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ids": ["a", "b\0"]}, r"id of request 1: 'b\\x00' holds the character NUL"),
     ({"ids": ["a\ud800", "b"]}, "id of request 0: .* holds half of a Unicode surrogate pair"),
     ({"ids": np.array(["ä😀", "\udfff"])}, "id of request 1: .* holds half of a Unicode surrogate pair"),
+    ({"ids": ["a", None]}, "id of request 1: None is no name"),
+    ({"ids": pd.array(["a", None], dtype="string")}, "id of request 1: <NA> is no name"),
+    ({"arrival": np.array([1, 2], dtype="timedelta64[s]")}, r"arrival: .* not timedelta64\[s\]"),
+    ({"deadline": ["soon", 2]}, "deadline: is not a column of numbers"),
+    ({"input_tokens": np.array([1, 2], dtype="timedelta64[s]")}, "input_tokens: is not a column of whole"),
     ({"ids": ["a"]}, r"ids: has \(1,\) values for 2 requests"),
 ]
 
@@ -58,6 +63,8 @@ def test_lengths_alone_are_whole_numbers_too() -> None:
         Workload.from_lengths([1, 2], [3, 3.5])
     with pytest.raises(WorkloadError, match=r"input_tokens of request 0: .* is beyond any model"):
         Workload.from_lengths([2**64], [1])
+    with pytest.raises(WorkloadError, match="input_tokens: is not a column"):
+        Workload.from_lengths(5, [1])
 
 
 def test_the_largest_values_pass() -> None:
@@ -97,9 +104,23 @@ def test_a_selection_names_no_request_twice_and_is_not_empty() -> None:
     for chosen in ([0, 0], [2, -1], []):
         with pytest.raises(WorkloadError):
             workload.select(chosen)
+    for none in ([True, False, True], [0.5, 1.0]):
+        with pytest.raises(TypeError, match="indices are positions"):
+            workload.select(none)
 
 
 def test_a_frame_without_a_column_is_told_which() -> None:
     frame = pd.DataFrame({"id": ["a"], "input": [3], "output_tokens": [4]})
     with pytest.raises(WorkloadError, match=r"input_tokens: there is no such column among \['id', 'input'"):
         Workload.from_frame(frame)
+
+
+def test_a_frame_may_have_names_as_its_index_and_none_of_them_is_missing() -> None:
+    frame = pd.DataFrame({"input_tokens": [3, 4], "output_tokens": [5, 6]})
+    named = Workload.from_frame(frame.set_index(pd.Index(["ü", "b"], name="id")))
+    assert named.ids.tolist() == ["ü", "b"]
+    assert Workload.from_frame(frame.set_index(pd.Index([7, 7]))).ids.tolist() == ["request-0", "request-1"]
+    with pytest.raises(WorkloadError, match="id of request 1: nan is no name"):
+        Workload.from_frame(frame.assign(id=pd.Series(["a", float("nan")])))
+    with pytest.raises(WorkloadError, match=r"arrival: .* not timedelta64"):
+        Workload.from_frame(frame.assign(arrival=pd.to_timedelta([1, 2], unit="s")))

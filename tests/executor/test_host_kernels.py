@@ -113,6 +113,15 @@ def test_nan_is_not_lost(kernels: HostKernels, dtype: Any) -> None:
     assert got[1].isnan().all()
 
 
+def test_tensors_of_several_number_formats_are_refused(kernels: HostKernels) -> None:
+    # Under autocast some of a layer's are.
+    (keys, values), rows = torch.randn(2, 2, 1, 9, 16), Rows(torch.tensor([8, 8]))
+    with pytest.raises(TypeError, match="one number format"):
+        kernels.attend(torch.ones(2, 1, 16), keys, values.bfloat16(), rows, window=None, scale=1)
+    with pytest.raises(TypeError, match="one number format"):
+        kernels.keep(torch.ones(2, 1, 1, 16, dtype=torch.float64), keys, rows)
+
+
 def test_several_threads_give_what_one_gives(kernels: HostKernels) -> None:
     query, (keys, values) = torch.randn(9, 8, 64), torch.randn(2, 9, 4, 130, 64)
     rows = Rows(torch.arange(9) * 16)

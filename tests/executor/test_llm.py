@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchbound.data.files.disk import InputError
@@ -89,6 +90,17 @@ def test_a_short_answer_is_there_while_long_ones_decode_and_each_token_is_told(e
     }
 
 
+def test_a_token_is_told_with_the_position_of_its_prompt(engine: LLM) -> None:
+    told: dict[int, int] = defaultdict(int)
+
+    def count(index: int, token: int) -> None:
+        told[index] += 1
+
+    done = list(engine.generate(PROMPTS, n=3, max_tokens=4, ignore_eos=True, on_token=count))
+    assert told == {index: 12 for index in range(len(PROMPTS))}
+    assert len(done) == 3 * len(PROMPTS)
+
+
 def test_expected_lengths_put_the_longest_first(engine: LLM) -> None:
     lengths = [2, 2, 2, 30, 30]
     told: list[int] = []
@@ -137,6 +149,21 @@ def test_token_ids_and_chats_are_prompts_too(engine: LLM) -> None:
         (["a"], {"max_tokens": 4, "expected_tokens": [5]}, ValueError, "expected 5 tokens of at most 4"),
         (["a"], {"expected_tokens": [5, 5]}, ValueError, "2 expected lengths were given for 1 prompts"),
         (["a"], {"temperature": -1.0}, ValueError, "temperature"),
+        ("text", {}, InputError, "prompts is 'text'. Give a list"),
+        ({"input_ids": [[1]]}, {}, InputError, "prompts is {'input_ids'"),
+        (["a", None], {}, InputError, "prompt 1 is None"),
+        ([7], {}, InputError, "prompt 0 is 7"),
+        ([[7.0, 8.0]], {}, InputError, "prompt 0 is .*'float' object"),
+        ([[True]], {}, InputError, "prompt 0 is .*no tokens"),
+        ([b"ab"], {}, InputError, "prompt 0 is b'ab'"),
+        ([{"role": "user", "content": "a"}], {}, InputError, "prompt 0 is {'role'"),
+        ([[{"role": "user", "content": "a"}, 7]], {}, InputError, "prompt 0 is .*'dict' object"),
+        ([[{"role": "user", "content": None}]], {}, InputError, "prompt 0 is .*must be texts"),
+        (["a"], {"max_tokens": 2.7}, ValueError, "max_tokens is 2.7; it must be a whole number"),
+        (["a"], {"max_tokens": float("inf")}, ValueError, "max_tokens is inf; it must be a whole number"),
+        (["a", "b"], {"max_tokens": [2]}, ValueError, r"max_tokens is \[2\]; .* one for each of 2"),
+        (["a"], {"expected_tokens": [float("nan")]}, ValueError, "expected nan tokens"),
+        (["a"], {"sampling": {"temperature": 1.0}}, TypeError, "give Sampling, or its fields by name"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_decoded(
@@ -144,6 +171,30 @@ def test_a_mistake_is_told_before_anything_is_decoded(
 ) -> None:
     with pytest.raises(kind, match=message):
         engine.generate(prompts, **options)
+
+
+def test_prompts_may_come_as_an_iterator_and_tokens_as_arrays(engine: LLM) -> None:
+    ids = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
+    listed = in_order(engine.generate(ids, max_tokens=4))
+    most: Any = np.full(len(ids), 4.0)
+    alike: list[Any] = [iter(ids), [np.array(each) for each in ids], (torch.tensor(each) for each in ids)]
+    for given in alike:
+        taken = in_order(engine.generate(given, max_tokens=most))
+        assert [one.completion_ids for one in taken] == [one.completion_ids for one in listed]
+        assert {type(token) for one in taken for token in one.prompt_ids} == {int}
+
+
+def test_what_is_no_model_tokenizer_or_number_of_slots_is_refused_by_name(engine: LLM) -> None:
+    wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
+        ("tiny:llama", engine.tokenizer, {}, "model is 'tiny:llama'.*from_pretrained"),
+        (torch.nn.Linear(2, 2), engine.tokenizer, {}, r"model is Linear\(.*no model of transformers"),
+        (engine.model, None, {}, "tokenizer is None"),
+        (engine.model, engine.tokenizer, {"slots": 2.5}, "slots is 2.5; it must be a whole number"),
+        (engine.model, engine.tokenizer, {"kv_tokens": 0}, "kv_tokens is 0; it must be at least 1"),
+    ]
+    for model, tokenizer, options, message in wrong:
+        with pytest.raises((TypeError, ValueError), match=message):
+            LLM(model, tokenizer, **options)
 
 
 def test_no_prompts_have_no_answers(engine: LLM) -> None:

@@ -39,6 +39,22 @@ def test_packed_layers_give_what_the_layers_give(rows: int, dtype: Any) -> None:
     assert torch.allclose(got.double(), expected.double(), atol=torch.finfo(dtype).eps * 10)
 
 
+def test_an_interrupt_while_layers_are_put_back_leaves_none_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, own, pending = two_layers(), PackedWeights._put_back, ["an interrupt"]
+
+    def interrupted(packed: PackedWeights) -> None:
+        if pending:
+            pending.pop()
+            raise KeyboardInterrupt
+        own(packed)
+
+    packed = PackedWeights(model)
+    monkeypatch.setattr(PackedWeights, "_put_back", interrupted)
+    with pytest.raises(KeyboardInterrupt), packed.in_place():
+        model(torch.zeros(1, 128))
+    assert not any("forward" in vars(module) for module in model)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_packed_layers_compute_in_its_number_format(dtype: Any) -> None:
     model, inputs = two_layers(), torch.randn(5, 128)

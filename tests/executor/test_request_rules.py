@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -199,6 +200,20 @@ def test_a_long_text_is_searched_at_its_end_only_and_nothing_is_missed() -> None
         assert ended == (None if at is None else len(letters[:at].encode()))
 
 
+def test_a_stop_text_is_found_where_the_text_grows_shorter_as_a_token_comes() -> None:
+    # As WordPiece tokenizers clean it up: the spaces around an apostrophe go once a letter follows.
+    def decode(tokens: Sequence[int]) -> str:
+        return " ".join(["we", "do", "say", "'", "t"][token] for token in tokens).replace(" ' ", "'")
+
+    tokens = (0, 1, 2, 3, 4, 0)
+    assert [decode(tokens[:n]) for n in (4, 5)] == ["we do say '", "we do say't"]
+    for text, count in (("say't", 5), ("y't w", 6), ("'", 4), ("we d", 2)):
+        ending = Ending(stop=(text,))
+        assert [ending.ended(tokens[:n], decode) for n in range(1, count + 1)] == [False] * (count - 1) + [
+            True
+        ]
+
+
 def test_requests_without_edits_share_a_batch_with_others_and_keep_their_logits() -> None:
     edits = LogitEdits({7: Edit(Sampling(logit_bias=((3, 2.0),), repetition_penalty=2.0), (1, 1), 5)})
     logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -234,11 +249,29 @@ def test_a_request_that_asks_for_nothing_has_the_plain_sampler() -> None:
         ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
         ({"stop": ("",)}, "stop must hold a text each"),
         ({"n": 0}, "n must be 1 or more"),
+        ({"n": 2.0}, "n must be a whole number, got 2.0"),
+        ({"logprobs": True}, "logprobs must be a whole number, got True"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"temperature": None}, "temperature must be a number, got None"),
+        ({"stop": None}, "stop must hold texts, got None"),
+        ({"bad_words": [5]}, r"bad_words must hold texts, got \[5\]"),
+        ({"stop_token_ids": 5}, "stop_token_ids must hold whole numbers, got 5"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias must hold a number for each token"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(engine: LLM, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine.generate(PROMPTS, **asked)
+
+
+def test_one_text_lists_and_mappings_are_taken_for_several() -> None:
+    # One text is no several of one letter each.
+    one: dict[str, Any] = {"stop": "END", "bad_words": "no"}
+    assert Sampling(**one) == Sampling(stop=("END",), bad_words=("no",))
+    several: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": np.array([5]), "logit_bias": {7: 1.0}}
+    listed = Sampling(**several)
+    assert listed == Sampling(stop=("a", "b"), stop_token_ids=(5,), logit_bias=((7, 1.0),))
+    assert hash(listed) == hash(replace(listed))
 
 
 def test_what_a_models_generation_settings_ask_for_is_told(engine: LLM) -> None:

@@ -72,9 +72,9 @@ def test_penalties_and_generation_kwargs_of_the_trainer_are_heeded(engine: LLM) 
         engine,
         repetition_penalty=1.9,
         min_p=0.05,
-        generation_kwargs='{"max_new_tokens": 30, "min_new_tokens": 30}',
+        generation_kwargs='{"max_new_tokens": 30, "min_new_tokens": 30, "stop_strings": ["a text"]}',
     )
-    answer = rollout_function(engine)(PROMPTS, trainer)
+    answer = rollout_function(engine, stop="a text")(PROMPTS, trainer)
     assert [len(ids) for ids in answer["completion_ids"]] == [30] * 3
     repeated = [len(ids) - len(set(ids)) for ids in answer["completion_ids"]]
     plain = rollout_function(engine)(PROMPTS, trainer_of(engine, max_completion_length=30, temperature=0.2))

@@ -20,6 +20,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload
 from batchbound.executor.llm import LLM
+from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.planned_steps import PlannedSteps, planned_rollout_function
 from batchbound.executor.runs.steps_job import Ended, LiveSteps, StepsJob
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths, without_sharing
@@ -317,6 +318,21 @@ def test_a_trainer_gets_whole_groups_of_the_plan_with_their_own_rows() -> None:
     assert len(set(found)) == 4 * 6
     with pytest.raises(ValueError, match="all 4 steps of the plan are served"):
         rollout(asked, None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_steps_that_broke_off_raise_what_did_and_are_not_taken_for_served(
+    model: LLM, error: type[BaseException]
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    engine = LLM(model.model, model.tokenizer, slots=SLOTS)
+    steps = PlannedSteps(engine, planned(BARRIER, "fcfs"), prompts(), samplings(), on_completion=fail)
+    with pytest.raises(error):
+        next(steps)
+    with pytest.raises(RunStoppedError, match="a step before was broken off"):
+        next(steps)
 
 
 def test_a_model_that_was_wrapped_since_is_refused() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
-pytest.importorskip("transformers", reason="the engine extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from tier_cases import generate_alone
 
+from batchbound.executor.attention.fused_layers import FusedLayers
+from batchbound.executor.attention.host_kernels import built
 from batchbound.executor.engines.tiers import choose_tier
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.families import UnsupportedModelError
 from batchbound.executor.models.source import load_model
+from batchbound.executor.models.tiny import tiny_config
 from batchbound.executor.models.tokenizers import ByteTokenizer
 from batchbound.executor.models.wrapped import Evaluation, unwrapped
 
@@ -137,6 +141,15 @@ def test_sharded_and_scattered_models_are_refused_by_name() -> None:
         LLM(model, ByteTokenizer())
 
 
+@pytest.mark.parametrize(
+    "kind", ["LlamaModel", "LlamaForTokenClassification", "LlamaForSequenceClassification"]
+)
+def test_a_model_with_another_head_is_refused_by_name(kind: str) -> None:
+    model = getattr(transformers, kind)(tiny_config("llama"))
+    with pytest.raises(UnsupportedModelError, match=f"{kind} has no logits of tokens"):
+        LLM(model, ByteTokenizer())
+
+
 def test_a_model_sharded_after_the_engine_was_made_is_refused_by_the_next_call() -> None:
     model = loaded("llama")
     engine = LLM(model, ByteTokenizer())
@@ -155,6 +168,77 @@ def test_a_module_is_in_evaluation_within_and_as_it_was_after_an_error() -> None
     with pytest.raises(ValueError, match="oops"), Evaluation(model)():
         fail()
     assert [module.training for module in model.modules()] == [True, True, False]
+    with Evaluation(torch.nn.Linear(2, 2, device="meta"))():
+        pass
+
+
+def test_an_interrupt_while_a_model_is_put_back_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model("tiny:llama", dtype="float32", device="cpu").train()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    attention, pending = model.config._attn_implementation, list[str]()
+
+    def interrupted(kind: Any, name: str) -> None:
+        own = getattr(kind, name)
+
+        def first(self: Any, *given: Any) -> Any:
+            if name in pending and given in ((), ("training", True)):
+                pending.remove(name)
+                raise KeyboardInterrupt
+            return own(self, *given)
+
+        monkeypatch.setattr(kind, name, first)
+
+    interrupted(FusedLayers, "_put_back")
+    interrupted(torch.nn.Embedding, "__setattr__")
+    for name in ("_put_back", "__setattr__") if built() else ("__setattr__",):
+        engine = LLM(model, ByteTokenizer(), slots=3)
+        pending.append(name)
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.generate(PROMPTS, max_tokens=9))
+        assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+    def interrupt() -> None:
+        model.config._attn_implementation = "ours"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Evaluation(model)():
+        interrupt()
+    assert model.config._attn_implementation == attention
+
+
+def test_threads_take_turns_on_one_model_and_on_several() -> None:
+    model = loaded("llama").train()
+    engines = [
+        LLM(each, ByteTokenizer(), slots=slots) for each in (model, loaded("qwen2")) for slots in (2, 3)
+    ]
+
+    def complete(engine: LLM) -> list[tuple[int, ...]]:
+        done = engine.generate(PROMPTS, max_tokens=20, ignore_eos=True)
+        return [one.completion_ids for one in sorted(done, key=lambda one: one.index)]
+
+    expected = [complete(engine) for engine in engines]
+    with ThreadPoolExecutor(2 * len(engines)) as threads:
+        found = list(threads.map(complete, 2 * engines))
+    assert found == 2 * expected
+    assert all(module.training for module in model.modules())
+
+
+def test_an_autocast_around_the_call_is_refused_where_it_would_count() -> None:
+    double, single = loaded(), loaded().float()
+    expected = answers(double)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert answers(double) == expected
+        with pytest.raises(UnsupportedModelError, match=r"torch\.autocast is on for torch\.bfloat16"):
+            answers(single)
+
+
+@pytest.mark.parametrize("tier", ["ragged", "window"])
+def test_logits_may_be_of_another_number_format_than_the_model(tier: str) -> None:
+    # As TRL's cast_lm_head_to_fp32 has it, where the model is bfloat16.
+    model = loaded("llama").float()
+    model.lm_head.double().register_forward_pre_hook(lambda _, given: (given[0].double(),))
+    expected = [generate_alone(model, prompt, 9) for prompt in PROMPTS]
+    assert answers(model, tier=tier) == expected
 
 
 def adapted(model: Any, **options: Any) -> Any:

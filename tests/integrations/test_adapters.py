@@ -56,6 +56,8 @@ def test_a_length_that_is_none_is_not_taken() -> None:
     assert expected_tokens(request("a", 8, expected_tokens=0)) == 8
     assert expected_tokens(request("a", 8, expected_tokens="x")) == 8
     assert expected_tokens(request("a", 8, other=3)) == 8
+    for beyond in (float("inf"), 10**400, 9):
+        assert expected_tokens(request("a", 8, expected_tokens=beyond)) == 8
 
 
 def test_transformers_begins_the_longest_waiting_request_first() -> None:
