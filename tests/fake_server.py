@@ -134,17 +134,20 @@ class FakeServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _hang_up(self) -> None:
-        self._server.close()
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
         while True:
-            # A connection that was accepted just now is handed over in one of the loop's next rounds.
+            # A connection that was accepted just now is handed over in one of the loop's next rounds; a server
+            # that is closed by then drops it without closing it, and its client would wait for ever.
             for _ in range(5):
                 await asyncio.sleep(0)
             if not self._transports and not self._tasks:
-                return
+                break
             for transport in self._transports:
                 transport.abort()
             for task in self._tasks:
                 task.cancel()
+        self._server.close()
 
     async def _die(self) -> None:
         """Lose everything, be away for a moment, and come back at the same address."""

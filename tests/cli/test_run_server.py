@@ -25,6 +25,8 @@ from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.engines import server_client
 from batchbound.executor.engines.server_client import Reply, ServerClient
 from batchbound.executor.runs.journal import Journal
+from batchbound.running.run import run
+from batchbound.running.server import ServerOptions
 
 
 def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
@@ -233,9 +235,62 @@ def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
         assert main(run_words(batch, server, "--slots", "4")) == 0
         assert sum(server.attempts.values()) == 6
     assert len(rows_of(batch)) == 6
-    assert sorted(path.name for path in tmp_path.iterdir()) == (
-        ["answers.jsonl", "in.jsonl"] + ["trace.jsonl"] * (step != "trace")
-    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "in.jsonl", "trace.jsonl"]
+
+
+@pytest.mark.parametrize(("faults", "status"), [({}, 0), ({"r2": [400]}, 1)])
+def test_a_finished_run_typed_again_says_so_and_asks_no_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: dict[str, list[int | str]], status: int
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6, n=2)
+    with FakeServer(4, faults=faults) as server:
+        words = run_words(batch, server, "--slots", "4")
+        assert main(words) == status
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    assert main(words) == status
+    said = capsys.readouterr()
+    assert "this job is finished; --overwrite would serve it again" in said.err
+    assert said.out == ""
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    options = ServerOptions((server.url,))
+    again = run(batch, options, output=tmp_path / "answers.jsonl", trace=tmp_path / "trace.jsonl")
+    assert (again.finished_before, again.failed, len(again.run)) == (True, status, 6)
+    assert again.figures()["requests"] == 6
+
+
+def test_a_run_of_requests_without_a_model_goes_on_with_the_model_it_began_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6, model=None)
+    with FakeServer(4, model="one") as one, FakeServer(4, model="other") as other:
+        assert main(run_words(batch, one, "--slots", "4", "--server", other.url)) == 2
+        assert "requests name no model, and the servers have one, other. Say --model" in (
+            capsys.readouterr().err
+        )
+        one.on_completion = lambda done: os.kill(os.getpid(), signal.SIGINT) if done == 3 else None
+        assert main(run_words(batch, one, "--slots", "1", "--in-flight", "1")) == 130
+        assert "completions are in" in capsys.readouterr().err
+        assert main(run_words(batch, other, "--slots", "4")) == 2
+        assert "belongs to another run (differs in: served)" in capsys.readouterr().err
+        assert main(run_words(batch, one, "--slots", "4")) == 0
+    assert not other.attempts
+    assert {body["model"] for body in one.bodies.values()} == {"one"}
+
+
+def test_outputs_of_another_run_are_not_taken_for_this_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    with FakeServer(4) as server:
+        words = run_words(batch, server, "--slots", "4")
+        assert main(words) == 0
+        for changed in (["--model", "fake"], []):
+            if not changed:
+                write_batch(batch, [2] * 5 + [3])
+            assert main([*words, *changed]) == 2
+            assert "answers.jsonl: exists already" in capsys.readouterr().err
+        assert main([*words, "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
