@@ -97,8 +97,11 @@ class ServerResult:
 
 
 def _of_run(run: ServerRun) -> dict[str, object]:
-    tokens, seconds = int(run.completion_tokens.sum()), run.makespan
-    latency = (run.finished - run.sent)[run.failed == 0]
+    done, seconds = run.failed == 0, run.makespan
+    # No completion has less than a token each, so that the server did not say how many there were.
+    unknown = bool((run.completion_tokens < run.choices)[done].any())
+    tokens = None if unknown else int(run.completion_tokens.sum())
+    latency = (run.finished - run.sent)[done]
     return {
         "requests": len(run),
         "retries": run.retries,
@@ -106,7 +109,7 @@ def _of_run(run: ServerRun) -> dict[str, object]:
         "in_flight": run.in_flight,
         "makespan_s": seconds,
         "output_tokens": tokens,
-        "output_tokens_per_s": tokens / seconds if seconds else None,
+        "output_tokens_per_s": tokens / seconds if tokens is not None and seconds else None,
         "latency_s": np.quantile(latency, (0.5, 0.9, 0.99)).tolist() if len(latency) else None,
         "preemptions": _sum(run, "preemptions"),
         "cached_tokens": _sum(run, "cached_tokens"),

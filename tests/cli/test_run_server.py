@@ -175,23 +175,26 @@ def test_failures_that_pass_are_retried_and_those_that_do_not_become_error_rows(
         "r5": [500] * 8,
         "r6": ["no choices"],
         "r7": ["hang"],
+        "r8": ["no gzip"],
+        "r9": ["error"],
     }
     with FakeServer(4, faults=faults, retry_after="0.01") as server:
         assert main(run_words(batch, server, "--slots", "4", "--timeout", "0.5")) == 1
     rows = rows_of(batch)
     failed = {name for name, row in rows.items() if (row["response"] or {}).get("status_code") != 200}
-    assert failed == {"r4", "r5", "r6"}
+    assert failed == {"r4", "r5", "r6", "r9"}
     assert rows["r4"]["response"]["status_code"] == 400
     assert rows["r4"]["error"] is None
     assert rows["r5"]["response"]["body"]["error"]["message"] == "fault 500"
     assert rows["r6"]["response"] is None
     assert "no completion" in rows["r6"]["error"]["message"]
+    assert rows["r9"]["error"]["message"] == "the response holds no completion: out of blocks"
     assert server.attempts["r0"] == 3
     assert server.attempts["r5"] == 8
     assert server.attempts["r4"] == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["failed"] == 3
-    assert said["retries"] == 2 + 2 + 2 + 1 + 7 + 1
+    assert said["failed"] == 4
+    assert said["retries"] == 2 + 2 + 2 + 1 + 7 + 1 + 1
 
 
 def test_a_mistake_of_ours_ends_the_run_instead_of_stopping_it_for_ever(
@@ -381,6 +384,31 @@ def test_a_request_that_kills_its_server_is_given_up_and_the_others_are_served(t
     failed = [name for name, row in rows.items() if row["response"] is None]
     assert failed == ["r3"]
     assert rows["r3"]["error"]["code"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "tokens", "remark"),
+    [
+        ("no counts", 0, None, "no bound: the servers did not say how many tokens each request had"),
+        (400, 1, 0, "no bound: no request has a completion"),
+    ],
+)
+def test_tokens_that_nobody_counted_are_unknown(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fault: int | str,
+    status: int,
+    tokens: int | None,
+    remark: str,
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 3)
+    faults = {f"r{k}": [fault] for k in range(3 if status else 1)}
+    with FakeServer(4, faults=faults) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == status
+    said = capsys.readouterr()
+    assert json.loads(said.out)["output_tokens"] == tokens
+    assert json.loads(said.out)["output_tokens_per_s"] == tokens
+    assert remark in said.err
 
 
 def test_several_servers_share_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
