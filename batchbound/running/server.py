@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -287,10 +288,23 @@ def _run_of(trace: Path) -> str | None:
 
 
 def _check_urls(urls: Sequence[str]) -> None:
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
+    from ..executor.engines.server_client import base_url
+
+    for number, url in enumerate(urls):
+        if not _is_address(url):
             hint = "Write http://HOST:PORT."
             raise InputError("it is no http:// or https:// address", where=f"--server {url}", hint=hint)
+        if base_url(url) in map(base_url, urls[:number]):
+            hint = "Name each server once: its slots are counted for each."
+            raise InputError("it is named before", where=f"--server {url}", hint=hint)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port beyond all ports
+        return False
 
 
 def _as_planned(

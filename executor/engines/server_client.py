@@ -85,7 +85,7 @@ class ServerClient:
     def __init__(
         self, url: str, *, timeout: float, model: str | None = None, default_model: str | None = None
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = base_url(url)
         self._timeout, self._model, self._default = timeout, model, default_model
         key = os.environ.get(KEY_VARIABLE)
         self._http = httpx2.AsyncClient(
@@ -138,6 +138,11 @@ class ServerClient:
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             return Reply(Kind.BROKEN, message=f"{self.url} broke the connection ({_named(error)})")
         return _reply(request, response)
+
+
+def base_url(url: str) -> str:
+    """Return where a server is, without the version at the end of its address."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def ignored_field(request: ServerRequest, body: Mapping[str, Any]) -> str | None:

@@ -517,10 +517,14 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
     server = FakeServer(4, port=9)
     assert main(run_words(batch, server, "--slots", "4")) == 2
     assert "--server http://127.0.0.1:9: the server cannot be reached" in capsys.readouterr().err
-    words = run_words(batch, server, "--slots", "4")
-    words[words.index(server.url)] = "127.0.0.1:9"
-    assert main(words) == 2
-    assert "it is no http:// or https:// address. Write http://HOST:PORT." in capsys.readouterr().err
+    for odd in ("127.0.0.1:9", "http://127.0.0.1:99999", "http://[::1", "http://:9", "http://"):
+        words = run_words(batch, server, "--slots", "4")
+        words[words.index(server.url)] = odd
+        assert main(words) == 2
+        assert f"--server {odd}: it is no http:// or https:// address. Write http" in capsys.readouterr().err
+    # Its slots would be counted twice, and the bound be of two servers.
+    assert main(run_words(batch, server, "--slots", "4", "--server", f"{server.url}/v1/")) == 2
+    assert f"--server {server.url}/v1/: it is named before" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
