@@ -379,6 +379,26 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "prompts.jsonl", "--groups", "together"),
         r"--groups has no effect without --replicas",
     ),
+    "a tokenizer of lengths": (
+        table("input_tokens,output_tokens\n50,6\n", "--tokenizer", "bytes"),
+        r"lengths.csv: --tokenizer has no effect on lengths",
+    ),
+    "a tokenizer of lengths for a server": (
+        options("plan", "table3:0:5", "--tokenizer", "bytes", "--for", "vllm"),
+        r"table3:0:5: --tokenizer has no effect on lengths",
+    ),
+    "rows without a completion of a generator": (
+        options("plan", "table3:0:5", "--drop-unanswered"),
+        r"table3:0:5: only tables of lengths have rows without a completion. Leave --drop-unanswered",
+    ),
+    "rows without a completion of prompts": (
+        options("plan", "prompts.jsonl", "--drop-unanswered"),
+        r"prompts.jsonl: only tables of lengths have rows without a completion",
+    ),
+    "rows without a completion of prompts for a server": (
+        options("plan", "prompts.jsonl", "--drop-unanswered", "--for", "vllm"),
+        r"prompts.jsonl: only tables of lengths have rows without a completion",
+    ),
     "an enumeration that is too large under a cap": (
         options("plan", "table3:0:60", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
         r"--solver exact: the enumeration cannot take as many as 60 requests .*search, takes every job",
