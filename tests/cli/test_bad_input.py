@@ -252,6 +252,16 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"lengths.csv: 2 slots need at least 180,000,000 decode steps",
     ),
     "a compressed file": (binary(gzip.compress(b"{}")), r"prompts.jsonl: is compressed \(gzip\)"),
+    "a spreadsheet": (binary(b"PK\x03\x04\x14"), r"prompts.jsonl: is compressed .*save a spreadsheet as CSV"),
+    "an Arrow file": (
+        binary(b"ARROW1\0\0\xff"),
+        r"prompts.jsonl: is an Arrow file. Write it as Parquet, to a",
+    ),
+    "an Arrow stream": (binary(b"\xff" * 4), r"prompts.jsonl: is an Arrow stream. Write it as Parquet"),
+    "Parquet of another name": (
+        binary(b"PAR1\x15"),
+        r"prompts.jsonl: is a Parquet file of another name. Give",
+    ),
     "a plan to standard output": (
         options("plan", "prompts.jsonl", "-o", "-"),
         r"-: is no file, which outputs are written to\. Name a file",
