@@ -25,7 +25,6 @@ _NO_TEXT = {
     b"ARROW1": ("is an Arrow file", _REWRITE),
     b"FEA1": ("is a Feather file", _REWRITE),
     b"\xff\xff\xff\xff": ("is an Arrow stream", _REWRITE),
-    b"PAR1": ("is a Parquet file of another name", "Give it a name that ends in .parquet."),
 }
 """How files begin that are no text, what they are, and what to do."""
 
