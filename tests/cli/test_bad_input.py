@@ -258,10 +258,6 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"prompts.jsonl: is an Arrow file. Write it as Parquet, to a",
     ),
     "an Arrow stream": (binary(b"\xff" * 4), r"prompts.jsonl: is an Arrow stream. Write it as Parquet"),
-    "Parquet of another name": (
-        binary(b"PAR1\x15"),
-        r"prompts.jsonl: is a Parquet file of another name. Give",
-    ),
     "a plan to standard output": (
         options("plan", "prompts.jsonl", "-o", "-"),
         r"-: is no file, which outputs are written to\. Name a file",
