@@ -385,6 +385,10 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "prompts.jsonl", "--groups", "together"),
         r"--groups has no effect without --replicas",
     ),
+    "costs of a packing": (
+        options("export", "table3:0:5", "--cost", "cost.json", "--formulation", "packing"),
+        r"--cost has no effect on the formulation packing",
+    ),
     "a tokenizer of lengths": (
         table("input_tokens,output_tokens\n50,6\n", "--tokenizer", "bytes"),
         r"lengths.csv: --tokenizer has no effect on lengths",
