@@ -116,6 +116,14 @@ def of_another_plan(folder: Path) -> list[str]:
     return words
 
 
+def of_other_slots(folder: Path) -> list[str]:
+    words = planned_report("trace.jsonl")(folder)
+    plan = json.loads((folder / "plan.json").read_text())["fleet"]["replicas"][0]
+    job, trace = str(folder / "prompts.jsonl"), str(folder / "trace.jsonl")
+    assert main(["simulate", job, "--slots", str(plan["slots"] + 1), "--trace", trace]) == 0
+    return words
+
+
 def without_a_calibration(folder: Path) -> list[str]:
     words = planned_report()(folder)
     plan = json.loads((folder / "plan.json").read_text())
@@ -464,6 +472,10 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"plan.json: is read by this command",
     ),
     "a trace of another plan": (of_another_plan, r"^batchbound: trace.jsonl: the trace serves 'other'"),
+    "a trace of more slots than the plan's": (
+        of_other_slots,
+        r"^batchbound: a trace is of \d+ slots, the plan's replica has \d+. Give the plan that was run.$",
+    ),
     "a plan whose costs are no calibration": (
         without_a_calibration,
         r"^batchbound: plan.json: field 'provenance.cost_source': field 'cost.prefill_base': .*Plan again.$",
