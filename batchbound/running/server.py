@@ -18,7 +18,7 @@ from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
 from ..data.iteration_plan import IterationPlan, load_plan
 from ..data.iterations import EngineLimits, sequences_of
-from ..data.plan import Plan
+from ..data.plan import Plan, holds_requests
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import is_prompt_table, prompts_digest
 from ..data.readers.completions import is_parquet_name, read_completions, write_completions
@@ -424,7 +424,7 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
 
 def _is_plan(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a plan: one object, where a batch file has one a line with ``body``."""
-    if is_prompt_table(path):
+    if is_prompt_table(path) or holds_requests(path):
         return False
     first = read_text(path).lstrip().partition("\n")[0]
     try:

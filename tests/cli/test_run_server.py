@@ -549,6 +549,26 @@ def test_a_line_that_cannot_be_sent_is_named(
     assert f"in.jsonl, line 1, {message}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffprompt,cap\r\nHello.,5\r\n",
+        "prompt;cap\nHello.;5\n",
+        '"prompt"\t"cap"\nHello.\t5\n',
+        '{"prompt": "Hello."}\n' * 2,
+    ],
+)
+def test_a_table_of_prompts_without_its_column_is_told_of_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    table, server = tmp_path / "in.txt", FakeServer(4, port=9)
+    table.write_text(text, encoding="utf-8", newline="")
+    for where in (["--server", server.url, "--slots", "4"], ["--model", "tiny:llama"]):
+        outputs = ["-o", str(tmp_path / "answers.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
+        assert main(["run", str(table), *where, *outputs]) == 2
+        assert "For a table of prompts say --prompt-column prompt" in capsys.readouterr().err
+
+
 def test_options_of_servers_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "plan.json", "--model", "tiny:llama", "--in-flight", "4"]) == 2
     assert "--in-flight is for a server" in capsys.readouterr().err
