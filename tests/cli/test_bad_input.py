@@ -303,6 +303,30 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("serve", "alpaca:0:2", "--kv-capacity", "9", "--engine", "tiny:llama", "--cost", "c.json"),
         r"--cost is for a simulated device",
     ),
+    "a forward size of a policy without": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--policy", "vllm", "--forward-size", "9"),
+        r"--forward-size has no effect with --policy vllm. Leave it out, or choose one of econoserve, ",
+    ),
+    "what max-allocation promises without it": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--longest", "9"),
+        r"--longest has no effect with --policy pipelined. .*one of fastserve, orca, srtf",
+    ),
+    "a transfer to no second device": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--transfer", "1e-5"),
+        r"--transfer has no effect with --policy pipelined. .*one of distserve",
+    ),
+    "a seed of nothing drawn": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--seed", "1"),
+        r"--seed has no effect without --length-error",
+    ),
+    "several devices of one that is real": (
+        options(
+            "serve",
+            "alpaca:0:2",
+            *("--kv-capacity", "9", "--engine", "tiny:llama", "--tensor-parallel", "2"),
+        ),
+        r"--tensor-parallel is for a simulated device",
+    ),
     "a check of answers that nobody gives": (
         options("serve", "alpaca:0:2", "--kv-capacity", "9", "--verify"),
         r"--verify is for a real device",
