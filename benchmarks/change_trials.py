@@ -19,6 +19,7 @@ CERTIFICATES = (
     "tests/models/test_certificates.py",
     "tests/models/test_difference_certificates.py",
     "tests/models/test_enumeration_certificates.py",
+    "tests/models/test_stage_intervals.py",
 )
 JUDGES = {
     "data/schedule.py": ("tests/data/test_schedule.py",),
@@ -33,6 +34,7 @@ JUDGES = {
     "models/certificates/packings.py": CERTIFICATES,
     "models/certificates/reads.py": ("tests/models/test_certificates.py",),
     "models/certificates/slot_ends.py": (*CERTIFICATES, "tests/models/test_slot_ends.py"),
+    "models/certificates/stage_intervals.py": ("tests/models/test_stage_intervals.py",),
     "models/certificates/states.py": ("tests/models/test_state_certificates.py",),
     "executor/engines/self_check.py": ("tests/executor/test_self_check.py",),
 }

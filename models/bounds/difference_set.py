@@ -12,6 +12,7 @@ from ...data.problem import Problem
 from .least_counts import Counts, cost_terms, least_counts, prefill_seconds
 from .rounded_packing import RoundedPacking
 from .slot_ends import EndCase, EndWaste
+from .stage_intervals import IntervalSolution
 
 
 def useful_differences(stages: int, longest: int, rounds: int, exact: int = 0, late: int = 0) -> int:
@@ -277,7 +278,8 @@ class Differences:
     (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), of which there are few
     (:func:`useful_end_values`).
     ``ends`` are the wastes proven of them, each for some R; a number of rounds that has no room for one is
-    refuted.
+    refuted. And requests are held for whole intervals between stages
+    (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), which ``intervals`` price.
 
     The makespan with S stages is at least the cost of S stages and R(S) rounds; the bound is the least over
     S. Requests of no rounds are prefilled but hold no slot; stages that share a start time, token caps, KV
@@ -297,6 +299,8 @@ class Differences:
         Proofs that so few values do not fit ``counts.slots`` slots of so many rounds.
     ends
         Wastes of the first and the last requests of slots.
+    intervals
+        Solutions at prices of the intervals between stages.
     """
 
     def __init__(self, problem: Problem, counts: Counts) -> None:
@@ -304,6 +308,7 @@ class Differences:
         self.lengths, self.numbers = np.unique(work, return_counts=True)
         self.refuted: list[RoundedPacking] = []
         self.ends: list[EndWaste] = []
+        self.intervals: list[IntervalSolution] = []
         self._problem = problem
         self._counts = counts
         self._round_up = RoundUp(self.lengths, self.numbers)
@@ -317,9 +322,9 @@ class Differences:
         self._late = (0, most_late) if most_late > 0 else (0,)
 
     def with_counts(self, counts: Counts) -> Differences:
-        """Return the same with other least counts of the same slots; refutations and wastes hold for any."""
+        """Return the same with other least counts of the same slots; whatever is proven holds for any."""
         other = Differences(self._problem, counts)
-        other.refuted, other.ends = self.refuted, self.ends
+        other.refuted, other.ends, other.intervals = self.refuted, self.ends, self.intervals
         return other
 
     @property
@@ -347,10 +352,10 @@ class Differences:
             "late": list(self._late),
             "refuted": [proof.witness for proof in self.refuted],
             "ends": [waste.prices.witness for waste in self.ends],
+            "intervals": [solution.prices.witness for solution in self.intervals],
         }
-        source = " and ".join(
-            ["difference set", *["ends"] * bool(self.ends), *["prices"] * bool(self.refuted)]
-        )
+        taken = {"intervals": self.intervals, "ends": self.ends, "prices": self.refuted}
+        source = " and ".join(["difference set", *(name for name, proofs in taken.items() if proofs)])
         return Bound(sum(terms.values()), source, terms, certificate)
 
     def cheapest(self) -> CheapestCounts:
@@ -407,6 +412,7 @@ class Differences:
         beside = (late + 1) * max(0, self._number - exact * slots)
         waste = beside + self._round_up.certified_waste(values, self._charges)
         unfit = [proof.capacity + 1 for proof in self.refuted if values <= proof.values]
+        unfit += [each.prices.rounds(each.charged, slots, stages) for each in self.intervals]
         filled = -(-(self._work + waste) // slots)
         rounds = max(self._counts.rounds, exact * self._longest, filled, *unfit)
         while True:

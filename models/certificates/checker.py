@@ -19,6 +19,7 @@ from .memory_growth import proven_by_growth
 from .packings import packs
 from .reads import tokens_read
 from .slot_ends import EndClaim, checked_ends
+from .stage_intervals import IntervalClaim, checked_intervals
 from .states import check_no_cheaper
 
 ROUNDING = 1e-9
@@ -92,8 +93,8 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     """Return what a bound is called that a certificate proves, or nothing for one of an unknown kind."""
     kind = certificate["kind"]
     if kind == "difference set":
-        parts = [name for name, claims in (("ends", "ends"), ("prices", "refuted")) if certificate[claims]]
-        return " and ".join([kind, *parts])
+        parts = (("intervals", "intervals"), ("ends", "ends"), ("prices", "refuted"))
+        return " and ".join([kind, *(name for name, claims in parts if certificate.get(claims))])
     return _SOURCES.get(kind, "")
 
 
@@ -110,12 +111,13 @@ _SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class _WasteClaims:
-    """What proves waste: charges and lates of differences, packings refuted, and ends."""
+    """What proves waste: charges and lates of differences, packings refuted, ends and intervals."""
 
     charges: list[int]
     lates: list[int]
     refuted: list[tuple[int, int]]
     ends: list[EndClaim]
+    intervals: list[IntervalClaim]
 
 
 def _proven_seconds(problem: Problem, bound: Bound) -> float:
@@ -144,11 +146,14 @@ def _proven_seconds(problem: Problem, bound: Bound) -> float:
             least(number, max(rounds, growth.steps(number))) for number in range(stages, least.requests + 1)
         )
     have = sorted(Counter(n for n in problem.rounds.tolist() if n > 0).items())
+    # Certificates of before have none.
+    priced = entries({"intervals": [], **certificate}, "intervals")
     claims = _WasteClaims(
         wholes(certificate, "charges", "charges"),
         wholes(certificate, "late", "late"),
         [_checked_refutation(have, slots, claim, work) for claim in entries(certificate, "refuted")],
         [checked_ends(have, slots, claim, work) for claim in entries(certificate, "ends")],
+        [checked_intervals(have, slots, claim, work) for claim in priced],
     )
     return _difference_seconds(problem, slots, stages, rounds, claims, work)
 
@@ -420,7 +425,8 @@ def _difference_seconds(
     for number in numbers:
         if least_seconds(number, rounds) >= best:
             break
-        proven = rounds
+        proven = least_rounds = max([rounds, *(each.rounds(number) for each in claims.intervals)])
+        work.spend(len(claims.intervals))
         for late in claims.lates:
             # Each number of spans hardly longer than the longest request, one after the other, is a case.
             needed = math.inf
@@ -435,7 +441,9 @@ def _difference_seconds(
                 waste = max([0, *(value - charge * near for charge, value in relaxed.items())])
                 held = (late + 1) * max(0, have[-1][1] - spans * slots)
                 unfit = [capacity + 1 for values, capacity in claims.refuted if near <= values]
-                least = max([rounds, spans * longest, -(-(slot_rounds + waste + held) // slots), *unfit])
+                least = max(
+                    [least_rounds, spans * longest, -(-(slot_rounds + waste + held) // slots), *unfit]
+                )
                 same = spans if late == 0 else 0
                 refuting = {
                     end.rounds

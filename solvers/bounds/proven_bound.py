@@ -12,11 +12,13 @@ from ...models.bounds.makespan import trivial_bound
 from ...models.bounds.partition_heuristics import longest_processing_time, machine_loads
 from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.slot_ends import SlotEnds
+from ...models.bounds.stage_intervals import StageIntervals
 from ..packing.partition import partition_bound
 from .loading import time_for_programmes
 from .memory_growth import growing_bound
 from .rounded_packing import refute_rounds
 from .slot_ends import refute_case
+from .stage_intervals import IntervalPricing
 
 DEFAULT_SECONDS = 5.0
 """Seconds for what takes a search; most bounds need less."""
@@ -39,6 +41,9 @@ SHARE = 0.3
 LEAST_LEFT = 1e-6
 """Seconds that a bound leaves a solver at least, which then ends with the first schedules it makes."""
 
+MOST_LENGTHS = 2000
+"""Distinct lengths up to which intervals between stages are priced: a checker repeats it in plain Python."""
+
 WASTE_SECONDS = 1e-4
 """Seconds a distinct length that the least waste of rounding lengths up takes, about."""
 
@@ -57,10 +62,12 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     any packing of the requests over the slots, the hybrid paper's (26)-(30), which column generation bounds
     from below (Gilmore and Gomory 1961). Where a packing meets the cheap bounds, as with many requests a
     slot, there is nothing to add and it ends at once. Then the cheapest numbers of stages and rounds are
-    refuted, again and again until they stand: by the first and the last requests of slots, which have few
-    values to be rounded up to (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), and in small problems
-    by packing lengths rounded up to the differences that so many stages have. What is proven is kept, so the
-    bound does not fall with more time.
+    refuted, again and again until they stand: by the intervals between stages, which requests are held for as
+    wholes (:class:`~batchbound.models.bounds.stage_intervals.StageIntervals`), by the first and the last
+    requests of slots, which have few values to be rounded up to
+    (:class:`~batchbound.models.bounds.slot_ends.SlotEnds`), and in small problems by packing lengths rounded
+    up to the differences that so many stages have. What is proven is kept, so the bound does not fall with
+    more time.
 
     Parameters
     ----------
@@ -91,6 +98,7 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
             best = max(best, grown, key=lambda bound: bound.seconds)
     if rules:
         return max(best, differences.bound(), key=lambda bound: bound.seconds)
+    pricing = IntervalPricing(StageIntervals(differences.lengths, differences.numbers, differences.slots))
     while True:
         # A longer limit goes through the stages of a shorter one, then through more.
         stage, before = min(end, begun + max(FIRST_STAGE, STAGE_GROWTH * (stage - begun))), stage
@@ -100,16 +108,14 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
                 counts = counts.with_packing(packing)
                 differences = differences.with_counts(counts)
         if len(differences.lengths):
-            _refute_ends(differences, stage)
-            while programmes and _refute_packings(differences, stage):
-                _refute_ends(differences, stage)
+            _refute(differences, pricing if programmes else None, stage)
         found = max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
         stands = found.seconds <= best.seconds and time.perf_counter() < stage
         best = max(best, found, key=lambda bound: bound.seconds)
         if stage >= end or stands:
             break
     if len(differences.lengths):
-        _drop_idle_ends(differences)
+        _drop_idle(differences)
         best = max(differences.bound(), best, key=lambda bound: bound.seconds)
     return best
 
@@ -140,6 +146,25 @@ def _memory_rules(problem: Problem, counts: Counts) -> bool:
         return False
     packed = longest_processing_time(problem.rounds, counts.slots)
     return counts.rounds > MEMORY_RULES * int(machine_loads(problem.rounds, packed, counts.slots).max())
+
+
+def _refute(differences: Differences, pricing: IntervalPricing | None, deadline: float) -> None:
+    """Refute the cheapest numbers of stages and rounds until they stand; without programmes by ends alone."""
+    if pricing is not None:
+        _price_intervals(differences, pricing, deadline)
+    _refute_ends(differences, deadline)
+    while pricing is not None and _refute_packings(differences, deadline):
+        _refute_ends(differences, deadline)
+
+
+def _price_intervals(differences: Differences, pricing: IntervalPricing, deadline: float) -> None:
+    """Add prices of the intervals between stages until the cheapest counts stand."""
+    while len(differences.lengths) <= MOST_LENGTHS:
+        cheapest = differences.cheapest()
+        solution = pricing.best(cheapest.stages, cheapest.rounds, deadline)
+        if solution is None:
+            return
+        differences.intervals = [*differences.intervals, solution]
 
 
 def _refute_packings(differences: Differences, deadline: float) -> bool:
@@ -175,11 +200,16 @@ def _refute_ends(differences: Differences, deadline: float) -> None:
         differences.ends = [*differences.ends, waste]
 
 
-def _drop_idle_ends(differences: Differences) -> None:
-    """Keep only those wastes of ends without which less would be proven."""
+def _drop_idle(differences: Differences) -> None:
+    """Keep only those proofs of intervals and of ends without which less would be proven."""
     seconds = differences.bound().seconds
-    for waste in differences.ends:
-        others = [other for other in differences.ends if other is not waste]
-        differences.ends, kept = others, differences.ends
+    for solution in differences.intervals:
+        intervals = differences.intervals
+        differences.intervals = [each for each in intervals if each is not solution]
         if differences.bound().seconds < seconds:
-            differences.ends = kept
+            differences.intervals = intervals
+    for waste in differences.ends:
+        ends = differences.ends
+        differences.ends = [each for each in ends if each is not waste]
+        if differences.bound().seconds < seconds:
+            differences.ends = ends

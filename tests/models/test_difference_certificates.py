@@ -277,17 +277,17 @@ def test_ends_of_endless_requests_are_given_up() -> None:
     ("lengths", "slots", "stages", "rounds", "claims", "needed"),
     [
         # One stage leaves no two points near, and 7 rounds are refuted for as few.
-        ([3], 1, 1, 3, _WasteClaims([], [0], [(0, 7)], []), 8),
+        ([3], 1, 1, 3, _WasteClaims([], [0], [(0, 7)], [], []), 8),
         # Ends refute 5 rounds, and nothing refutes 6.
-        ([3], 1, 1, 5, _WasteClaims([], [0], [], [EndClaim(5, 1000, 0, 0, 0)]), 6),
+        ([3], 1, 1, 5, _WasteClaims([], [0], [], [EndClaim(5, 1000, 0, 0, 0)], []), 6),
         # The ends of a span that may last a round longer are two values: they take away all that ends waste.
-        ([2, 3], 1, 2, 5, _WasteClaims([], [1], [], [EndClaim(5, 2, 0, 1, 0)]), 5),
+        ([2, 3], 1, 2, 5, _WasteClaims([], [1], [], [EndClaim(5, 2, 0, 1, 0)], []), 5),
         # Nothing is left of 6 rounds after spans of 3, so no end value is one from both ends: four remain.
-        ([1, 2, 3], 1, 3, 6, _WasteClaims([], [0], [], [EndClaim(6, 4, 0, 1, 0)]), 6),
+        ([1, 2, 3], 1, 3, 6, _WasteClaims([], [0], [], [EndClaim(6, 4, 0, 1, 0)], []), 6),
         # Two spans of 5, one after the other: with fewer, one of the three is held for 10 rounds more.
-        ([5, 5, 5], 2, 2, 8, _WasteClaims([], [9], [], []), 10),
+        ([5, 5, 5], 2, 2, 8, _WasteClaims([], [9], [], [], []), 10),
         # A span of 6 to 10 rounds may fill all 7, so that the point in it may be near both its ends.
-        ([6, 6], 3, 2, 7, _WasteClaims([], [4], [(1, 9)], []), 7),
+        ([6, 6], 3, 2, 7, _WasteClaims([], [4], [(1, 9)], [], []), 7),
     ],
 )
 def test_the_case_that_needs_the_fewest_rounds_decides(
@@ -330,8 +330,8 @@ def test_the_checker_counts_values_at_the_ends_as_the_prover_does_by_code_of_its
 
 def placements(stages: int, gap: int, rounds: int) -> Iterator[list[int]]:
     """Yield all points that begin at 0, end in so many rounds or later, and leave no gap above one."""
-    for gaps in itertools.product(range(1, gap + 1), repeat=stages):
-        points = [0, *itertools.accumulate(gaps)]
+    for intervals in itertools.product(range(1, gap + 1), repeat=stages):
+        points = [0, *itertools.accumulate(intervals)]
         if points[-1] >= rounds:
             yield points
 

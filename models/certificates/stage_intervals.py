@@ -1,0 +1,95 @@
+"""An independent check of how long requests are held if that is for whole intervals between stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .claims import RefutedError, Work, whole, wholes
+
+PARTS = 65536
+"""Parts of a round in which prices are stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalClaim:
+    """
+    Rounds proven for any number of stages, by prices in parts of a round.
+
+    Parameters
+    ----------
+    slots
+        Slots there are.
+    charged
+        The least that all requests come to: rounds held, and what is charged.
+    interval, spans, short
+        What is charged for each interval that a request is held for, for each span by its number of
+        intervals, and for each round of a span of one interval.
+    """
+
+    slots: int
+    charged: int
+    interval: int
+    spans: list[int]
+    short: int
+
+    def rounds(self, stages: int) -> int:
+        """Return the decode steps that so many stages need: slots hold all but what is charged."""
+        charges = self.interval * self.slots * stages
+        for number, price in enumerate(self.spans, start=1):
+            charges += price * max(0, stages + 1 - number)
+        per_round = PARTS * self.slots + self.short
+        return max(0, -((charges - self.charged) // per_round))
+
+
+def checked_intervals(
+    have: list[tuple[int, int]], slots: int, claim: Mapping[str, Any], work: Work
+) -> IntervalClaim:
+    """
+    Return what the prices of a claim prove.
+
+    Parameters
+    ----------
+    have
+        Each length and how many requests have it, ascending.
+    slots
+        Slots there are.
+    claim
+        The witness of :class:`~batchbound.models.bounds.stage_intervals.IntervalPrices`.
+    work
+        What is left of the steps of the check.
+
+    Raises
+    ------
+    RefutedError
+        If the prices are none, or there are too few steps left to check them.
+    """
+    interval, short, spans = (
+        whole(claim, "interval", "intervals"),
+        whole(claim, "round", "intervals"),
+        wholes(claim, "spans", "intervals"),
+    )
+    if not spans:
+        raise RefutedError(
+            "intervals", "spans of one interval have no price, and would be charged as longer ones"
+        )
+    # What a span of so many intervals costs each request beside its rounds, and once: longer ones nothing.
+    kinds = [(interval * number, price) for number, price in enumerate([*spans, 0], start=1)]
+    least = [0]
+    for i, (length, _) in enumerate(have):
+        work.spend(len(kinds))
+        ways = [(each, once + (short * length if k == 0 else 0)) for k, (each, once) in enumerate(kinds)]
+        best, number, wasted = math.inf, 0, 0
+        for j in range(i, -1, -1):
+            work.spend(len(ways))
+            number += have[j][1]
+            wasted += have[j][1] * (length - have[j][0]) * PARTS
+            if best <= wasted:
+                # The more of the shorter requests join, the more they waste.
+                break
+            best = min(best, least[j] + wasted + min(number * each + once for each, once in ways))
+        least.append(int(best))
+    held = sum(length * count for length, count in have)
+    return IntervalClaim(slots, least[-1] + held * PARTS, interval, spans, short)
