@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ from .files.kinds import refuse_other_kinds
 from .files.record import plain, record, refuse_unknown
 from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem
-from .prompts.columns import PromptColumns
+from .prompts.columns import PromptColumns, is_header
 from .schedule import Schedule
 from .workload import Workload
 
@@ -70,10 +71,19 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
             head = stream.read(4096)
     except OSError:
         return False
-    first = head.partition(b"\n")[0]
+    first, _, more = head.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     if first.startswith(b"{"):
-        return re.search(rb'"custom_id"\s*:', first) is not None
-    return first.startswith(b"PAR1") or re.fullmatch(rb"[\w ]+(,[\w ]+)+\r?", first) is not None
+        return re.search(rb'"custom_id"\s*:', first) is not None or _is_row(first, more)
+    return first.startswith(b"PAR1") or is_header(first)
+
+
+def _is_row(first: bytes, more: bytes) -> bool:
+    """Return whether a line is one of a table in JSON lines: an object, none of ours, before others."""
+    try:
+        value = json.loads(first) if more.startswith(b"{") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not any(name.startswith("batchbound_") for name in value)
 
 
 def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:

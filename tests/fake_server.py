@@ -68,8 +68,8 @@ class FakeServer:
         Requests the job has.
     faults
         What to do with the attempts at a request, by its prompt, one after the other: a status, ``hang``,
-        ``drop`` (the connection), ``garbage``, ``no choices``, ``ignore n``, or a key of :data:`ODD`; beyond
-        the list it is served.
+        ``drop`` (the connection), ``garbage``, ``no gzip``, ``error`` (with status 200), ``no choices``,
+        ``ignore n``, or a key of :data:`ODD`; beyond the list it is served.
     die_after
         Completions after which the server loses all it holds and starts anew, again and again.
     on_completion
@@ -134,17 +134,20 @@ class FakeServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _hang_up(self) -> None:
-        self._server.close()
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
         while True:
-            # A connection that was accepted just now is handed over in one of the loop's next rounds.
+            # A connection that was accepted just now is handed over in one of the loop's next rounds: closed
+            # by then, a server drops it without closing it, and its client would wait for ever.
             for _ in range(5):
                 await asyncio.sleep(0)
             if not self._transports and not self._tasks:
-                return
+                break
             for transport in self._transports:
                 transport.abort()
             for task in self._tasks:
                 task.cancel()
+        self._server.close()
 
     async def _die(self) -> None:
         """Lose everything, be away for a moment, and come back at the same address."""
@@ -227,6 +230,10 @@ class FakeServer:
             return 0, "", ""
         if fault == "garbage":
             return 200, "<html>", ""
+        if fault == "no gzip":
+            return 200, "no gzip", "Content-Encoding: gzip\r\n"
+        if fault == "error":
+            return 200, json.dumps({"error": {"message": "out of blocks"}}), ""
         most = int(body.get("max_tokens", 1))
         tokens = most if self.lengths is None else min(most, self.lengths[body["user"]])
         request = Running(name, tokens, body, self._loop.create_future())

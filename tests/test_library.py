@@ -242,10 +242,13 @@ def test_servers_complete_a_batch_and_what_is_done_is_not_sent_again(tmp_path: P
     # Slots of two: 7 + 4 + 3, and 6 + 5 + 2 tokens.
     assert figures["bound_iterations"] == figures["predicted_iterations"] == 14
     assert any("longest first, 14 iterations predicted" in remark for remark in remarks)
+    # The server is gone, and not asked.
+    servers = batchbound.ServerOptions((server.url,), slots=2)
+    again = batchbound.run(batch, servers, output=completions, trace=trace)
+    assert again.finished_before
+    assert again.figures()["bound_iterations"] == 14
     with pytest.raises(InputError, match="--overwrite"):
-        batchbound.run(
-            batch, batchbound.ServerOptions((server.url,), slots=2), output=completions, trace=trace
-        )
+        batchbound.run(batch, replace(servers, model="other"), output=completions, trace=trace)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ EXAMPLES = {
     "run": "batchbound run plan.json --model MODEL",
     "report": "batchbound report plan.json trace.jsonl --gantt gantt.png",
     "simulate": "batchbound simulate table3:0 --slots 200 --cost paper --policy fcfs",
-    "serve": "batchbound serve requests.csv --cost cost.json --kv-capacity 40000 --policy vllm",
+    "serve": "batchbound serve sharegpt:0:1000 --engine MODEL --kv-capacity 40000 --policy vllm",
     "bound": "batchbound bound table3:0 --slots 200 --cost paper",
     "compare": "batchbound compare table3:0:60 --slots 10 --cost paper --solvers search,policy:lpt",
     "export": "batchbound export table3:0:12 --slots 3 --cost paper --formulation repaired -o model.mps",

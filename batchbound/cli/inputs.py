@@ -180,7 +180,9 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         longest=args.longest_completion,
         columns=columns_of(args),
     )
-    if job.records and tokenizer == "bytes" and args.tokenizer is None:
+    if not job.records:
+        refuse_tokenizer(args)
+    elif tokenizer == "bytes" and args.tokenizer is None:
         note("no --model: prompts are counted in bytes")
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
@@ -208,6 +210,13 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
             note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
     _refuse_timeless(problem, args.cost)
     return Inputs(problem, job, source, tokenizer)
+
+
+def refuse_tokenizer(args: argparse.Namespace) -> None:
+    """Raise InputError if a tokenizer is named where lengths are read, and no prompts that it could count."""
+    if args.tokenizer is not None:
+        what = "--tokenizer has no effect on lengths: there are no prompts to count"
+        raise InputError(what, file=args.workload, hint="Leave it out.")
 
 
 def _prefix_cache(

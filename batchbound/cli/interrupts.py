@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 AGAIN_AFTER = 0.01
 """Seconds after which a lost interrupt is sent once more."""
 
+_ASKED = "the system asked the process to end (SIGTERM)"
+
 
 @contextmanager
 def terminating() -> Iterator[None]:
     """Turn the system's request to end into :class:`TerminatedError`, so that work stops cleanly."""
     from ..executor.models.faults import TerminatedError
 
+    asked = False
+
     def stop(*_: object) -> None:
-        raise TerminatedError("the system asked the process to end (SIGTERM)")
+        nonlocal asked
+        asked = True
+        raise TerminatedError(_ASKED)
 
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may say what a signal does.
@@ -34,6 +40,11 @@ def terminating() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt as error:
+        # A search that was stopped ends with its best plan; who wants none of it cannot tell what stopped it.
+        if asked and not isinstance(error, TerminatedError):
+            raise TerminatedError(_ASKED) from error
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

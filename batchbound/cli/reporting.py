@@ -72,6 +72,9 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
     """Print the figures of a run on servers: as one JSON object, or as lines for people."""
+    if result.finished_before:
+        note(f"{output}: this job is finished; --overwrite would serve it again")
+        return
     if not len(result.run):
         note(f"{output}: every request had its completion already")
         return

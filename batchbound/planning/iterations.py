@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..executor.profiling.fitted_audit import proven_rates
 from ..executor.profiling.iteration_fit import PricedDevice
 from ..executor.profiling.replay import ComposedDevice
 from ..executor.profiling.seconds_audit import needed_work
-from ..executor.serving.release import fits
+from ..executor.serving.release import fits, predict
 from ..heuristics.dispatch import RULES, dispatch
 from ..models.bounds.iterations import iteration_bound
 from ..models.exegpt.iteration_minorant import Minorant, best_minorant
@@ -30,7 +31,7 @@ from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
 from .mixed_job import MixedJob
 from .plan import PlanningError
-from .release import Releasable
+from .release import Releasable, named_orders
 from .release_search import search_release
 
 UNSTATED = 2**40
@@ -131,8 +132,8 @@ def make_iteration_plan(
         Where completions of one prompt may go: to any engine, to one, or to as many as there are. Those of
         one request go to one.
     rule
-        Of :data:`~batchbound.heuristics.dispatch.RULES`, that shares requests out; by default the one that
-        leaves the engine with most to do the least.
+        Of :data:`~batchbound.heuristics.dispatch.RULES`, that shares requests out; by default the one
+        that leaves the engine with most to do the least, in the best of the simple orders.
     limits
         When to stop; after ``DEFAULT_SECONDS`` by default.
     provenance
@@ -250,16 +251,48 @@ def _shared_out(job: MixedJob, engines: Engines, groups: Groups, rule: str | Non
     even = groups != "spread" and len(set(engines.limits)) == 1 and len(work) <= _FEW
     rules = [rule] if rule else RULES if even else ["lpt"]
     found = [dispatch(fleet, name, groups) for name in rules]
-    return min(found, key=lambda replica_of: _most(job, engines, replica_of))
+    if len(found) == 1:
+        return found[0]
+    least = [_least(job, engines, replica_of) for replica_of in found]
+    best, fewest = found[int(np.argmin(least))], math.inf
+    if len(work) > _SIMULATED:
+        return best
+    for k in np.argsort(least, kind="stable").tolist():
+        if least[k] >= fewest:
+            break  # whatever the order
+        most = _most(job, engines, found[k])
+        if most < fewest:
+            best, fewest = found[k], most
+    return best
+
+
+def _least(job: MixedJob, engines: Engines, replica_of: IntArray) -> int:
+    """Return the fewest iterations of the engine that has most to do."""
+    return max(
+        iteration_bound(job.rows(members), limits, summed=True).iterations
+        for members, limits in _members(engines, replica_of)
+    )
 
 
 def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> int:
-    """Return the least iterations of the engine that has most to do."""
+    """Return the iterations of the engine that has most to do, each in the best of the simple orders."""
     each = []
+    for members, limits in _members(engines, replica_of):
+        work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
+        sequences, orders = work.sequences(), named_orders(work, None).values()
+        runs = [predict(sequences, limits, work.expanded(order), lag=1) for order in orders]
+        known = [run.iterations for run in runs if run is not None]
+        # Of a job too large to simulate.
+        each.append(min(known, default=iteration_bound(sequences, limits, summed=True).iterations))
+    return max(each)
+
+
+def _members(engines: Engines, replica_of: IntArray) -> Iterator[tuple[IntArray, EngineLimits]]:
+    """Yield the completions of each engine that has any, and its limits."""
     for k, limits in enumerate(engines.limits):
         members = np.flatnonzero(replica_of == k)
-        each.append(iteration_bound(job.rows(members), limits, summed=True).iterations if members.size else 0)
-    return max(each)
+        if members.size:
+            yield members, limits
 
 
 def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:
@@ -282,6 +315,9 @@ def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:
 
 _FEW = 50_000
 """Completions up to which every rule shares them out; more even out by Graham's alone."""
+
+_SIMULATED = 2000
+"""Completions up to which the rules' shares are simulated; those of more are told apart by their bounds."""
 
 _ROUNDING = 1e-12
 """Share by which seconds proven are lowered: long sums of the same seconds differ by as much."""

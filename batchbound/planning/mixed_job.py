@@ -18,7 +18,7 @@ from ..data.prefix_cache import alike_beginnings, group_beginnings
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
-from ..data.readers.requests import read_workload
+from ..data.readers.requests import nothing_to_drop, read_workload
 from ..data.readers.server_batch import ServerRequest, completion_ids, read_server_batch
 from ..data.readers.tables import is_table
 from ..data.workload import Workload, WorkloadError
@@ -143,6 +143,8 @@ def read_mixed_job(
             cached, shared = group_beginnings(work)
             job = replace(job, cached=cached, shared=shared, assumptions=(COLD, APART))
         return ReadJob(job, name, read.lengths)
+    if drop_unanswered:
+        raise nothing_to_drop(name)
     requests = read_server_batch(name, columns)
     known = [request.output_tokens for request in requests]
     source = replace(

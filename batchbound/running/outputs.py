@@ -165,15 +165,19 @@ def _run_of(path: Path) -> object:
 
 def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -> bool:
     """Return whether the outputs are whole and of this very run: its trace says so, nothing is left to do."""
-    from ..executor.runs.job import journal_path
-
-    if journal_path(files.output).exists() or not files.output.is_file():
-        return False
     if _run_of(files.traces[0]) != run_digest(identity):
         return False
+    return is_whole(files.output, [record.custom_id for record in job.prompts.records])
+
+
+def is_whole(output: Path, names: Sequence[str]) -> bool:
+    """Return whether an output holds the completions of these requests, and no run goes on with it."""
+    from ..executor.runs.job import journal_path
+
+    if journal_path(output).exists() or not output.is_file():
+        return False
     try:
-        named = [one.custom_id for one in read_completions(files.output)]
+        named = [one.custom_id for one in read_completions(output)]
     except InputError:
         return False
-    names = [record.custom_id for record in job.prompts.records]
     return list(dict.fromkeys(named)) == list(dict.fromkeys(names))

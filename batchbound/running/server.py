@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -17,12 +18,14 @@ from ..data.files.disk import InputError, read_text
 from ..data.files.outputs import refuse_outputs
 from ..data.iteration_plan import IterationPlan, load_plan
 from ..data.iterations import EngineLimits, sequences_of
-from ..data.plan import Plan
+from ..data.plan import Plan, holds_requests
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import is_prompt_table, prompts_digest
-from ..data.readers.completions import is_parquet_name, write_completions
+from ..data.readers.completions import is_parquet_name, read_completions, write_completions
 from ..data.readers.length_source import LengthSource
 from ..data.readers.server_batch import ServerRequest, completion_ids, read_server_batch
+from ..data.readers.server_metrics import ServerMetrics
+from ..data.readers.server_run import ServerCount, ServerRun
 from ..planning.release import (
     FILE_ORDER,
     LONGEST_FIRST,
@@ -32,6 +35,7 @@ from ..planning.release import (
     named_release,
     plan_order,
 )
+from .outputs import is_whole, run_digest
 from .server_result import ServerResult
 
 if TYPE_CHECKING:
@@ -210,14 +214,25 @@ def run_on_servers(
     _check_urls(options.urls)
     batch = _read(plan, options)
     read = [batch.path, plan, *options.files()]
+    identity: dict[str, object] = {
+        "batch": prompts_digest(batch.path),
+        "server": "OpenAI",
+        "model": options.model,
+    }
+    finished = None if overwrite else _finished_before(batch, options, outputs, run_digest(identity))
+    if finished is not None:
+        return finished
     # Outputs that exist may be an earlier part's of this run, which is looked into below.
     refuse_outputs(outputs, overwrite or journal_path(output).exists(), read)
     job = ServerJob(batch.requests, range(len(batch.requests)), options.urls, 1, model=options.model)
     facts = job.probe()
     slots = _slots(options, batch, facts)
     _check_facts(facts, options.model, batch, remark)
+    unnamed = _unnamed_model(facts, options.model, batch)
+    served = {} if unnamed is None else {"served": unnamed}
     options = _as_planned(options, batch, facts, remark)
-    limits = _limits(options, slots, facts, batch.iterations)
+    metrics = [fact.metrics for fact in facts if fact.metrics is not None]
+    limits = _limits(options, slots, len(facts), metrics, batch.iterations)
     again = _asked_again(options, batch, limits)
     if again:
         remark(f"{again:,} requests ask a prompt again: the order is mended by the lengths that come out")
@@ -227,8 +242,7 @@ def run_on_servers(
         options = replace(options, order="plan")
     release = _release(options, batch, limits, remark)
     job = _ordered(job, release, slots, options, batch.output if again else None)
-    identity = {"batch": prompts_digest(batch.path), "server": "OpenAI", "model": options.model}
-    journal = Journal(journal_path(output), identity)
+    journal = Journal(journal_path(output), identity | served)
     try:
         refuse_outputs(outputs, overwrite or journal.ending, read)
     except InputError:
@@ -242,19 +256,55 @@ def run_on_servers(
             journal.end()
     if outcome.stopped is not None:
         raise RunStoppedError(outcome.stopped)
-    if len(outcome.run):
-        outcome.run.save(trace)
+    # Cut off before its trace: one without requests tells the finished job from another's.
+    if len(outcome.run) or _run_of(trace) != run_digest(identity):
+        replace(outcome.run, run=run_digest(identity)).save(trace)
     write_completions(output, (journal.finished[request.custom_id] for request in batch.requests))
     journal.remove()
     stated = options.batched_tokens is not None
     return ServerResult(len(batch.requests), outcome.run, limits, stated, release, resumed, outcome.failed)
 
 
+def _finished_before(
+    batch: _Batch, options: ServerOptions, outputs: tuple[Path, Path], run: str
+) -> ServerResult | None:
+    """Return what a run came to that had written all of its outputs before; None if none had."""
+    output, trace = outputs
+    if _run_of(trace) != run or not is_whole(output, [one.custom_id for one in batch.requests]):
+        return None
+    ran = ServerRun.load(trace)
+    limits = _limits(options, ran.slots, len(ran.servers), ran.servers, batch.iterations)
+    count, stated = len(batch.requests), options.batched_tokens is not None
+    failed = {one.custom_id for one in read_completions(output) if one.error is not None}
+    return ServerResult(count, ran, limits, stated, None, count - len(ran), len(failed), finished_before=True)
+
+
+def _run_of(trace: Path) -> str | None:
+    """Return the run that a trace names, or None if there is no trace of one."""
+    try:
+        return ServerRun.load(trace).run if trace.is_file() else None
+    except InputError:
+        return None
+
+
 def _check_urls(urls: Sequence[str]) -> None:
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
+    from ..executor.engines.server_client import base_url
+
+    for number, url in enumerate(urls):
+        if not _is_address(url):
             hint = "Write http://HOST:PORT."
             raise InputError("it is no http:// or https:// address", where=f"--server {url}", hint=hint)
+        if base_url(url) in map(base_url, urls[:number]):
+            hint = "Name each server once: its slots are counted for each."
+            raise InputError("it is named before", where=f"--server {url}", hint=hint)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port beyond all ports
+        return False
 
 
 def _as_planned(
@@ -374,7 +424,7 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
 
 def _is_plan(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a plan: one object, where a batch file has one a line with ``body``."""
-    if is_prompt_table(path):
+    if is_prompt_table(path) or holds_requests(path):
         return False
     first = read_text(path).lstrip().partition("\n")[0]
     try:
@@ -417,22 +467,36 @@ def _check_facts(
             raise InputError(message, where=f"--server {fact.url}", hint=hint)
 
 
+def _unnamed_model(facts: Sequence[ServerFacts], model: str | None, batch: _Batch) -> str | None:
+    """Return the model that the servers give requests that name none; None if all do, or they do not say."""
+    if model is not None or all(request.body.get("model") is not None for request in batch.requests):
+        return None
+    given = sorted({fact.models[0] for fact in facts if fact.models})
+    if len(given) > 1:
+        hint = f"Say --model, which goes into every request, such as --model {given[0]}."
+        raise InputError(f"requests name no model, and the servers have {', '.join(given)}", hint=hint)
+    return given[0] if given else None
+
+
 def _limits(
-    options: ServerOptions, slots: int, facts: Sequence[ServerFacts], plan: IterationPlan | None
+    options: ServerOptions,
+    slots: int,
+    count: int,
+    metrics: Sequence[ServerMetrics | ServerCount],
+    plan: IterationPlan | None,
 ) -> EngineLimits:
     """Return the limits of all servers as if they were one: what they do side by side, it could do."""
-    metrics = [fact.metrics for fact in facts if fact.metrics is not None]
     room = [one.kv_tokens for one in metrics if one.kv_tokens is not None]
     blocks = {one.block_tokens for one in metrics} - {None}
     if plan is not None and not room:
         # The servers do not tell: what was planned with.
         each = plan.shares[0].limits
-        room = [] if each.kv_tokens is None else [each.kv_tokens] * len(facts)
+        room = [] if each.kv_tokens is None else [each.kv_tokens] * count
         blocks = {each.block_tokens}
     return EngineLimits(
-        sequences=slots * len(facts),
-        batched_tokens=(options.batched_tokens or _UNSTATED_BUDGET) * len(facts),
-        kv_tokens=sum(room) if len(room) == len(facts) else None,
+        sequences=slots * count,
+        batched_tokens=(options.batched_tokens or _UNSTATED_BUDGET) * count,
+        kv_tokens=sum(room) if len(room) == count else None,
         block_tokens=next(iter(blocks)) or 16 if len(blocks) == 1 else 1,
     )
 

@@ -26,26 +26,29 @@ class ServerResult:
     requests
         Of the whole batch.
     run
-        Of the requests that this run sent; of none if an earlier run had them all completed.
+        Of the requests that this run sent; of none if an earlier part of it had them all completed.
     limits
         Of the servers together, as the order was chosen for.
     budget_known
         Whether the tokens of an iteration are the servers' own; else the bound does without them.
     release
-        The order, and the iterations predicted for it.
+        The order, and the iterations predicted for it; None if the run had finished before.
     resumed
         Requests that an earlier part of the run had completed.
     failed
         Requests that have no completion: their lines say why.
+    finished_before
+        Whether an earlier run had written all of it already: ``run`` is that one.
     """
 
     requests: int
     run: ServerRun
     limits: EngineLimits
     budget_known: bool
-    release: Release
+    release: Release | None
     resumed: int
     failed: int
+    finished_before: bool = False
 
     def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
         """
@@ -57,8 +60,9 @@ class ServerResult:
             Told what the servers were seen to do otherwise than planned.
         """
         found = _of_run(self.run) | self._beside_bound(remark)
-        if self.release.predicted is not None and not self.resumed:
-            found["predicted_iterations"] = self.release.predicted.iterations
+        predicted = None if self.release is None else self.release.predicted
+        if predicted is not None and not self.resumed:
+            found["predicted_iterations"] = predicted.iterations
         return found | {"resumed": self.resumed, "failed": self.failed}
 
     def _beside_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
@@ -93,8 +97,11 @@ class ServerResult:
 
 
 def _of_run(run: ServerRun) -> dict[str, object]:
-    tokens, seconds = int(run.completion_tokens.sum()), run.makespan
-    latency = (run.finished - run.sent)[run.failed == 0]
+    done, seconds = run.failed == 0, run.makespan
+    # No completion has less than a token each, so that the server did not say how many there were.
+    unknown = bool((run.completion_tokens < run.choices)[done].any())
+    tokens = None if unknown else int(run.completion_tokens.sum())
+    latency = (run.finished - run.sent)[done]
     return {
         "requests": len(run),
         "retries": run.retries,
@@ -102,7 +109,7 @@ def _of_run(run: ServerRun) -> dict[str, object]:
         "in_flight": run.in_flight,
         "makespan_s": seconds,
         "output_tokens": tokens,
-        "output_tokens_per_s": tokens / seconds if seconds else None,
+        "output_tokens_per_s": tokens / seconds if tokens is not None and seconds else None,
         "latency_s": np.quantile(latency, (0.5, 0.9, 0.99)).tolist() if len(latency) else None,
         "preemptions": _sum(run, "preemptions"),
         "cached_tokens": _sum(run, "cached_tokens"),

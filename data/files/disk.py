@@ -15,14 +15,18 @@ from typing import IO
 
 import msgspec
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
+_DECOMPRESS, _REWRITE = "Decompress it first.", "Write it as Parquet, to a name that ends in .parquet."
+_NO_TEXT = {
+    b"\x1f\x8b": ("is compressed (gzip)", _DECOMPRESS),
+    b"PK\x03\x04": ("is compressed (zip)", "Decompress it first; save a spreadsheet as CSV."),
+    b"BZh": ("is compressed (bzip2)", _DECOMPRESS),
+    b"\xfd7zXZ": ("is compressed (xz)", _DECOMPRESS),
+    b"\x28\xb5\x2f\xfd": ("is compressed (zstd)", _DECOMPRESS),
+    b"ARROW1": ("is an Arrow file", _REWRITE),
+    b"FEA1": ("is a Feather file", _REWRITE),
+    b"\xff\xff\xff\xff": ("is an Arrow stream", _REWRITE),
 }
-"""How compressed files begin."""
+"""How files begin that are no text, what they are, and what to do."""
 
 
 _LONGEST_MESSAGE = 1000
@@ -111,9 +115,9 @@ def read_text(path: str | os.PathLike[str]) -> str:
     try:
         with open(path, "rb") as stream:
             head = stream.read(8)
-        packed = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
-        if packed is not None:
-            raise InputError(f"is compressed ({packed})", file=path, hint="Decompress it first.")
+        for magic, (what, hint) in _NO_TEXT.items():
+            if head.startswith(magic):
+                raise InputError(what, file=path, hint=hint)
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError("no such file", file=path, hint="Check the path.") from None

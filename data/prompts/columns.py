@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -76,6 +78,12 @@ def asking_for_prompts(found: Sequence[str]) -> str:
 def listed(found: Sequence[str]) -> str:
     """Return columns in a line."""
     return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
+
+
+def is_header(line: bytes) -> bool:
+    """Return whether a line is the header of a table: names, with what separates columns between."""
+    name = rb'"?[\w .\x80-\xff-]+"?'
+    return re.fullmatch(name + rb"([,;\t]" + name + rb")+\r?", line.removeprefix(codecs.BOM_UTF8)) is not None
 
 
 def separator(text: str) -> str:

@@ -17,7 +17,7 @@ from ..files.disk import InputError, read_json_object, read_text, shown
 from ..files.jsonl import file_digest, json_lines
 from ..files.record import whole
 from ..workload import LONGEST
-from .columns import PromptColumns, asking_for_prompts, listed, separator
+from .columns import PromptColumns, asking_for_prompts, is_header, listed, separator
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +27,8 @@ _SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
 
 _WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 """How a conversation begins that was made a text of, as CSV does."""
+
+_LONGEST_HEADER = 4096
 
 _BATCH = {"custom_id", "body", "method", "url", "response", "error"}
 """Fields of the lines of batch files: one of them at least stands in each."""
@@ -51,7 +53,7 @@ def batch_entries(
         If the table cannot be read, a column is not there, or a value is no prompt, name or number of tokens.
     """
     if columns is None:
-        if is_prompt_table(path):
+        if is_prompt_table(path) or _has_header(path):
             raise _unnamed(path, _read(path, None)[0])
         for number, entry in json_lines(path):
             if not _BATCH & set(entry):
@@ -73,6 +75,15 @@ def batch_entries(
         if columns.max_tokens is not None:
             body["max_tokens"] = row.tokens(columns.max_tokens)
         yield number, {"custom_id": name, "body": body}
+
+
+def _has_header(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file begins as a table of text does; one that cannot be read is told of elsewhere."""
+    try:
+        with open(path, "rb") as stream:
+            return is_header(stream.readline(_LONGEST_HEADER).rstrip(b"\n"))
+    except OSError:
+        return False
 
 
 def _unnamed(path: str | os.PathLike[str], found: Sequence[str], where: str = "") -> InputError:

@@ -225,7 +225,7 @@ def longest_planned(lengths: Mapping[str, object], *, file: str | None = None) -
 _MEND = {
     "known": "Give each request output_tokens, or choose constant:N, cap, completions:FILE or"
     " quantile:Q:FILE.",
-    "cap": "Give each request a max_tokens, give --longest-completion, or choose constant:N,"
+    "cap": "Give each request a max_tokens, plan with --longest-completion, or choose constant:N,"
     " completions:FILE or quantile:Q:FILE.",
     "completions": "The file must hold a completion of every request; for an estimate choose"
     " quantile:Q:FILE.",

@@ -91,11 +91,12 @@ def read_workload(
     """
     name = os.fspath(spec)
     refuse_other_kinds(name, "no requests")
-    if columns is not None:
+    drawn = None if columns is not None else _drawn(name)
+    of_lengths = columns is None and drawn is None and is_table(name)
+    if drop_unanswered and not of_lengths:
+        raise nothing_to_drop(name)
+    if drawn is None and not of_lengths:
         return _read_prompts(name, lengths, longest, count_tokens, columns)
-    drawn = _drawn(name)
-    if drawn is None and not is_table(name):
-        return _read_prompts(name, lengths, longest, count_tokens)
     source = replace(LengthSource.parse("known" if lengths is None else lengths), longest=longest)
     try:
         workload = drawn or read_lengths(
@@ -110,6 +111,12 @@ def read_workload(
         known = workload.output_tokens.tolist()
         workload = workload.with_output_tokens(source.resolve(workload.ids.tolist(), known=known))
     return JobInput(workload, name, source, None if drawn else file_digest(name))
+
+
+def nothing_to_drop(source: str) -> InputError:
+    """Return what to raise where rows without a completion are to be left out of what has none."""
+    hint = "Leave --drop-unanswered (drop_unanswered=True) out."
+    return InputError("only tables of lengths have rows without a completion", file=source, hint=hint)
 
 
 def _drawn(spec: str) -> Workload | None:

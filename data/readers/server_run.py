@@ -68,6 +68,8 @@ class ServerRunHeader:
         As of :class:`ServerRun`.
     requests
         How many lines follow.
+    run
+        As of :class:`ServerRun`.
 
     Raises
     ------
@@ -84,6 +86,7 @@ class ServerRunHeader:
     retries: Count
     servers: tuple[ServerCount, ...]
     requests: Count
+    run: str | None = None
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -149,6 +152,8 @@ class ServerRun:
         Attempts that failed and were made again.
     servers
         What each counted.
+    run
+        What names the run: the requests and the model that they ask for; None where nobody says.
     """
 
     ids: tuple[str, ...]
@@ -165,6 +170,7 @@ class ServerRun:
     order: str
     retries: int
     servers: tuple[ServerCount, ...]
+    run: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -177,7 +183,7 @@ class ServerRun:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as JSON lines, whole or not at all: a header, then a line per request."""
         header = ServerRunHeader(
-            self.slots, self.in_flight, self.order, self.retries, self.servers, len(self)
+            self.slots, self.in_flight, self.order, self.retries, self.servers, len(self), self.run
         )
         columns = [getattr(self, name).tolist() for name in _COLUMNS]
         requests = (SentRequest(*row) for row in zip(self.ids, *columns, strict=True))
@@ -215,6 +221,7 @@ class ServerRun:
             order=header.order,
             retries=header.retries,
             servers=header.servers,
+            run=header.run,
             sent=np.array(columns.pop("sent"), dtype=np.float64),
             finished=np.array(columns.pop("finished"), dtype=np.float64),
             **{name: np.array(column, dtype=np.int64) for name, column in columns.items()},

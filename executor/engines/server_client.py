@@ -85,7 +85,7 @@ class ServerClient:
     def __init__(
         self, url: str, *, timeout: float, model: str | None = None, default_model: str | None = None
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = base_url(url)
         self._timeout, self._model, self._default = timeout, model, default_model
         key = os.environ.get(KEY_VARIABLE)
         self._http = httpx2.AsyncClient(
@@ -135,9 +135,14 @@ class ServerClient:
             return Reply(Kind.TIMED_OUT, message=f"no completion within {self._timeout:g} s")
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             return Reply(Kind.UNREACHABLE, message=f"{self.url} cannot be reached ({_named(error)})")
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
             return Reply(Kind.BROKEN, message=f"{self.url} broke the connection ({_named(error)})")
         return _reply(request, response)
+
+
+def base_url(url: str) -> str:
+    """Return where a server is, without the version at the end of its address."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def ignored_field(request: ServerRequest, body: Mapping[str, Any]) -> str | None:
@@ -163,7 +168,7 @@ def _reply(request: ServerRequest, response: httpx2.Response) -> Reply:
     status, name = response.status_code, response.headers.get("x-request-id", "")
     body = _parsed(response)
     if not isinstance(body, dict):
-        body = {"error": {"message": response.text[:500]}}
+        body = {"error": {"message": response.text[:500] or response.reason_phrase}}
         if status == 200:
             return Reply(Kind.BROKEN, message="the response is not a JSON object")
     name = name or str(body.get("id", ""))
@@ -174,7 +179,8 @@ def _reply(request: ServerRequest, response: httpx2.Response) -> Reply:
         return Reply(Kind.REFUSED, status, body, name, message=f"HTTP {status}: {_message(body)}")
     field = ignored_field(request, body)
     if not _is_completion(request, body):
-        return Reply(Kind.REFUSED, None, body, name, message="the response holds no completion")
+        told = f": {_message(body)}" if "error" in body else ""
+        return Reply(Kind.REFUSED, None, body, name, message=f"the response holds no completion{told}")
     if field is not None:
         return Reply(Kind.REFUSED, None, body, name, message=f"the server ignored the field {field!r}")
     return Reply(Kind.ANSWERED, status, body, name)

@@ -67,7 +67,9 @@ def sequences_of(run: ServerRun) -> Sequences:
     """
     done = np.flatnonzero(run.failed == 0)
     choices, total = run.choices[done], run.completion_tokens[done]
-    if not done.size or (total < choices).any() or (run.prompt_tokens[done] < 1).any():
+    if not done.size:
+        raise ValueError("no request has a completion")
+    if (total < choices).any() or (run.prompt_tokens[done] < 1).any():
         raise ValueError("the servers did not say how many tokens each request had")
     of = np.repeat(np.arange(len(done)), choices)
     nth = np.arange(len(of)) - np.repeat(np.cumsum(choices) - choices, choices)

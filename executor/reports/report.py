@@ -87,8 +87,8 @@ def plan_report(
     Raises
     ------
     ValueError
-        If there are not as many traces as replicas, or one serves a request that the plan has not, or that
-        another serves.
+        If there are not as many traces as replicas, or one is of other slots, or serves a request that the
+        plan has not, or that another serves.
     """
     found = fleet_report(
         plan.fleet, traces, plan.bound, run_bound=run_bound, served_by=plan.shares.replica_of
@@ -126,6 +126,10 @@ def fleet_report(
     """
     if len(traces) != len(fleet.replicas):
         raise ValueError(f"{len(traces)} traces for {len(fleet.replicas)} replicas")
+    for trace, replica in zip(traces, fleet.replicas, strict=True):
+        if trace.slots != replica.slots:
+            # With more of them it may end below what is proven of the plan's.
+            raise ValueError(f"a trace is of {trace.slots} slots, the plan's replica has {replica.slots}")
     rows = _rows(fleet.workload.ids, traces)
     parts = [
         _Part.of(fleet.workload, mine, trace, replica.cost, replica.busy)

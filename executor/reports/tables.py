@@ -218,7 +218,7 @@ def _throughput_rows(report: Report) -> list[Row]:
             group,
             "requests",
             f"{report.requests:,}",
-            f"{report.resumed:,} more answered before" * bool(report.resumed),
+            f"{report.resumed:,} more answered before, or failed" * bool(report.resumed),
         ),
         Row(group, "prefill stages", f"{report.prefill_stages:,}", f"{report.prompt_tokens:,} prompt tokens"),
         Row(group, "decode steps", f"{report.decode_rounds:,}", f"{report.output_tokens:,} output tokens"),

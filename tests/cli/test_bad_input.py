@@ -116,6 +116,14 @@ def of_another_plan(folder: Path) -> list[str]:
     return words
 
 
+def of_other_slots(folder: Path) -> list[str]:
+    words = planned_report("trace.jsonl")(folder)
+    plan = json.loads((folder / "plan.json").read_text())["fleet"]["replicas"][0]
+    job, trace = str(folder / "prompts.jsonl"), str(folder / "trace.jsonl")
+    assert main(["simulate", job, "--slots", str(plan["slots"] + 1), "--trace", trace]) == 0
+    return words
+
+
 def without_a_calibration(folder: Path) -> list[str]:
     words = planned_report()(folder)
     plan = json.loads((folder / "plan.json").read_text())
@@ -252,6 +260,12 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"lengths.csv: 2 slots need at least 180,000,000 decode steps",
     ),
     "a compressed file": (binary(gzip.compress(b"{}")), r"prompts.jsonl: is compressed \(gzip\)"),
+    "a spreadsheet": (binary(b"PK\x03\x04\x14"), r"prompts.jsonl: is compressed .*save a spreadsheet as CSV"),
+    "an Arrow file": (
+        binary(b"ARROW1\0\0\xff"),
+        r"prompts.jsonl: is an Arrow file. Write it as Parquet, to a",
+    ),
+    "an Arrow stream": (binary(b"\xff" * 4), r"prompts.jsonl: is an Arrow stream. Write it as Parquet"),
     "a plan to standard output": (
         options("plan", "prompts.jsonl", "-o", "-"),
         r"-: is no file, which outputs are written to\. Name a file",
@@ -288,6 +302,30 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "costs of a device that is real": (
         options("serve", "alpaca:0:2", "--kv-capacity", "9", "--engine", "tiny:llama", "--cost", "c.json"),
         r"--cost is for a simulated device",
+    ),
+    "a forward size of a policy without": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--policy", "vllm", "--forward-size", "9"),
+        r"--forward-size has no effect with --policy vllm. Leave it out, or choose one of econoserve, ",
+    ),
+    "what max-allocation promises without it": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--longest", "9"),
+        r"--longest has no effect with --policy pipelined. .*one of fastserve, orca, srtf",
+    ),
+    "a transfer to no second device": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--transfer", "1e-5"),
+        r"--transfer has no effect with --policy pipelined. .*one of distserve",
+    ),
+    "a seed of nothing drawn": (
+        options("serve", "alpaca:0:2", "--kv-capacity", "9", "--seed", "1"),
+        r"--seed has no effect without --length-error",
+    ),
+    "several devices of one that is real": (
+        options(
+            "serve",
+            "alpaca:0:2",
+            *("--kv-capacity", "9", "--engine", "tiny:llama", "--tensor-parallel", "2"),
+        ),
+        r"--tensor-parallel is for a simulated device",
     ),
     "a check of answers that nobody gives": (
         options("serve", "alpaca:0:2", "--kv-capacity", "9", "--verify"),
@@ -379,6 +417,30 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "prompts.jsonl", "--groups", "together"),
         r"--groups has no effect without --replicas",
     ),
+    "costs of a packing": (
+        options("export", "table3:0:5", "--cost", "cost.json", "--formulation", "packing"),
+        r"--cost has no effect on the formulation packing",
+    ),
+    "a tokenizer of lengths": (
+        table("input_tokens,output_tokens\n50,6\n", "--tokenizer", "bytes"),
+        r"lengths.csv: --tokenizer has no effect on lengths",
+    ),
+    "a tokenizer of lengths for a server": (
+        options("plan", "table3:0:5", "--tokenizer", "bytes", "--for", "vllm"),
+        r"table3:0:5: --tokenizer has no effect on lengths",
+    ),
+    "rows without a completion of a generator": (
+        options("plan", "table3:0:5", "--drop-unanswered"),
+        r"table3:0:5: only tables of lengths have rows without a completion. Leave --drop-unanswered",
+    ),
+    "rows without a completion of prompts": (
+        options("plan", "prompts.jsonl", "--drop-unanswered"),
+        r"prompts.jsonl: only tables of lengths have rows without a completion",
+    ),
+    "rows without a completion of prompts for a server": (
+        options("plan", "prompts.jsonl", "--drop-unanswered", "--for", "vllm"),
+        r"prompts.jsonl: only tables of lengths have rows without a completion",
+    ),
     "an enumeration that is too large under a cap": (
         options("plan", "table3:0:60", "--slots", "2", "--prefill-token-cap", "400", "--solver", "exact"),
         r"--solver exact: the enumeration cannot take as many as 60 requests .*search, takes every job",
@@ -434,6 +496,10 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"plan.json: is read by this command",
     ),
     "a trace of another plan": (of_another_plan, r"^batchbound: trace.jsonl: the trace serves 'other'"),
+    "a trace of more slots than the plan's": (
+        of_other_slots,
+        r"^batchbound: trace.jsonl: a trace is of \d+ slots, the plan's replica has \d+. Give the plan",
+    ),
     "a plan whose costs are no calibration": (
         without_a_calibration,
         r"^batchbound: plan.json: field 'provenance.cost_source': field 'cost.prefill_base': .*Plan again.$",

@@ -116,6 +116,8 @@ def test_requests_that_the_model_cannot_serve_end_in_an_error_and_the_rest_is_se
     told = capsys.readouterr()
     assert "answers.jsonl: 4 of 6 requests failed; their lines say why" in told.err
     assert "answers.jsonl: 2 completions in " in told.out, "none of them is from before"
+    assert main(["report"]) == 0
+    assert "4 more answered before, or failed" in capsys.readouterr().out
     found = answers(tmp_path)
     assert list(found) == list(bodies)
     errors = {name: line["error"] for name, line in found.items() if line["error"]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from batchbound.cli import main, run_prompts
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.plan import Plan
 from batchbound.planning.plan import make_plan
-from batchbound.solvers.result import Limits
+from batchbound.solvers.result import Limits, StoppedBy
 
 MODEL = ["--model", "tiny:llama", "--threads", "1"]
 
@@ -99,6 +101,36 @@ def test_the_same_command_follows_the_plan_that_is_there(
     assert run(prompts) == 0
     assert plan_of(prompts).read_bytes() == before
     assert "this job is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "said"),
+    [
+        (signal.SIGTERM, 1, "stopped: the system asked the process to end (SIGTERM)"),
+        (signal.SIGINT, 130, "batchbound: interrupted"),
+    ],
+)
+def test_a_run_that_is_stopped_while_it_plans_says_by_what_and_writes_no_plan(
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sent: signal.Signals,
+    status: int,
+    said: str,
+) -> None:
+    def stopped(*given: Any, **options: Any) -> Plan:
+        made = make_plan(*given, **options)
+        try:
+            signal.raise_signal(sent)
+        except KeyboardInterrupt:
+            # As the search ends.
+            return replace(made, maker=replace(made.maker, stopped_by=StoppedBy.INTERRUPT))
+        raise AssertionError
+
+    monkeypatch.setattr(run_prompts, "make_plan", stopped)
+    assert run(prompts) == status
+    assert said in capsys.readouterr().err
+    assert not plan_of(prompts).exists()
 
 
 def test_the_plan_that_another_run_of_the_command_made_meanwhile_is_followed(

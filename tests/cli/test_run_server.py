@@ -25,6 +25,8 @@ from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.engines import server_client
 from batchbound.executor.engines.server_client import Reply, ServerClient
 from batchbound.executor.runs.journal import Journal
+from batchbound.running.run import run
+from batchbound.running.server import ServerOptions
 
 
 def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
@@ -173,23 +175,26 @@ def test_failures_that_pass_are_retried_and_those_that_do_not_become_error_rows(
         "r5": [500] * 8,
         "r6": ["no choices"],
         "r7": ["hang"],
+        "r8": ["no gzip"],
+        "r9": ["error"],
     }
     with FakeServer(4, faults=faults, retry_after="0.01") as server:
         assert main(run_words(batch, server, "--slots", "4", "--timeout", "0.5")) == 1
     rows = rows_of(batch)
     failed = {name for name, row in rows.items() if (row["response"] or {}).get("status_code") != 200}
-    assert failed == {"r4", "r5", "r6"}
+    assert failed == {"r4", "r5", "r6", "r9"}
     assert rows["r4"]["response"]["status_code"] == 400
     assert rows["r4"]["error"] is None
     assert rows["r5"]["response"]["body"]["error"]["message"] == "fault 500"
     assert rows["r6"]["response"] is None
     assert "no completion" in rows["r6"]["error"]["message"]
+    assert rows["r9"]["error"]["message"] == "the response holds no completion: out of blocks"
     assert server.attempts["r0"] == 3
     assert server.attempts["r5"] == 8
     assert server.attempts["r4"] == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["failed"] == 3
-    assert said["retries"] == 2 + 2 + 2 + 1 + 7 + 1
+    assert said["failed"] == 4
+    assert said["retries"] == 2 + 2 + 2 + 1 + 7 + 1 + 1
 
 
 def test_a_mistake_of_ours_ends_the_run_instead_of_stopping_it_for_ever(
@@ -233,9 +238,62 @@ def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
         assert main(run_words(batch, server, "--slots", "4")) == 0
         assert sum(server.attempts.values()) == 6
     assert len(rows_of(batch)) == 6
-    assert sorted(path.name for path in tmp_path.iterdir()) == (
-        ["answers.jsonl", "in.jsonl"] + ["trace.jsonl"] * (step != "trace")
-    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "in.jsonl", "trace.jsonl"]
+
+
+@pytest.mark.parametrize(("faults", "status"), [({}, 0), ({"r2": [400]}, 1)])
+def test_a_finished_run_typed_again_says_so_and_asks_no_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: dict[str, list[int | str]], status: int
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6, n=2)
+    with FakeServer(4, faults=faults) as server:
+        words = run_words(batch, server, "--slots", "4")
+        assert main(words) == status
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    assert main(words) == status
+    said = capsys.readouterr()
+    assert "this job is finished; --overwrite would serve it again" in said.err
+    assert said.out == ""
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    options = ServerOptions((server.url,))
+    again = run(batch, options, output=tmp_path / "answers.jsonl", trace=tmp_path / "trace.jsonl")
+    assert (again.finished_before, again.failed, len(again.run)) == (True, status, 6)
+    assert again.figures()["requests"] == 6
+
+
+def test_a_run_of_requests_without_a_model_goes_on_with_the_model_it_began_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6, model=None)
+    with FakeServer(4, model="one") as one, FakeServer(4, model="other") as other:
+        assert main(run_words(batch, one, "--slots", "4", "--server", other.url)) == 2
+        assert "requests name no model, and the servers have one, other. Say --model" in (
+            capsys.readouterr().err
+        )
+        one.on_completion = lambda done: os.kill(os.getpid(), signal.SIGINT) if done == 3 else None
+        assert main(run_words(batch, one, "--slots", "1", "--in-flight", "1")) == 130
+        assert "completions are in" in capsys.readouterr().err
+        assert main(run_words(batch, other, "--slots", "4")) == 2
+        assert "belongs to another run (differs in: served)" in capsys.readouterr().err
+        assert main(run_words(batch, one, "--slots", "4")) == 0
+    assert not other.attempts
+    assert {body["model"] for body in one.bodies.values()} == {"one"}
+
+
+def test_outputs_of_another_run_are_not_taken_for_this_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    with FakeServer(4) as server:
+        words = run_words(batch, server, "--slots", "4")
+        assert main(words) == 0
+        for changed in (["--model", "fake"], []):
+            if not changed:
+                write_batch(batch, [2] * 5 + [3])
+            assert main([*words, *changed]) == 2
+            assert "answers.jsonl: exists already" in capsys.readouterr().err
+        assert main([*words, "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -326,6 +384,31 @@ def test_a_request_that_kills_its_server_is_given_up_and_the_others_are_served(t
     failed = [name for name, row in rows.items() if row["response"] is None]
     assert failed == ["r3"]
     assert rows["r3"]["error"]["code"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "tokens", "remark"),
+    [
+        ("no counts", 0, None, "no bound: the servers did not say how many tokens each request had"),
+        (400, 1, 0, "no bound: no request has a completion"),
+    ],
+)
+def test_tokens_that_nobody_counted_are_unknown(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fault: int | str,
+    status: int,
+    tokens: int | None,
+    remark: str,
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 3)
+    faults = {f"r{k}": [fault] for k in range(3 if status else 1)}
+    with FakeServer(4, faults=faults) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == status
+    said = capsys.readouterr()
+    assert json.loads(said.out)["output_tokens"] == tokens
+    assert json.loads(said.out)["output_tokens_per_s"] == tokens
+    assert remark in said.err
 
 
 def test_several_servers_share_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,10 +517,14 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
     server = FakeServer(4, port=9)
     assert main(run_words(batch, server, "--slots", "4")) == 2
     assert "--server http://127.0.0.1:9: the server cannot be reached" in capsys.readouterr().err
-    words = run_words(batch, server, "--slots", "4")
-    words[words.index(server.url)] = "127.0.0.1:9"
-    assert main(words) == 2
-    assert "it is no http:// or https:// address. Write http://HOST:PORT." in capsys.readouterr().err
+    for odd in ("127.0.0.1:9", "http://127.0.0.1:99999", "http://[::1", "http://:9", "http://"):
+        words = run_words(batch, server, "--slots", "4")
+        words[words.index(server.url)] = odd
+        assert main(words) == 2
+        assert f"--server {odd}: it is no http:// or https:// address. Write http" in capsys.readouterr().err
+    # Its slots would be counted twice, and the bound be of two servers.
+    assert main(run_words(batch, server, "--slots", "4", "--server", f"{server.url}/v1/")) == 2
+    assert f"--server {server.url}/v1/: it is named before" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -460,6 +547,26 @@ def test_a_line_that_cannot_be_sent_is_named(
     server = FakeServer(4, port=9)
     assert main(run_words(batch, server, "--slots", "4")) == 2
     assert f"in.jsonl, line 1, {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffprompt,cap\r\nHello.,5\r\n",
+        "prompt;cap\nHello.;5\n",
+        '"prompt"\t"cap"\nHello.\t5\n',
+        '{"prompt": "Hello."}\n' * 2,
+    ],
+)
+def test_a_table_of_prompts_without_its_column_is_told_of_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    table, server = tmp_path / "in.txt", FakeServer(4, port=9)
+    table.write_text(text, encoding="utf-8", newline="")
+    for where in (["--server", server.url, "--slots", "4"], ["--model", "tiny:llama"]):
+        outputs = ["-o", str(tmp_path / "answers.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
+        assert main(["run", str(table), *where, *outputs]) == 2
+        assert "For a table of prompts say --prompt-column prompt" in capsys.readouterr().err
 
 
 def test_options_of_servers_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:

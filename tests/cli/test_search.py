@@ -155,6 +155,22 @@ def test_a_decode_batch_that_nobody_measured_is_named(
     assert "extrapolated" not in said(measured_to(4000))
 
 
+@pytest.mark.parametrize("option", [["--slots", "64"], ["--cost", "cost.json"]])
+def test_what_layer_profiles_leave_without_an_effect_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole_model_profile(CostModel.paper(), "test").save("layers.json")
+    Path("cost.json").write_text(
+        '{"batchbound_cost": 1, "cost": {"prefill_base": 0.01, "prefill_per_token": 0, "decode_base": 0.01,'
+        ' "decode_per_slot": 0}}'
+    )
+    words = ["search", "exegpt-S:0:300", "--profile", "layers.json", "--latency-bound", "8", *option]
+    assert main(words) == 2
+    said = f"{option[0]} has no effect on a search with layer profiles. Leave it out."
+    assert said in capsys.readouterr().err
+
+
 def test_one_sentence_names_the_configuration_to_take(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", "exegpt-S:0:300", "--slots", "64", "--latency-bound", "8"]
     assert main([*words, "--json", "--frontier"]) == 0

@@ -136,7 +136,6 @@ def test_a_changed_trace_is_named_or_can_be_reported(tmp_path: Path) -> None:
 def test_a_changed_run_of_a_server_is_named_or_can_be_audited(tmp_path: Path) -> None:
     path, refused = tmp_path / "trace.jsonl", 0
     ones = np.ones(2, dtype=np.int64)
-    times = {"sent": np.zeros(2), "finished": np.array([1.0, 2.0])}
     ServerRun(
         ids=("a", "b"),
         choices=ones,
@@ -150,7 +149,8 @@ def test_a_changed_run_of_a_server_is_named_or_can_be_audited(tmp_path: Path) ->
         order="plan",
         retries=0,
         servers=(ServerCount("http://x", "vllm", iterations=9, kv_tokens=64, block_tokens=16),),
-        **times,
+        sent=np.zeros(2),
+        finished=np.array([1.0, 2.0]),
     ).save(path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for number in range(len(rows)):

@@ -21,6 +21,7 @@ from batchbound.data.iterations import IterationBound, Predicted
 from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.data.readers.profile_readers import read_profile
 from batchbound.executor.serving.release import predict
+from batchbound.heuristics.dispatch import RULES
 from batchbound.planning import release_search
 from batchbound.planning.release import Releasable, named_orders
 
@@ -297,3 +298,17 @@ def test_on_the_public_vllm_runs_nothing_proven_is_above_what_was_measured(
     violation = batchbound.verify(dearer)
     assert violation is not None
     assert "more than it costs" in violation.message
+
+
+def test_no_rule_shares_requests_out_better_than_the_plan() -> None:
+    # Shares of the rule round-robin have the lowest bound, which no order of them comes near.
+    outputs = [35, 37, 29, 32, 38, 14, 28, 24, 24, 36, 23, 40]
+    job = job_of([20] * 12, outputs)
+    engines = Engines((EngineLimits(3, 512),) * 2)
+
+    def iterations(rule: str | None) -> int:
+        plan = make_iteration_plan(job, engines, rule=rule, limits=Limits(work=1))
+        return max(share.predicted.iterations for share in plan.shares if share.predicted is not None)
+
+    assert iterations(None) == min(map(iterations, RULES)) == 63
+    assert iterations("round-robin") == 68

@@ -31,6 +31,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the model, and print its size."""
     if Path(args.output).suffix != ".mps":
         raise InputError("a linear model is written as MPS", file=args.output, hint="Name a .mps file.")
+    if args.formulation == "packing" and args.cost != "paper":
+        what = "--cost has no effect on the formulation packing, which counts decode steps"
+        raise InputError(what, hint="Leave it out, or export another formulation.")
     refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     problem = read_inputs(args, keep_arrivals=False).problem
     try:

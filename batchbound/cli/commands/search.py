@@ -20,6 +20,7 @@ from ...models.exegpt.roofline import ROOFLINE_DEVICES, RooflineDevice
 from ...searching import ConfigurationSearch, refuse_timeless, roofline_profiles, search
 from ...solvers.exegpt.execution_search import Found
 from ..inputs import (
+    DEFAULT_SLOTS,
     Inputs,
     add_problem,
     named_files,
@@ -120,7 +121,9 @@ def run(args: argparse.Namespace) -> int:
     if args.profile and args.cost == "paper":
         first = min(range(len(profiles)), key=lambda at: profiles[at].tensor_parallel)
         inputs = _with_cost_of(inputs, profiles[first], args.profile[first])
-    if not profiles:
+    if profiles:
+        _refuse_unused(args)
+    else:
         refuse_timeless(inputs.problem.cost, args.cost)
     kept = args.encode_batch
     found = search(
@@ -148,6 +151,16 @@ def run(args: argparse.Namespace) -> int:
         assert plan.configuration is not None
         note(f"{args.output}: the {plan.configuration.strategy} configuration as a plan for `batchbound run`")
     return 0 if found.best else 1
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raise InputError if an option is given that says what profiles and the search say."""
+    unused = {
+        "--slots": args.slots != DEFAULT_SLOTS,
+        "--cost": args.cost != "paper" and args.output is None,
+    }
+    for option in (name for name, given in unused.items() if given):
+        raise InputError(f"{option} has no effect on a search with layer profiles", hint="Leave it out.")
 
 
 def _link(args: argparse.Namespace, profiles: Sequence[LayerProfile]) -> Link | None:

@@ -27,6 +27,18 @@ TWO_DEVICES = "distserve"
 """The policy's name that splits prompts and completions over two devices."""
 
 
+_MAX_ALLOCATION = frozenset({"orca", "srtf", "fastserve"})
+
+_HEEDED_BY = {
+    "longest": _MAX_ALLOCATION,
+    "forward_size": frozenset(SERVING_POLICIES) - _MAX_ALLOCATION - {"vllm"},
+    "transfer": frozenset({TWO_DEVICES}),
+}
+"""Options that have an effect on some policies only, and those."""
+
+_DEFAULTS = {"longest": None, "forward_size": 512, "transfer": 0.0}
+
+
 _SIZES = ("padding", "reserved", "buffer")
 """Shares of :class:`~batchbound.heuristics.serving.econoserve.sizes.EconoServeSizes` that are options."""
 
@@ -62,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     device.add_argument(
         "--transfer",
         type=at_least_zero,
-        default=0.0,
+        default=_DEFAULTS["transfer"],
         metavar="SECONDS",
         help="per token sent to a second device",
     )
@@ -86,7 +98,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what max-allocation promises (default: the longest)",
     )
     sizes.add_argument(
-        "--forward-size", type=positive, default=512, metavar="N", help="target (default %(default)s)"
+        "--forward-size",
+        type=positive,
+        default=_DEFAULTS["forward_size"],
+        metavar="N",
+        help="target (default %(default)s)",
     )
     default = EconoServeSizes()
     for name, what in (
@@ -150,8 +166,16 @@ def _refuse_unused(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None and not args.policy.startswith(("econoserve", "pipelined")):
             hint = "Leave it out, or choose --policy pipelined or econoserve."
             raise InputError(f"--{name} has no effect with --policy {args.policy}", hint=hint)
+    for name, policies in _HEEDED_BY.items():
+        if getattr(args, name) != _DEFAULTS[name] and args.policy not in policies:
+            option, heeding = f"--{name.replace('_', '-')}", ", ".join(sorted(policies))
+            hint = f"Leave it out, or choose one of {heeding}."
+            raise InputError(f"{option} has no effect with --policy {args.policy}", hint=hint)
+    if args.seed and not args.length_error and args.engine is None:
+        raise InputError("--seed has no effect without --length-error", hint="Leave it out.")
     if args.engine is not None:
         unused = {
+            "--tensor-parallel": args.tensor_parallel != 1,
             "--cost": args.cost,
             "--model": args.model,
             "--swap": args.swap,
