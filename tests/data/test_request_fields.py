@@ -37,7 +37,7 @@ SERVED: dict[str, st.SearchStrategy[Any]] = {
     "ignore_eos": st.just(True),
 }
 REFUSED: dict[str, st.SearchStrategy[Any]] = {
-    "n": st.sampled_from([0, -1, 2.0, True, 16_385]),
+    "n": st.sampled_from([0, -1, 2.5, True, 16_385]),
     "tools": st.just([{"type": "function"}]),
     "response_format": st.just({"type": "json_object"}),
     "guided_json": st.just({}),
