@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import inspect
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 AGAIN_AFTER = 0.01
 """Seconds after which a lost interrupt is sent once more."""
+
+_IMPORTS = "<frozen importlib._bootstrap>"
 
 _ASKED = "the system asked the process to end (SIGTERM)"
 
@@ -26,11 +30,14 @@ def terminating() -> Iterator[None]:
     """Turn the system's request to end into :class:`TerminatedError`, so that work stops cleanly."""
     from ..executor.models.faults import TerminatedError
 
-    asked = False
+    asked, outside = False, _imports(inspect.currentframe())
 
-    def stop(*_: object) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
+        if _imports(frame) > outside:
+            _send(signal.Signals(number))
+            return
         raise TerminatedError(_ASKED)
 
     if threading.current_thread() is not threading.main_thread():
@@ -55,14 +62,29 @@ def heeding() -> Iterator[None]:
     Send an interrupt once more that came where Python drops exceptions.
 
     An exception in a finalizer or a weak reference's callback is printed and ignored: a Ctrl-C at such a
-    moment would leave a traceback, and the command would go on.
+    moment would leave a traceback, and the command would go on. Modules in C drop what is raised in an import
+    of theirs, so an interrupt waits until imports are over.
     """
-    before = sys.unraisablehook
+    before, handler = sys.unraisablehook, signal.getsignal(signal.SIGINT)
+    outside = _imports(inspect.currentframe())
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if _imports(frame) > outside:
+            _send(signal.Signals(number))
+            return
+        raise KeyboardInterrupt
+
+    # Who ignores interrupts goes on to, and only the main thread may say what a signal does.
+    ours = handler is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, stop)
     sys.unraisablehook = partial(_send_again, before)
     try:
         yield
     finally:
         sys.unraisablehook = before
+        if ours:
+            signal.signal(signal.SIGINT, handler)
 
 
 def _send_again(otherwise: Callable[[Dropped], object], dropped: Dropped) -> None:
@@ -73,12 +95,26 @@ def _send_again(otherwise: Callable[[Dropped], object], dropped: Dropped) -> Non
         return
     number = signal.SIGTERM if issubclass(dropped.exc_type, TerminatedError) else signal.SIGINT
     over = threading.Event()
+    # Not before this hook is over: the handler would raise in it, where exceptions are dropped, too.
+    _send(number, over.wait)
+    over.set()
+
+
+def _send(number: signal.Signals, wait: Callable[[], object] = lambda: None) -> None:
+    """Send a signal again in a while."""
 
     def again() -> None:
-        # Not before this hook is over: the handler would raise in it, where exceptions are dropped, too.
-        over.wait()
+        wait()
         time.sleep(AGAIN_AFTER)
         _thread.interrupt_main(number)
 
     threading.Thread(target=again, daemon=True).start()
-    over.set()
+
+
+def _imports(frame: FrameType | None) -> int:
+    """Return how many imports are under way in a frame."""
+    number = 0
+    while frame is not None:
+        number += frame.f_code.co_filename == _IMPORTS
+        frame = frame.f_back
+    return number

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +90,27 @@ def test_another_error_in_a_finalizer_is_told_as_ever(monkeypatch: pytest.Monkey
     with heeding():
         Failing()
     assert told == [ValueError]
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)]
+)
+def test_an_interrupt_in_an_import_that_drops_it_ends_the_command_afterwards(
+    sent: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As modules in C do that import others.
+    lines = (
+        "import signal",
+        "try:",
+        f"    signal.raise_signal({int(sent)})",
+        "except BaseException:",
+        "    pass",
+    )
+    (tmp_path / "module_that_drops_interrupts.py").write_text("\n".join([*lines, "imported = True"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(error), heeding(), terminating():
+        assert importlib.import_module("module_that_drops_interrupts").imported
+        for _ in range(1000):
+            time.sleep(0.01)
+    del sys.modules["module_that_drops_interrupts"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
