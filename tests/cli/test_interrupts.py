@@ -92,6 +92,12 @@ def test_another_error_in_a_finalizer_is_told_as_ever(monkeypatch: pytest.Monkey
     assert told == [ValueError]
 
 
+def import_and_wait(name: str) -> None:
+    assert importlib.import_module(name).imported
+    for _ in range(1000):
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     ("sent", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)]
 )
@@ -109,8 +115,6 @@ def test_an_interrupt_in_an_import_that_drops_it_ends_the_command_afterwards(
     (tmp_path / "module_that_drops_interrupts.py").write_text("\n".join([*lines, "imported = True"]))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(error), heeding(), terminating():
-        assert importlib.import_module("module_that_drops_interrupts").imported
-        for _ in range(1000):
-            time.sleep(0.01)
+        import_and_wait("module_that_drops_interrupts")
     del sys.modules["module_that_drops_interrupts"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
