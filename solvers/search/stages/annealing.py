@@ -47,7 +47,7 @@ SCATTERED_LENGTH = 1.012
 """Their end, in times of the rounds that the requests would fill."""
 
 FRESH = 0.75
-"""The share of the time in which cycles begin as the first did; later ones go on from the best times met."""
+"""The share of the time in which cycles begin from the starts; later ones go on from the best times met."""
 
 TIMED = 4
 """Steps after which the annealing judges how many there will be."""
@@ -131,8 +131,8 @@ class StageAnnealing:
         The problem's full levels and the rest, whose stage times are annealed.
     profile
         The lengths of the rest.
-    start
-        Stage times of the rest.
+    starts
+        Stage times of the rest: where the walk begins, and where its next cycles may.
     lacking
         Whether slots that the start lacks are to be made up for before all else.
 
@@ -151,7 +151,7 @@ class StageAnnealing:
         rng: np.random.Generator,
         split: LevelSplit,
         profile: LengthProfile,
-        start: IntArray,
+        starts: Sequence[IntArray],
         *,
         lacking: bool = False,
     ) -> None:
@@ -160,9 +160,9 @@ class StageAnnealing:
         self._cooling, self._cycle, self._steps = Cooling(HOT if self._few else COLD), 0, 0
         self._scattered, self._lacking = False, lacking
         self._tried: list[tuple[float, IntArray]] = []
-        self.split, self.profile, self._start = split, profile, start
+        self.split, self.profile, self._starts = split, profile, starts
         by_lengths = len(problem) >= MANY
-        self.walk = StageTimesSearch(profile, costs, start, rng, by_lengths=by_lengths)
+        self.walk = StageTimesSearch(profile, costs, starts[0], rng, by_lengths=by_lengths)
 
     @classmethod
     def of(
@@ -194,7 +194,8 @@ class StageAnnealing:
         start = _start_times(split.rest, profile, costs, (rough, spread), late, most)
         if start is None:
             return None
-        return cls(problem, costs, rng, split, profile, start, lacking=any(start is each for each in rough))
+        starts = [start, *(each for each in rough if each is not start)]
+        return cls(problem, costs, rng, split, profile, starts, lacking=any(start is each for each in rough))
 
     def step(self, done: float, late: Callable[[], bool]) -> None:
         """
@@ -220,16 +221,16 @@ class StageAnnealing:
     def _judge(self, steps: float) -> None:
         """Choose how to anneal in so many steps."""
         levels, few = len(self.split.levels), self._few
-        self._scattered = steps >= SCATTERED * len(self._start) and levels > 0 and not few
+        self._scattered = steps >= SCATTERED * len(self._starts[0]) and levels > 0 and not few
         if not self._scattered:
             self._cooling = Cooling.in_cycles(steps, few)
             return
         self._cooling = Cooling.with_trials(steps)
         self.split = LevelSplit.of(self._problem, spare=1)
         self.profile = LengthProfile.of(self.split.rest.rounds)
-        self._start = self._scatter()
+        self._starts = [self._scatter()]
         many = len(self._problem) >= MANY
-        self.walk = StageTimesSearch(self.profile, self._costs, self._start, self._rng, by_lengths=many)
+        self.walk = StageTimesSearch(self.profile, self._costs, self._starts[0], self._rng, by_lengths=many)
 
     def _again(self, done: float) -> IntArray:
         """Return the stage times from which the next cycle begins."""
@@ -237,11 +238,13 @@ class StageAnnealing:
         if self._scattered:
             self._tried.append((float(self._costs.guide(walk.times, walk.slots, TIGHT)), walk.times))
             return self._scatter() if self._cycle < TRIALS else min(self._tried, key=lambda each: each[0])[1]
-        return next(iter(walk.feasible()), walk.times) if done > FRESH else self._start
+        if done <= FRESH:
+            return self._starts[self._cycle % len(self._starts)]
+        return next(iter(walk.feasible()), walk.times)
 
     def _scatter(self) -> IntArray:
         """Return the best of some draws of stage times, most in the middle half of the time needed."""
-        problem, count = self.split.rest, len(self._start)
+        problem, count = self.split.rest, len(self._starts[0])
         end = int(SCATTERED_LENGTH * problem.rounds.sum() / problem.slots)
         inner = np.sort(self._rng.integers(end // 4, 3 * end // 4 + 1, (DRAWS, count - 2)), axis=1)
         drawn = [np.concatenate(([0], each, [end])) for each in inner]
