@@ -399,22 +399,23 @@ class Differences:
         """Return the fewest rounds of each case: of how many exact pairs of points follow one another."""
         cases: list[EndCase] = []
         exact, least = 0, np.inf
+        slots, known = self._counts.slots, self._counts.rounds
+        known = max([known, *(each.prices.rounds(each.charged, slots, stages) for each in self.intervals)])
         while exact * self._longest < least and exact <= stages:
-            case = self._case(stages, late, exact)
+            case = self._case(stages, late, exact, known)
             cases.append(case)
             exact, least = exact + 1, min(least, case.rounds)
         return cases
 
-    def _case(self, stages: int, late: int, exact: int) -> EndCase:
-        """Return the fewest rounds if no more than so many exact pairs of points follow one another."""
+    def _case(self, stages: int, late: int, exact: int, known: int) -> EndCase:
+        """Return the fewest rounds, of those known, with so many exact pairs of points in a row at most."""
         slots = self._counts.slots
         values = useful_differences(stages, self._longest, self._counts.rounds, exact, late)
         beside = (late + 1) * max(0, self._number - exact * slots)
         waste = beside + self._round_up.certified_waste(values, self._charges)
         unfit = [proof.capacity + 1 for proof in self.refuted if values <= proof.values]
-        unfit += [each.prices.rounds(each.charged, slots, stages) for each in self.intervals]
         filled = -(-(self._work + waste) // slots)
-        rounds = max(self._counts.rounds, exact * self._longest, filled, *unfit)
+        rounds = max(known, exact * self._longest, filled, *unfit)
         while True:
             end_values = useful_end_values(stages, self._longest, rounds, 0 if late else exact)
             case = EndCase(rounds, slots * rounds - self._work + 1, values, end_values, beside)
