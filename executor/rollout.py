@@ -187,10 +187,6 @@ class RolloutSettings:
         return Sampling(**{**values, "seed": seed})
 
 
-def _differ(name: str, one: Any, other: Any) -> bool:
-    return Sampling(**{name: one}) != Sampling(**{name: other})
-
-
 def _trainers_settings(args: Any) -> dict[str, Any]:
     """Return what a trainer's arguments ask, by the names of Sampling, and ``max_tokens``."""
     found = {name: getattr(args, name, None) for name in _OF_TRAINER}

@@ -30,21 +30,18 @@ def terminating() -> Iterator[None]:
     """Turn the system's request to end into :class:`TerminatedError`, so that work stops cleanly."""
     from ..executor.models.faults import TerminatedError
 
-    asked, outside = False, _imports(inspect.currentframe())
+    asked = False
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop() -> None:
         nonlocal asked
         asked = True
-        if _imports(frame) > outside:
-            _send(signal.Signals(number))
-            return
         raise TerminatedError(_ASKED)
 
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may say what a signal does.
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, _after_imports(stop))
     try:
         yield
     except KeyboardInterrupt as error:
@@ -66,18 +63,14 @@ def heeding() -> Iterator[None]:
     of theirs, so an interrupt waits until imports are over.
     """
     before, handler = sys.unraisablehook, signal.getsignal(signal.SIGINT)
-    outside = _imports(inspect.currentframe())
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        if _imports(frame) > outside:
-            _send(signal.Signals(number))
-            return
+    def stop() -> None:
         raise KeyboardInterrupt
 
     # Who ignores interrupts goes on to, and only the main thread may say what a signal does.
     ours = handler is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     if ours:
-        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGINT, _after_imports(stop))
     sys.unraisablehook = partial(_send_again, before)
     try:
         yield
@@ -109,6 +102,19 @@ def _send(number: signal.Signals, wait: Callable[[], object] = lambda: None) -> 
         _thread.interrupt_main(number)
 
     threading.Thread(target=again, daemon=True).start()
+
+
+def _after_imports(stop: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+    """Return a signal's handler that stops at once, or when the imports that have begun since are over."""
+    outside = _imports(inspect.currentframe())
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if _imports(frame) > outside:
+            _send(signal.Signals(number))
+        else:
+            stop()
+
+    return handler
 
 
 def _imports(frame: FrameType | None) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..models.restoring import restoring
 from .host_kernels import NORM_KINDS
 from .kernels import agree
 
@@ -80,20 +81,13 @@ class FusedLayers:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the layers compute so meanwhile."""
-        try:
-            try:
-                for module, forward in self._norms:
-                    module.__dict__["forward"] = forward
-                if self._rotary is not None:
-                    place, _, turned = self._rotary
-                    setattr(place, _ROTARY, turned)
-                yield
-            finally:
-                self._put_back()
-        except BaseException:
-            # An interrupt may come while something is put back.
-            self._put_back()
-            raise
+        with restoring(self._put_back):
+            for module, forward in self._norms:
+                module.__dict__["forward"] = forward
+            if self._rotary is not None:
+                place, _, turned = self._rotary
+                setattr(place, _ROTARY, turned)
+            yield
 
     def _put_back(self) -> None:
         for module, _ in self._norms:

@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 import torch
 
 from ..models.faults import available_bytes
+from ..models.restoring import restoring
 
 _LEAST_WEIGHTS = 1 << 14
 """Smaller layers gain nothing: the call itself is what they cost."""
@@ -82,21 +83,14 @@ class PackedWeights:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the layers run on packed weights meanwhile; those whose weights changed are packed anew."""
-        try:
-            try:
-                for packed in self._packed:
-                    contents = _contents(packed.module)
-                    if contents != packed.of:
-                        packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), contents
-                    # Past Module.__setattr__, which would look for parameters in every round.
-                    packed.module.__dict__["forward"] = packed.forward
-                yield
-            finally:
-                self._put_back()
-        except BaseException:
-            # An interrupt may come while something is put back.
-            self._put_back()
-            raise
+        with restoring(self._put_back):
+            for packed in self._packed:
+                contents = _contents(packed.module)
+                if contents != packed.of:
+                    packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), contents
+                # Past Module.__setattr__, which would look for parameters in every round.
+                packed.module.__dict__["forward"] = packed.forward
+            yield
 
     def _put_back(self) -> None:
         for packed in self._packed:

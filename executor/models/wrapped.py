@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .families import UnsupportedModelError
+from .restoring import restoring
 
 _SHARDED = {
     "FullyShardedDataParallel": "FSDP",
@@ -124,20 +125,13 @@ class Evaluation:
             if getattr(config, "_attn_implementation", None) != attention:
                 config._attn_implementation = attention  # type: ignore[union-attr]
 
-        try:
-            try:
-                for module in training:
-                    module.training = False
-                for module, _ in compiled:
-                    module._compiled_call_impl = None
-                with torch.cuda.device_of(self._parameter):  # type: ignore[no-untyped-call]
-                    yield
-            finally:
-                restore()
-        except BaseException:
-            # An interrupt may come while something is put back.
-            restore()
-            raise
+        with restoring(restore):
+            for module in training:
+                module.training = False
+            for module, _ in compiled:
+                module._compiled_call_impl = None
+            with torch.cuda.device_of(self._parameter):  # type: ignore[no-untyped-call]
+                yield
 
 
 def _within(model: Any) -> Any | None:

@@ -7,7 +7,7 @@ import pytest
 from builders import UNIT, problem_of
 
 from batchbound.data.costs.cost import CostModel, IntArray
-from batchbound.solvers.search.stages.rough import rough_times
+from batchbound.solvers.search.stages.rough_times import rough_times
 from batchbound.solvers.search.stages.slot_flow import LengthProfile
 from batchbound.solvers.search.stages.slot_price import slot_price
 from batchbound.solvers.search.stages.spread import spread_times

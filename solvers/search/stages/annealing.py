@@ -13,7 +13,7 @@ from ....data.costs.cost import IntArray
 from ....data.problem import Problem
 from ..constructive import ski_rental_schedule
 from .level_split import LevelSplit
-from .rough import rough_times
+from .rough_times import rough_times
 from .slot_flow import LengthProfile, Spans
 from .slot_price import slot_price
 from .spread import spread_times
@@ -191,7 +191,7 @@ class StageAnnealing:
         spread = spread_times(profile, costs, rng, about)
         most = min(widest, about + about // 2), widest
         rough = rough_times(profile, costs, rng, late) if profile.starts_per_stage is None else []
-        start = _start_times(split.rest, profile, costs, (rough, spread), late, most)
+        start = _start_times(split.rest, profile, costs, rough, spread, late, most)
         if start is None:
             return None
         starts = [start, *(each for each in rough if each is not start)]
@@ -261,7 +261,8 @@ def _start_times(
     problem: Problem,
     profile: LengthProfile,
     costs: StageCosts,
-    spread: tuple[list[IntArray], Iterator[IntArray]],
+    rough: list[IntArray],
+    spread: Iterator[IntArray],
     late: Callable[[], bool],
     most_spans: tuple[int, int],
 ) -> IntArray | None:
@@ -272,8 +273,7 @@ def _start_times(
             break
         constructed.append(np.asarray(ski_rental_schedule(problem, patience=patience).starts))
     capped = profile.starts_per_stage is not None
-    rough, evenly = spread
-    some = islice(evenly, 0 if capped else SPREAD)
+    some = islice(spread, 0 if capped else SPREAD)
     pairs = zip_longest(some, constructed)
     tried = [*rough, *(times for pair in pairs for times in pair if times is not None)]
     sizes = [Spans.number_between(times, profile) for times in tried]

@@ -82,26 +82,26 @@ def rough_times(
     late
         Whether to end with what there is.
     """
-    rough = _Rough(profile, costs, rng, late)
-    flocks: dict[int, _Flock] = {}
+    annealing = _Annealing(profile, costs, rng, late)
+    by_stages: dict[int, _Walks] = {}
     for stages in _numbers(profile, costs):
-        flock = rough.drawn(stages)
-        if Spans.number_between(flock.times[0], profile) > MOST_SPANS or late():
+        walks = annealing.drawn(stages)
+        if Spans.number_between(walks.times[0], profile) > MOST_SPANS or late():
             break
-        flocks[stages] = rough.annealed(flock, BRIEF)
-        best = min(flocks, key=lambda each: flocks[each].least)
-        if len([each for each in flocks if each > best]) >= WORSE:
+        by_stages[stages] = annealing.annealed(walks, BRIEF)
+        best = min(by_stages, key=lambda each: by_stages[each].least)
+        if len([each for each in by_stages if each > best]) >= WORSE:
             break
-    best = min(flocks, key=lambda each: flocks[each].least, default=0)
-    if best == max(flocks, default=0):
+    best = min(by_stages, key=lambda each: by_stages[each].least, default=0)
+    if best == max(by_stages, default=0):
         # More stages than are compared here may be better.
         return []
     found: list[tuple[float, IntArray]] = []
     for stages in (best, best + 1, best - 1):
-        if late() or stages < min(flocks):
+        if late() or stages < min(by_stages):
             break
-        flock = rough.annealed(flocks[stages] if stages in flocks else rough.drawn(stages), FULL)
-        found += rough.priced(flock)
+        walks = by_stages.get(stages) or annealing.drawn(stages)
+        found += annealing.priced(annealing.annealed(walks, FULL))
     return [times for _, times in sorted(found, key=lambda each: each[0])[:KEPT]]
 
 
@@ -114,7 +114,7 @@ def _numbers(profile: LengthProfile, costs: StageCosts) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flock:
+class _Walks:
     """Stage times of many walks, shape (walks, stages + 1), and what each is worth by the bound."""
 
     times: IntArray
@@ -131,7 +131,7 @@ class _Flock:
         return list({self.times[k].tobytes(): self.times[k] for k in order}.values())[:count]
 
 
-class _Rough:
+class _Annealing:
     """Walks over the stage times of a problem; parameters are those of :func:`rough_times`."""
 
     def __init__(
@@ -143,13 +143,13 @@ class _Rough:
         self._end = max(profile.longest, -(-worked // costs.slots))
         self._values = np.zeros((0, 0))
 
-    def priced(self, flock: _Flock) -> list[tuple[float, IntArray]]:
+    def priced(self, walks: _Walks) -> list[tuple[float, IntArray]]:
         """Return what stage times are worth by the slots they need, whose prices bound the next ones'."""
         found: dict[bytes, tuple[float, IntArray]] = {}
         near: SlotPrice | None = None
-        self._values = np.zeros((0, flock.times.shape[1]))
+        self._values = np.zeros((0, walks.times.shape[1]))
         for _ in range(ROUNDS):
-            new = [times for times in flock.best(PRICED + len(found)) if times.tobytes() not in found]
+            new = [times for times in walks.best(PRICED + len(found)) if times.tobytes() not in found]
             for times in new[:PRICED]:
                 near = slot_price(times, self._profile, near)
                 if near is not None:
@@ -158,21 +158,21 @@ class _Rough:
                     self._values = np.concatenate((self._values, near.value[None]))
             if self._late() or not new:
                 break
-            flock = self.annealed(_Flock(flock.times, self._guide(flock.times)), BETWEEN, WARM)
+            walks = self.annealed(_Walks(walks.times, self._guide(walks.times)), BETWEEN, WARM)
         self._values = np.zeros((0, 0))
         return list(found.values())
 
-    def drawn(self, stages: int) -> _Flock:
+    def drawn(self, stages: int) -> _Walks:
         """Return stages spread unevenly over the rounds needed."""
         shift = self._rng.uniform(-UNEVEN, UNEVEN, (WALKS, stages - 1))
         times = np.zeros((WALKS, stages + 1), dtype=np.int64)
         times[:, 1:-1] = np.sort(np.rint((np.arange(1, stages) + shift) / stages * self._end), axis=1)
         times[:, -1] = self._end
-        return _Flock(times, self._guide(times))
+        return _Walks(times, self._guide(times))
 
-    def annealed(self, flock: _Flock, steps: int, hot: float = HOT) -> _Flock:
+    def annealed(self, walks: _Walks, steps: int, hot: float = HOT) -> _Walks:
         """Return the walks after some steps."""
-        times, guide = flock.times.copy(), flock.guide.copy()
+        times, guide = walks.times.copy(), walks.guide.copy()
         hot = self._costs.round * hot * max(LEAST_HOT / HOT, self._end)
         best, least = times[guide.argmin()].copy(), guide.min()
         for step in range(steps):
@@ -189,7 +189,7 @@ class _Rough:
                 times[worse], guide[worse] = times[better], guide[better]
         worst = guide.argmax()
         times[worst], guide[worst] = best, least
-        return _Flock(times, guide)
+        return _Walks(times, guide)
 
     def _guide(self, times: IntArray) -> FloatArray:
         """Return what stage times cost, slots that they need by the bound at a price."""
@@ -204,7 +204,7 @@ class _Rough:
 
     def _moved(self, times: IntArray) -> IntArray:
         """Return the times of each walk with a stage, all later ones or some in a row moved, if in order."""
-        rng, stages, walks = self._rng, times.shape[1] - 1, np.arange(WALKS)
+        rng, stages, row = self._rng, times.shape[1] - 1, np.arange(WALKS)
         first, other = rng.integers(1, stages + 1, (2, WALKS))
         kind = rng.random(WALKS)
         last = np.select([kind < ALONE, kind < LATER], [first, stages], np.maximum(first, other))
@@ -213,7 +213,7 @@ class _Rough:
         # A span as long as a request a little longer or shorter than it holds.
         opens = rng.integers(0, stages, WALKS)
         closes = np.minimum(stages, opens + rng.integers(1, ROW + 1, WALKS))
-        rounds = times[walks, closes] - times[walks, opens]
+        rounds = times[row, closes] - times[row, opens]
         near = np.searchsorted(self._lengths, rounds) + rng.integers(-2, 3, WALKS)
         wanted = self._lengths[np.clip(near, 0, len(self._lengths) - 1)]
         fitted = rng.random(WALKS) < FITTED
