@@ -23,7 +23,6 @@ from ..heuristics.loop import PolicyError, schedule_of
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Exchanges, LongestFirst, least_loaded, spread_groups
-from .bounds.loading import time_for_programmes
 from .result import Limits, Status, StoppedBy
 from .search.chains import ChainAnnealing, packing_pays
 from .search.constructive import ski_rental_schedule
@@ -378,7 +377,7 @@ class _FleetSearch:
         if first is share or first.schedule is None or first.schedule is share.tried:
             return False
         share.tried = first.schedule
-        if share.problem is None or not time_for_programmes(self._left):
+        if share.problem is None:
             return False
         found = with_stages_of(share.problem, first.schedule, min(self._left / 4, SLICE / 2))
         if found is None or found.check(share.problem) is not None:

@@ -13,7 +13,6 @@ from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
 from .backends.backend import BACKENDS
-from .bounds.loading import time_for_programmes
 from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .exact.enumeration import FEWEST, best_by_enumeration, can_enumerate
 from .exact.from_the_end import can_search_from_the_end
@@ -83,7 +82,7 @@ def _search(problem: Problem, limits: Limits, start: Schedule | None) -> Result:
         # First whatever could be run instead: a bound or a search may take all the time there is.
         search.begin(start)
         left = search.incumbent.left if seconds else None
-        least = shares[1] * seconds if few and seconds and time_for_programmes(seconds) else 0.0
+        least = shares[1] * seconds if few and seconds else 0.0
         ours, _ = bound_within(problem, left, least)
         search.improve(ours.seconds)
         found = search.outcome()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import numpy as np
 
@@ -25,8 +23,8 @@ from ...models.bounds.memory_growth import (
     gained,
     growth_bound,
 )
+from ..programme import Entries, Programme
 from .growth_curve import curved_prices
-from .loading import time_for_programmes
 
 MOST_SLOTS = 1024
 """Slots up to which this is tried: each is looked at in turn for its steps."""
@@ -51,15 +49,6 @@ WORTH_TRYING = 0.5
 
 CURVE_SECONDS, CURVE_SLOT_SECONDS, CURVE_LENGTH_SECONDS = 0.005, 2e-4, 5e-5
 """Seconds that a proof without a programme takes, about, and as many more for each slot and each length."""
-
-FEW_REQUESTS, RARELY_FULL = 64, 2
-"""
-Requests up to which, on few slots, a programme proves far more, and slots in what memory has room for on
-average beyond which it does.
-"""
-
-LOADINGS = 5
-"""Times that loading what solves programmes has to go into the seconds elsewhere."""
 
 FIRST_SECONDS, SLOT_SECONDS = 0.05, 5e-4
 """Seconds that the first grid takes to prove something, about, and as many more for each slot."""
@@ -139,7 +128,7 @@ GRIDS = (
 """From coarse to fine."""
 
 
-def growing_bound(problem: Problem, counts: Counts, seconds: float, programmes: bool = True) -> Bound | None:
+def growing_bound(problem: Problem, counts: Counts, seconds: float) -> Bound | None:
     """
     Return the bound that growing keys and values give, or None where that is not looked for.
 
@@ -156,8 +145,6 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float, programmes: 
         Its least stages and steps.
     seconds
         Limit, most of it of the linear programmes.
-    programmes
-        Whether there is time to load what solves them.
     """
     end, states = time.perf_counter() + seconds, GrowthStates.of(problem, counts.slots)
     if not 0 < states.slots <= MOST_SLOTS or problem.cost.decode_base == 0:
@@ -167,10 +154,7 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float, programmes: 
     search, lengths = _Search(problem, counts, states), len(states.first) + len(states.last)
     if seconds > CURVE_SECONDS + CURVE_SLOT_SECONDS * states.slots + CURVE_LENGTH_SECONDS * lengths:
         search.prove(curved_prices(problem, counts, states))
-    proves_more = states.slots <= FEW_SLOTS and len(problem) <= FEW_REQUESTS
-    proves_more |= states.slots * states.tokens > RARELY_FULL * states.capacity * int(problem.rounds.sum())
-    late = seconds < FIRST_SECONDS + SLOT_SECONDS * states.slots
-    if late or not (programmes if proves_more else time_for_programmes(seconds / LOADINGS)):
+    if seconds < FIRST_SECONDS + SLOT_SECONDS * states.slots:
         return search.best
     found = [search.best, _bound_by_programmes(problem, counts, states, end)]
     return max(filter(None, found), key=lambda bound: bound.seconds, default=None)
@@ -178,10 +162,6 @@ def growing_bound(problem: Problem, counts: Counts, seconds: float, programmes: 
 
 def _bound_by_programmes(problem: Problem, counts: Counts, states: GrowthStates, end: float) -> Bound | None:
     """Return the best bound of one grid after the other, as long as each adds something."""
-    # Off the clock: else a process's first proof has less time.
-    before = time.perf_counter()
-    importlib.import_module("scipy.optimize")
-    end += time.perf_counter() - before
     search, known = _Search(problem, counts, states), trivial_bound(problem, counts).seconds
     # A longer limit goes through the grids of a shorter one, then through more.
     for grid in GRIDS:
@@ -285,7 +265,7 @@ class _Programme:
         # No state is worth more steps than there are, about.
         self._farthest = FARTHEST + states.tokens / states.capacity
         self._rows = 0
-        self._entries: list[tuple[IntArray, IntArray, FloatArray]] = []
+        self._entries: list[Entries] = []
         self._right: list[FloatArray] = []
         columns, self._gains = self._end + 1, list[FloatArray]()
         worth = [np.zeros(columns)]
@@ -405,28 +385,16 @@ class _Programme:
 
     def solved(self, seconds: float) -> FloatArray | None:
         """Return the best solution, or None without any in time."""
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array
-
-        rows, columns, entries = (np.concatenate(each) for each in zip(*self._entries, strict=True))
-        # scipy takes a sparse matrix here, its type stubs do not.
-        matrix = cast(Any, csr_array((entries, (rows, columns)), shape=(self._rows, len(self._worth))))
-        bounds = [(-self._farthest, self._farthest)] * len(self._worth)
+        farthest = np.full(len(self._worth), self._farthest)
+        lower, upper = -farthest, farthest
         # All values may be moved alike, so that of the first state is none.
-        bounds[:2] = [(0.0, 0.0)] * 2
-        bounds[self._token] = bounds[self._end] = (0.0, self._farthest)
-        found = linprog(
-            -self._worth,
-            A_ub=matrix,
-            b_ub=np.concatenate(self._right),
-            bounds=bounds,
-            method="highs-ipm",
-            options={"time_limit": seconds},
+        lower[:2] = upper[:2] = 0.0
+        lower[[self._token, self._end]] = 0.0
+        programme = Programme.of(
+            -self._worth, self._entries, -np.inf, np.concatenate(self._right), lower, upper
         )
-        if found.x is None or found.status != 0:
-            return None
-        solution: FloatArray = found.x
-        return solution
+        found = programme.solved(seconds, interior=True)
+        return None if found is None else found.x
 
 
 def _between(tokens: IntArray, classes: int) -> FloatArray:

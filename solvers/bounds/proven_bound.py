@@ -14,7 +14,6 @@ from ...models.bounds.rounded_packing import MOST_WORK
 from ...models.bounds.slot_ends import SlotEnds
 from ...models.bounds.stage_intervals import StageIntervals
 from ..packing.partition import partition_bound
-from .loading import time_for_programmes
 from .memory_growth import growing_bound
 from .rounded_packing import refute_rounds
 from .slot_ends import refute_case
@@ -88,12 +87,10 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     stage, best = begun, trivial_bound(problem, counts)
     if seconds < WASTE_SECONDS * len(differences.lengths):
         return best
-    # A limit of a second leaves three tenths of it for the bound.
-    programmes = time_for_programmes(seconds)
     rules = _memory_rules(problem, counts)
     if problem.memory_can_run_out:
         left = seconds if rules else PACKING_SHARE * seconds
-        grown = growing_bound(problem, counts, left, programmes)
+        grown = growing_bound(problem, counts, left)
         if grown is not None:
             best = max(best, grown, key=lambda bound: bound.seconds)
     if rules:
@@ -102,13 +99,12 @@ def proven_bound(problem: Problem, seconds: float = DEFAULT_SECONDS) -> Bound:
     while True:
         # A longer limit goes through the stages of a shorter one, then through more.
         stage, before = min(end, begun + max(FIRST_STAGE, STAGE_GROWTH * (stage - begun))), stage
-        if programmes:
-            packing = partition_bound(problem.rounds, counts.slots, PACKING_SHARE * (stage - before))
-            if packing.value > counts.rounds:
-                counts = counts.with_packing(packing)
-                differences = differences.with_counts(counts)
+        packing = partition_bound(problem.rounds, counts.slots, PACKING_SHARE * (stage - before))
+        if packing.value > counts.rounds:
+            counts = counts.with_packing(packing)
+            differences = differences.with_counts(counts)
         if len(differences.lengths):
-            _refute(differences, pricing if programmes else None, stage)
+            _refute(differences, pricing, stage)
         found = max(trivial_bound(problem, counts), differences.bound(), key=lambda bound: bound.seconds)
         stands = found.seconds <= best.seconds and time.perf_counter() < stage
         best = max(best, found, key=lambda bound: bound.seconds)
@@ -148,12 +144,11 @@ def _memory_rules(problem: Problem, counts: Counts) -> bool:
     return counts.rounds > MEMORY_RULES * int(machine_loads(problem.rounds, packed, counts.slots).max())
 
 
-def _refute(differences: Differences, pricing: IntervalPricing | None, deadline: float) -> None:
-    """Refute the cheapest numbers of stages and rounds until they stand; without programmes by ends alone."""
-    if pricing is not None:
-        _price_intervals(differences, pricing, deadline)
+def _refute(differences: Differences, pricing: IntervalPricing, deadline: float) -> None:
+    """Refute the cheapest numbers of stages and rounds until they stand."""
+    _price_intervals(differences, pricing, deadline)
     _refute_ends(differences, deadline)
-    while pricing is not None and _refute_packings(differences, deadline):
+    while _refute_packings(differences, deadline):
         _refute_ends(differences, deadline)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import cast
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray, IntArray
 from ...models.bounds.rounded_packing import RoundedPacking, cheapest_rounding
 from ..packing.patterns import PRICE_SCALE, SMALLEST_GAIN, Pattern, dear_patterns
+from ..programme import Programme
 
 ENTRY_SECONDS = 4e-9
 """Seconds that a knapsack takes for each item that it may hold and round of its capacity, about."""
@@ -76,22 +76,19 @@ def refute_rounds(
 
 def _master(patterns: set[Pattern], roundings: list[IntArray]) -> tuple[float, FloatArray]:
     """Return the most that the cheapest rounding can be worth with no pattern above 1, and the prices."""
-    from scipy.optimize import linprog
-
-    # The optimum is always there: prices of 0 satisfy every row, and patterns bound them.
     kinds = len(roundings[0])
     held = np.zeros((len(patterns), kinds))
     for row, pattern in enumerate(sorted(patterns)):
         np.add.at(held[row], list(pattern), 1.0)
     fits = np.column_stack((held, np.zeros(len(held))))
     worth = np.column_stack((-np.array(roundings), np.ones(len(roundings))))
-    result = linprog(
+    found = Programme.within(
         np.append(np.zeros(kinds), -1.0),
-        A_ub=np.concatenate((fits, worth)),
-        b_ub=np.append(np.ones(len(held)), np.zeros(len(roundings))),
-        method="highs",
-    )
-    return -cast(float, result.fun), np.asarray(result.x, dtype=np.float64)[:kinds]
+        np.concatenate((fits, worth)),
+        np.append(np.ones(len(held)), np.zeros(len(roundings))),
+    ).solved()
+    assert found is not None, "prices of 0 satisfy every row, and patterns bound them"
+    return -found.cost, found.x[:kinds]
 
 
 def _in_whole_numbers(

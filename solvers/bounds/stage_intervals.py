@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...models.bounds.stage_intervals import PARTS, IntervalPrices, IntervalSolution, StageIntervals
+from ..programme import Programme
 
 KINDS = 4
 """Spans that have a price of their own: of one interval, of two, and so on."""
@@ -76,8 +78,6 @@ class IntervalPricing:
 
     def _priced(self, stages: int, rounds: int) -> FloatArray | None:
         """Return the prices at which the planes refute so many rounds most clearly, None if they can't."""
-        from scipy.optimize import linprog
-
         slots = self._intervals.slots
         spans = np.maximum(0, stages - np.arange(KINDS))
         given = np.concatenate(([slots * stages], spans, [rounds])).astype(np.float64)
@@ -88,17 +88,11 @@ class IntervalPricing:
         rows = np.hstack((-planes[:, 1:], np.ones((len(planes), 1))))
         longest = float(self._intervals.lengths[-1])
         highest = [longest, *[longest * self._intervals.requests] * KINDS, float(slots)]
-        found = linprog(
-            np.append(given, -1.0),
-            A_ub=rows,
-            b_ub=planes[:, 0],
-            bounds=[*((0.0, most) for most in highest), (0.0, None)],
-            method="highs",
-        )
-        if found.x is None or float(given @ found.x[:-1]) - found.x[-1] >= -slots * rounds - CLOSE:
+        programme = Programme.within(np.append(given, -1.0), rows, planes[:, 0])
+        found = replace(programme, upper=np.array([*highest, np.inf])).solved()
+        if found is None or found.cost >= -slots * rounds - CLOSE:
             return None
-        prices: FloatArray = found.x[:-1]
-        return prices
+        return found.x[:-1]
 
     def _add(self, solution: IntervalSolution) -> bool:
         """Add the plane of a solution, and return whether it is a new one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from collections.abc import Mapping
@@ -198,12 +197,6 @@ class _Search:
     def spent(self) -> float:
         return time.perf_counter() - self.started
 
-    def load(self) -> None:
-        """Import what prices are solved with, off the clock: else a process's first proof has less time."""
-        before = time.perf_counter()
-        importlib.import_module("scipy.optimize")
-        self.started += time.perf_counter() - before
-
     def open(self) -> bool:
         return self.makespan > self.bound.value and self.spent() < self.seconds
 
@@ -244,8 +237,6 @@ class _Search:
 
     def price_out(self) -> None:
         """Lift the bound to the first capacity that prices cannot refute."""
-        if self.open():
-            self.load()
         unrefuted = self.makespan
         while self.open() and self.bound.value < unrefuted:
             capacity = (self.bound.value + unrefuted) // 2

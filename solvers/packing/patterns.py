@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...models.bounds.partition import PartitionBound, priced_bound
 from ...models.bounds.partition_heuristics import IntArray
-
-if TYPE_CHECKING:
-    from scipy.sparse import csc_array
+from ..programme import Entries, Programme
 
 FloatArray = NDArray[np.float64]
 Pattern = tuple[int, ...]
@@ -121,26 +118,18 @@ class PatternMaster:
         IntArray or None
             Machine of each item, shape (n,), no load above the capacity.
         """
-        from scipy.optimize import LinearConstraint, milp
-
-        cover = self._cover()
-        count = len(self.patterns)
-        result = milp(
-            np.ones(count),
-            integrality=np.ones(count, dtype=np.int64),
-            constraints=[
-                LinearConstraint(cover, self.counts, np.inf),
-                LinearConstraint(np.ones((1, count)), 0, self.machines),
-            ],
-            options={"time_limit": seconds, "mip_rel_gap": 1.0},
-        )
-        if result.x is None:
+        count, kinds = len(self.patterns), len(self.lengths)
+        used = np.full(count, kinds), np.arange(count), 1.0
+        low, high = np.append(self.counts, 0.0), np.append(np.full(kinds, np.inf), self.machines)
+        programme = Programme.of(np.ones(count), [self._cover(), used], low, high)
+        times = programme.solved_whole(seconds=seconds, mip_rel_gap=1.0)
+        if times is None:
             return None
         waiting = {int(length): np.flatnonzero(weights == length).tolist() for length in self.lengths}
         assignment = np.zeros(len(weights), dtype=np.int64)
         machine = 0
-        for pattern, times in zip(self.patterns, np.round(result.x).astype(int).tolist(), strict=True):
-            for _ in range(times):
+        for pattern, number in zip(self.patterns, np.round(times).astype(int).tolist(), strict=True):
+            for _ in range(number):
                 for kind in pattern:
                     if waiting[int(self.lengths[kind])]:
                         assignment[waiting[int(self.lengths[kind])].pop()] = machine
@@ -152,22 +141,21 @@ class PatternMaster:
             return False
         return prices is None or float(prices[list(pattern)].sum()) > 1 + SMALLEST_GAIN
 
-    def _cover(self) -> csc_array[np.float64]:
-        from scipy.sparse import csc_array
-
+    def _cover(self) -> Entries:
+        """Return which kinds of items, the rows, each pattern, a column, holds."""
         rows = np.concatenate([np.array(pattern) for pattern in self.patterns])
         columns = np.repeat(np.arange(len(self.patterns)), [len(pattern) for pattern in self.patterns])
-        shape = (len(self.lengths), len(self.patterns))
-        return csc_array((np.ones(len(rows)), (rows, columns)), shape=shape)
+        return rows, columns, 1.0
 
     def _solve_master(self) -> tuple[float, FloatArray]:
         """Return the fractional number of patterns needed and the price of each kind of item."""
-        from scipy.optimize import linprog
-
-        # scipy takes a sparse matrix here, its type stubs do not.
-        cover = cast(Any, -self._cover())
-        result = linprog(np.ones(len(self.patterns)), A_ub=cover, b_ub=-self.counts, method="highs")
-        return cast(float, result.fun), -np.asarray(result.ineqlin.marginals)
+        counts = self.counts.astype(np.float64)
+        programme = Programme.of(
+            np.ones(len(self.patterns)), [self._cover()], counts, np.full(len(counts), np.inf)
+        )
+        found = programme.solved()
+        assert found is not None, "a pattern of each kind alone covers all"
+        return found.cost, found.prices
 
     def _whole_prices(self, prices: FloatArray) -> PartitionBound | None:
         """Return the bound of the prices rounded down to whole numbers, if they still refute the capacity."""

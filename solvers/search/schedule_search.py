@@ -11,7 +11,6 @@ import numpy as np
 from ...data.costs.cost import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
-from ..bounds.loading import time_for_programmes
 from .backward import BackwardSearch, slots_are_scarcer
 from .chains import ChainAnnealing, packing_pays, requests_are_few
 from .constructive import ski_rental_schedule
@@ -125,9 +124,6 @@ STEP_SECONDS = 0.01
 
 STRETCHED = 1e-3
 """Rounds by which stage times are first stretched where whole slots are too few, as a share of all rounds."""
-
-LOADINGS = 1.75
-"""Times that loading what solves linear programmes has to go into what is left: some machines load slowly."""
 
 STRETCHES = 6
 """Times that stage times are stretched, each by twice as much, until whole slots are enough."""
@@ -473,7 +469,7 @@ class ScheduleSearch:
         times = np.append(relaxed.starts[used], relaxed.rounds.sum()) - relaxed.starts[used[0]]
         for attempt in range(STRETCHES):
             later = stretched(times, STRETCHED * times[-1] * 2.0**attempt if attempt else 0.0)
-            if best.progress >= 1.0 or not time_for_programmes(best.left / LOADINGS):
+            if best.progress >= 1.0:
                 break
             found = served_within_memory(problem, later, self._rounding_seconds(), self._rng)
             if found is None:
@@ -517,8 +513,6 @@ class ScheduleSearch:
         costs, best = StageCosts.of(self._problem), self.incumbent
         if costs.round == 0 or not self._problem.rounds.any() or best.progress >= 1.0:
             return True
-        if not time_for_programmes(best.left / LOADINGS):
-            return False
         annealing = self._begun(costs)
         if annealing is None:
             return False

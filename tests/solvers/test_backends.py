@@ -34,7 +34,6 @@ from batchbound.models.formulations.slot_free import read_slot_free, slot_free_m
 from batchbound.solvers.backends import worker
 from batchbound.solvers.backends.backend import BACKENDS, Backend
 from batchbound.solvers.backends.linear import BackendError, LinearResult, solve_linear
-from batchbound.solvers.formulated import solve_full
 from batchbound.solvers.result import Limits, Status, StoppedBy
 
 ENOUGH = Limits(seconds=60.0, threads=2)
@@ -372,30 +371,32 @@ def test_a_solver_that_errs_is_not_believed(faked: Faker, answer: str, status: S
 
 
 @pytest.mark.slow
-def test_highspy_beside_us_clashes_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its symbols clash with OR-Tools'; PuLP imports it unasked. No process may ever hold both."""
-    (tmp_path / "highspy.py").write_text(
-        textwrap.dedent("""
-            import os, sys
-            from unittest.mock import MagicMock
-            def __getattr__(name):
-                if name.startswith('__'):
-                    raise AttributeError(name)
-                return MagicMock()
-            class Clash:
-                def find_spec(self, name, path=None, target=None):
-                    if name.split('.')[0] == 'ortools':
-                        os.abort()
-            if any(name.split('.')[0] == 'ortools' for name in sys.modules):
-                os.abort()
-            sys.meta_path.insert(0, Clash())
-        """)
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in sorted(BACKENDS):
-        assert solve_linear(whole_numbers(), name, ENOUGH).status is Status.OPTIMAL
-    assert solve_full(three_requests(), limits=ENOUGH).status is Status.OPTIMAL
-    assert "highspy" not in sys.modules
+@pytest.mark.parametrize("first", ["ortools", "highspy"])
+def test_highs_and_or_tools_live_in_one_process(first: str) -> None:
+    """Up to 1.15 highspy had a library of the name of one of OR-Tools', and whichever came second failed."""
+    code = textwrap.dedent("""
+        import importlib, sys
+        import numpy as np
+        loads = {"ortools": "ortools.math_opt.python.mathopt", "highspy": "batchbound.solvers.programme"}
+        importlib.import_module(loads.pop(sys.argv[1]))
+        importlib.import_module(*loads.values())
+        from ortools.math_opt.python import mathopt
+        from ortools.sat.python import cp_model
+        from batchbound.solvers.programme import Programme
+        ours = Programme.within(-np.ones(2), np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([4.0, 6.0]))
+        for solver in (mathopt.SolverType.HIGHS, mathopt.SolverType.GSCIP):
+            assert abs(ours.solved(interior=True).cost + 2.8) < 1e-9
+            assert abs(ours.solved_whole().sum() - 2.0) < 1e-9
+            model = mathopt.Model()
+            x, y = (model.add_variable(lb=0) for _ in range(2))
+            model.add_linear_constraint(x + 2 * y <= 4)
+            model.add_linear_constraint(3 * x + y <= 6)
+            model.maximize(x + y)
+            assert abs(mathopt.solve(model, solver).objective_value() - 2.8) < 1e-9
+        assert cp_model.CpSolver().solve(cp_model.CpModel()) == cp_model.OPTIMAL
+    """)
+    done = subprocess.run([sys.executable, "-c", code, first], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:

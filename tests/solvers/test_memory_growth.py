@@ -84,6 +84,10 @@ def test_stages_that_cost_something_are_counted_with_the_steps() -> None:
     assert free.seconds + 3.0 < with_stages.seconds <= least_seconds(problem)
 
 
+BRIEF = 0.03
+"""Seconds in which prices are proven, and no linear programme is solved."""
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4),
@@ -91,10 +95,10 @@ def test_stages_that_cost_something_are_counted_with_the_steps() -> None:
     st.integers(0, 9),
     st.sampled_from([0.0, 0.5, 3.0]),
     st.sampled_from([0, memory_growth.FEW_SLOTS]),
-    st.booleans(),
+    st.sampled_from([BRIEF, 10.0]),
 )
 def test_it_is_never_above_the_least_seconds(
-    pairs: list[tuple[int, int]], slots: int, room: int, stage: float, few: int, programmes: bool
+    pairs: list[tuple[int, int]], slots: int, room: int, stage: float, few: int, seconds: float
 ) -> None:
     prompts, lengths = [prompt for prompt, _ in pairs], [length for _, length in pairs]
     capacity = max(p + n - 1 for p, n in pairs) + room
@@ -103,8 +107,7 @@ def test_it_is_never_above_the_least_seconds(
         # With 0, rows of few numbers of requests, as where slots are many.
         patched.setattr(memory_growth, "FEW_SLOTS", few)
         patched.setattr(growth_curve, "MANY_SLOTS", few)
-        patched.setattr(memory_growth, "time_for_programmes", lambda _: programmes)
-        bound = growing_bound(problem, replace(least_counts(problem), rounds=0), 10.0, programmes)
+        bound = growing_bound(problem, replace(least_counts(problem), rounds=0), seconds)
     assert bound is not None
     assert bound.seconds <= least_seconds(problem) + 1e-9
 
@@ -134,11 +137,9 @@ def test_without_a_programme_it_proves_most_of_what_that_does(
     problem = many_requests()
     counts = least_counts(problem)
     monkeypatch.setattr(growth_curve, "MANY_SLOTS", most)
-    monkeypatch.setattr(memory_growth, "time_for_programmes", lambda _: False)
-    bound = growing_bound(problem, counts, 1.0, programmes=False)
+    bound = growing_bound(problem, counts, BRIEF)
     assert bound is not None
     assert verify_bound(problem, bound) is None
-    monkeypatch.setattr(memory_growth, "time_for_programmes", lambda _: True)
     monkeypatch.setattr(memory_growth, "GRIDS", memory_growth.GRIDS[:1])
     by_programme = growing_bound(problem, counts, 60.0)
     assert by_programme is not None
@@ -149,7 +150,6 @@ def test_without_a_programme_it_proves_most_of_what_that_does(
 def test_a_longer_limit_begins_with_the_grid_of_a_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # The second grid may prove less than the first: a bound fell by 0.4 % with more time.
     begun = list[object]()
-    monkeypatch.setattr(memory_growth, "time_for_programmes", lambda _: True)
     monkeypatch.setattr(memory_growth._Search, "follow", lambda _, grid, end: begun.append(grid))
     for seconds in (0.1, 10.0):
         begun.clear()

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ....data.costs.cost import FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from scipy.sparse import csc_array
-
-Entries = tuple[IntArray, IntArray, float | IntArray]
-"""Rows and columns of a matrix, and a number for each or for all."""
+from ....data.costs.cost import IntArray
+from ...programme import Entries, Programme
 
 ROUNDING_NODES = 200
 """Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""
@@ -205,8 +198,6 @@ def whole_slots(
     tuple or None
         The spans, and the slots in each, shape (spans,).
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
     from .rounding import nearly_whole
 
     spans = Spans.between(times, profile)
@@ -231,102 +222,33 @@ def whole_slots(
     lower[-ranks:] = at_least
     whole = np.ones(columns, dtype=np.int64)
     whole[-ranks:] = 0
-    matrix = sparse(entries, (rows, columns))
-    fractional = _least_holding(spans, matrix, low, high, lower, seconds)
-    if fractional is None:
+    holding = np.zeros(columns)
+    holding[: len(spans)] = spans.rounds
+    programme = Programme.of(holding, entries, low, high, lower)
+    optimum = programme.solved(seconds, interior=True)
+    if optimum is None:
         return None
+    fractional = optimum.x[: len(spans)]
     if most is None and len(spans) > SOME_SPANS and seconds > QUICK:
         used = nearly_whole(spans, profile, slots, stages, fractional, seconds)
         return None if used is None else (spans, used)
-    constraints = LinearConstraint(matrix, low, high)
     nearest = lower.copy()
     nearest[: len(spans)] = np.floor(fractional + 1e-7)
     above = np.full(columns, np.inf)
     above[: len(spans)] = np.ceil(fractional - 1e-7)
-    boxes = [Bounds(nearest, above)]
+    boxes = [(nearest, above)]
     if len(spans) <= SOME_SPANS:
         wider = above.copy()
         wider[: len(spans)] = nearest[: len(spans)] + 1.0
-        boxes.append(Bounds(nearest, wider))
+        boxes.append((nearest, wider))
     if len(spans) <= FEW_SPANS:
-        boxes.append(Bounds(lower, np.inf))
-    for bounds in boxes:
-        result = milp(
-            np.zeros(columns),
-            integrality=whole,
-            bounds=bounds,
-            constraints=constraints,
-            options={"time_limit": seconds, "node_limit": ROUNDING_NODES},
-        )
-        if result.x is not None:
-            return spans, np.rint(result.x[: len(spans)]).astype(np.int64)
+        boxes.append((lower, np.full(columns, np.inf)))
+    for least, greatest in boxes:
+        boxed = replace(programme, cost=np.zeros(columns), lower=least, upper=greatest)
+        found = boxed.solved_whole(whole, seconds, mip_max_nodes=ROUNDING_NODES)
+        if found is not None:
+            return spans, np.rint(found[: len(spans)]).astype(np.int64)
     return None
-
-
-def _least_holding(
-    spans: Spans,
-    matrix: csc_array[np.float64],
-    low: FloatArray,
-    high: FloatArray,
-    lower: FloatArray,
-    seconds: float,
-) -> FloatArray | None:
-    """Return the fractional flow, shape (spans,), that holds slots for the fewest rounds, if there is one."""
-    holding = np.zeros(len(lower))
-    holding[: len(spans)] = spans.rounds
-    found = least_cost(holding, matrix, low, high, lower, seconds)
-    return None if found is None else found.x[: len(spans)]
-
-
-class LinearOptimum(NamedTuple):
-    """The least cost, where it is, and the multipliers of the rows: of equalities, then of the others."""
-
-    cost: float
-    x: FloatArray
-    equal: FloatArray
-    within: FloatArray
-
-
-def least_cost(
-    cost: FloatArray,
-    matrix: csc_array[np.float64],
-    low: FloatArray,
-    high: FloatArray,
-    lower: FloatArray,
-    seconds: float = np.inf,
-) -> LinearOptimum | None:
-    """
-    Return the optimum of a linear programme by an interior point method, or None if there is none.
-
-    From nothing a simplex takes up to twenty times as long on these.
-
-    Parameters
-    ----------
-    cost, lower
-        Of each column, and its least value, shape (columns,).
-    matrix, low, high
-        The rows and their limits, shape (rows,): a row is an equality, or has no lower limit.
-    seconds
-        Time allowed.
-    """
-    from scipy.optimize import linprog
-
-    equal = low == high
-    columns = [(least, None) for least in lower.tolist()]
-    found = linprog(
-        cost,
-        A_eq=matrix[equal],
-        b_eq=low[equal],
-        A_ub=matrix[~equal],
-        b_ub=high[~equal],
-        bounds=columns,
-        method="highs-ipm",
-        options={"time_limit": seconds},
-    )
-    if found.x is None or found.fun is None or found.status:
-        return None
-    prices = (np.asarray(rows.marginals) for rows in (found.eqlin, found.ineqlin))
-    return LinearOptimum(float(found.fun), np.asarray(found.x), *prices)
 
 
 def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArray:
@@ -347,13 +269,3 @@ def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArr
     stage = np.empty(len(rounds), dtype=np.int64)
     stage[np.argsort(-rounds, kind="stable")] = spans.first[offered]
     return stage
-
-
-def sparse(entries: Sequence[Entries], shape: tuple[int, int]) -> csc_array[np.float64]:
-    """Return a matrix of that shape with the given entries: rows, columns, and a number each or for all."""
-    from scipy.sparse import csc_array
-
-    row = np.concatenate([rows for rows, _, _ in entries])
-    column = np.concatenate([columns for _, columns, _ in entries])
-    number = np.concatenate([np.full(len(rows), value) for rows, _, value in entries])
-    return csc_array((number, (row, column)), shape=shape)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....data.costs.cost import FloatArray, IntArray
-from .slot_flow import LengthProfile, Spans, least_cost, pairs, sparse
+from ...programme import Programme
+from .slot_flow import LengthProfile, Spans, pairs
 
 LOWER, BASIC, ZERO = 0, 1, 3
 """Where SoPlex has a column or row: at its lower bound, in the basis, or free and outside of it."""
@@ -150,14 +151,15 @@ def _price_from_nothing(times: IntArray, profile: LengthProfile, spans: Spans) -
         entries.append((rows + spans.first, np.arange(len(spans)), 1.0))
         low = np.concatenate((low, np.full(stages, -np.inf)))
         high = np.concatenate((high, np.full(stages, starts)))
-    found = least_cost(cost, sparse(entries, (len(low), len(cost))), low, high, lower)
+    # From nothing a simplex takes up to twenty times as long.
+    found = Programme.of(cost, entries, low, high, lower).solved(interior=True)
     if found is None:
         return None
-    multiplier = found.equal[: stages + 1]
+    multiplier = found.prices[: stages + 1]
     # They are known but for a constant, and rise from 0 at the first stage to 1 at the end.
     value = np.maximum.accumulate(np.clip(multiplier - multiplier[0], 0.0, 1.0))
     value[-1] = 1.0
-    price = np.zeros(stages) if starts is None else np.maximum(-found.within, 0.0)
+    price = np.zeros(stages) if starts is None else np.maximum(-found.prices[rows:], 0.0)
     return SlotPrice(found.cost, value, price)
 
 

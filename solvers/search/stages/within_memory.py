@@ -9,9 +9,10 @@ import numpy as np
 from ....data.costs.cost import FloatArray, IntArray
 from ....data.problem import Problem
 from ....data.schedule import Schedule
+from ...programme import Programme
 from ..backward import schedule_backwards
 from .rounding import HeldTokens, nearly_whole, settled
-from .slot_flow import LengthProfile, Spans, least_cost, sparse
+from .slot_flow import LengthProfile, Spans
 
 SPARE = 0.5
 """Share of what memory has room for beyond the average that a flow leaves: single requests hold more."""
@@ -190,7 +191,7 @@ def _least_holding(
     lower[longer] = at_least
     cost = np.zeros(len(lower))
     cost[: len(spans)], cost[beyond] = spans.rounds, SHORT
-    found = least_cost(cost, sparse(entries, (rows + stages, len(lower))), low, high, lower, seconds)
+    found = Programme.of(cost, entries, low, high, lower).solved(seconds, interior=True)
     return None if found is None else found.x[: len(spans)]
 
 
