@@ -127,7 +127,7 @@ class Programme:
 
     def _run(self, whole: npt.NDArray[np.int32] | None = None, **options: float | str) -> highspy.Highs:
         """Return HiGHS after it has solved this in one thread."""
-        solver = _Silent()
+        solver = SilentHighs()
         for name, value in {"threads": 1, **options}.items():
             solver.setOptionValue(name, value)
         solver.passModel(
@@ -151,11 +151,22 @@ class Programme:
         return solver
 
 
-class _Silent(highspy.Highs):
-    """HiGHS that prints nothing, and has no callbacks: as these are set, 1.16 prints its name."""
+class SilentHighs(highspy.Highs):
+    """
+    HiGHS that prints nothing: 1.16 prints its name as callbacks are set, which comes before any option.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    callbacks
+        Whether some will be subscribed.
+    """
+
+    def __init__(self, *, callbacks: bool = False) -> None:
+        self._with_callbacks = callbacks
         super().__init__()  # type: ignore[no-untyped-call]
 
     def enableCallbacks(self) -> None:
+        """Set the callbacks if some are to be."""
         self.silent()
+        if self._with_callbacks:
+            super().enableCallbacks()  # type: ignore[no-untyped-call]

@@ -141,10 +141,10 @@ BACKENDS: dict[str, Backend] = {
         Backend(
             name="highs",
             module="batchbound.solvers.backends.highs",
-            imports="scipy.optimize",
-            distribution="scipy",
-            takes_start=False,
-            stops_when_asked=False,
+            imports="highspy",
+            distribution="highspy",
+            takes_start=True,
+            stops_when_asked=True,
         ),
         Backend(
             name="scip",

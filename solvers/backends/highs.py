@@ -1,53 +1,81 @@
-"""HiGHS, as it comes with scipy. Imported in workers only."""
+"""HiGHS. Imported in workers only."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import highspy
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from ...data.costs.cost import FloatArray
 from ...models.formulations.linear_model import LinearModel
+from ..programme import SilentHighs
 from ..result import Limits, Status, StoppedBy
 from .backend import Answer, Backend
 from .worker import Desk
+
+MOST_NODES = 2**31 - 1
+"""The most that HiGHS can be told."""
+
+_PROOFS = {
+    highspy.HighsModelStatus.kOptimal: Status.OPTIMAL,
+    highspy.HighsModelStatus.kInfeasible: Status.INFEASIBLE,
+    highspy.HighsModelStatus.kUnbounded: Status.UNBOUNDED,
+}
+_LIMITS = {
+    highspy.HighsModelStatus.kTimeLimit: StoppedBy.TIME,
+    highspy.HighsModelStatus.kSolutionLimit: StoppedBy.WORK,
+    highspy.HighsModelStatus.kInterrupt: StoppedBy.INTERRUPT,
+}
 
 
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
 ) -> Answer:
-    """Return HiGHS's answer. It takes no start, and has one thread and no seed here."""
-    options: dict[str, Any] = {"mip_rel_gap": 0.0}
-    if limits.work is not None:
-        options["node_limit"] = limits.work
-    if (seconds := desk.remaining()) is not None:
-        options["time_limit"] = seconds
-    matrix = model.matrix.tocsc()
-    # Scipy before 1.15 takes no wider indices.
-    matrix.indices, matrix.indptr = matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32)
-    constraints = LinearConstraint(matrix, model.row_lower, model.row_upper)
-    found = milp(
-        model.objective,
-        integrality=model.integer.astype(np.int64),
-        bounds=Bounds(model.lower, model.upper),
-        constraints=constraints if model.rows else None,
-        options=options,  # type: ignore[arg-type]  # scipy-stubs has no open form of the options
+    """Return HiGHS's answer."""
+    solver = SilentHighs(callbacks=True)
+    for option, value in _options(limits, desk.remaining()).items():
+        solver.setOptionValue(option, value)
+    solver.passModel(
+        model.columns,
+        model.rows,
+        len(model.matrix.data),
+        int(highspy.MatrixFormat.kRowwise),
+        int(highspy.ObjSense.kMinimize),
+        0.0,
+        *(model.objective, model.lower, model.upper, model.row_lower, model.row_upper),
+        *(model.matrix.indptr.astype(np.int32), model.matrix.indices.astype(np.int32), model.matrix.data),
+        model.integer.astype(np.int32),
     )
-    bound = found.mip_dual_bound
-    if found.status == 0 and bound is None:
-        bound = found.fun
-    proof = {0: Status.OPTIMAL, 2: Status.INFEASIBLE, 3: Status.UNBOUNDED}.get(found.status)
-    # scipy has no status for the node limit, and one for several things it doesn't know: the message tells.
-    limit = None
-    if "Time limit reached" in found.message:
-        limit = StoppedBy.TIME
-    elif "olution limit reached" in found.message or "teration limit reached" in found.message:
-        limit = StoppedBy.WORK
+    if start is not None:
+        point = highspy.HighsSolution()
+        point.col_value = start.tolist()
+        solver.setSolution(point)
+    solver.cbMipImprovingSolution.subscribe(
+        lambda event: desk.report("incumbent", np.array(event.data_out.mip_solution))
+    )
+    solver.HandleUserInterrupt = True
+    desk.on_stop(solver.cancelSolve)
+    solver.run()
+    status, info = solver.getModelStatus(), solver.getInfo()
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    bound = None
+    if model.integer.any():
+        bound = info.mip_dual_bound
+    elif status == highspy.HighsModelStatus.kOptimal:
+        bound = solver.getObjectiveValue()
     return Answer(
-        proof,
-        limit,
-        found.x,
-        None if bound is None else float(bound) + model.offset,
-        infeasible_or_unbounded=found.status == 4 and "infeasible" in found.message,
+        _PROOFS.get(status),
+        _LIMITS.get(status),
+        np.array(solver.getSolution().col_value) if feasible else None,
+        None if bound is None else bound + model.offset,
+        infeasible_or_unbounded=status == highspy.HighsModelStatus.kUnboundedOrInfeasible,
     )
+
+
+def _options(limits: Limits, seconds: float | None) -> dict[str, float | str]:
+    options: dict[str, float | str] = {"mip_rel_gap": 0.0, "random_seed": limits.seed}
+    options |= {"threads": limits.threads, "parallel": "on" if limits.threads > 1 else "off"}
+    if limits.work is not None:
+        options["mip_max_nodes"] = min(limits.work, MOST_NODES)
+    if seconds is not None:
+        options["time_limit"] = seconds
+    return options
