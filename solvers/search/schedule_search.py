@@ -122,6 +122,9 @@ GROUPED_SHARE = 0.4
 STEP_SECONDS = 0.01
 """Seconds that a step stands for where steps are limited."""
 
+TIMED, AGAIN = 3, 4
+"""Steps after which the annealing is timed, and those for each stage after which it begins anew, if it does."""
+
 STRETCHED = 1e-3
 """Rounds by which stage times are first stretched where whole slots are too few, as a share of all rounds."""
 
@@ -516,19 +519,26 @@ class ScheduleSearch:
         annealing = self._begun(costs)
         if annealing is None:
             return False
-        begun, next_rounding = best.progress, FIRST_ROUNDING
-        while best.progress < 1.0 - self._reserve:
-            best.steps += 1
-            done = (best.progress - begun) / (1.0 - self._reserve - begun)
-            annealing.step(done, lambda: best.elapsed > best.seconds)
-            if self._clock >= next_rounding:
-                next_rounding *= 2
-                for times in annealing.walk.feasible()[:1]:
-                    self._realise(times, annealing)
-        for times in annealing.walk.feasible():
-            self._realise(times, annealing)
-        # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
-        self._realise(annealing.walk.times, annealing)
+        next_rounding = FIRST_ROUNDING
+        while annealing is not None:
+            begun, end, steps = best.progress, 1.0 - self._reserve, 0
+            while best.progress < end:
+                if steps == TIMED and annealing.again:
+                    each = (best.progress - begun) / steps * AGAIN * len(annealing.walk.times)
+                    end = begun + (end - begun) / max(1, round((end - begun) / each))
+                best.steps += 1
+                steps += 1
+                annealing.step((best.progress - begun) / (end - begun), lambda: best.elapsed > best.seconds)
+                if self._clock >= next_rounding:
+                    next_rounding *= 2
+                    for times in annealing.walk.feasible()[:1]:
+                        self._realise(times, annealing)
+            for times in annealing.walk.feasible():
+                self._realise(times, annealing)
+            # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
+            self._realise(annealing.walk.times, annealing)
+            again = annealing.again and best.progress < 1.0 - self._reserve
+            annealing = self._begun(costs) if again else None
         return True
 
     def _begun(self, costs: StageCosts) -> StageAnnealing | None:
