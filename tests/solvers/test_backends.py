@@ -170,6 +170,14 @@ def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     assert found.bound < found.objective
 
 
+def test_a_solver_that_stops_somewhat_early_was_stopped_by_its_seconds_if_they_are_its_only_limit() -> None:
+    desk = worker.Desk(lambda message: None, 60.0)
+    desk.ready()
+    assert desk.what_stopped(None) is StoppedBy.TIME
+    assert desk.what_stopped(5) is StoppedBy.WORK
+    assert worker.Desk(lambda message: None, None).what_stopped(None) is None
+
+
 @SEVERAL
 def test_one_thread_and_a_work_limit_repeat_exactly(backend: str) -> None:
     model, start = loads(20, 4)
