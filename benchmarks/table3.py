@@ -26,7 +26,7 @@ from batchbound.heuristics.queues.algorithm1 import SortingPreemptive
 from batchbound.heuristics.queues.assignment import round_robin
 from batchbound.heuristics.queues.prefill_rules import Lagrangian
 from batchbound.heuristics.queues.queue_policy import QueuePolicy
-from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.registry import POLICIES, policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.planning.plan import make_plan
 from batchbound.solvers import Limits
@@ -125,10 +125,12 @@ def main() -> None:
 
 def _policy(row: Row, problem: Problem, packing: IntArray) -> Policy:
     """Return the policy of a row; the most literal reading of (42) is so slow that no list offers it."""
+    assignment = packing if row.optimal_packing else round_robin(problem)
     if row.policy == "lagrangian-literal":
-        lists = SortingPreemptive(problem, packing if row.optimal_packing else round_robin(problem))
+        lists = SortingPreemptive(problem, assignment)
         return QueuePolicy(lists, Lagrangian("literal"), Admission(problem))
-    return policy_named(row.policy, problem, packing if row.optimal_packing else None)
+    assigned = POLICIES[row.policy].assignment is not None
+    return policy_named(row.policy, problem, assignment if assigned else None)
 
 
 def _print_row(label: str, figure: FloatArray, note: str) -> None:

@@ -55,7 +55,7 @@ def solve(
     limits
         When to stop; after :data:`DEFAULT_SECONDS` by default.
     start
-        A schedule to improve on, for solvers that can.
+        A schedule to improve on, for solvers that can; ``lpt-ski`` and the literal model cannot.
 
     Raises
     ------
@@ -66,6 +66,8 @@ def solve(
     if chosen is None:
         raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(sorted(SOLVERS))}")
     problem = problem.without_arrivals()
+    if start is not None and (broken := start.check(problem)) is not None:
+        raise ValueError(f"the start is not a schedule of this problem: {broken}")
     return chosen(problem, Limits(seconds=DEFAULT_SECONDS) if limits is None else limits, start)
 
 

@@ -18,7 +18,7 @@ from ..heuristics.loop import schedule_of
 from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulate import simulate
 from ..models.formulations.full_model import UnsupportedProblemError
-from ..models.formulations.linear_model import LinearModel
+from ..models.formulations.linear_model import TOLERANCE, LinearModel
 from ..planning.fleet import make_fleet_plan
 from ..solvers.backends.backend import BACKENDS
 from ..solvers.backends.linear import BackendError, LinearResult, solve_linear
@@ -89,7 +89,8 @@ def compare(
     Raises
     ------
     ValueError
-        If there is no solver of a name, or an own solver's schedule or values break a rule.
+        If there is no solver of a name, an own solver's schedule or values break a rule, or its bound is
+        above a solution that breaks none.
     TypeError
         If an own solver returns something else than it should.
     """
@@ -111,8 +112,21 @@ def compare(
                 on_done(found[-1])
             if found[-1].stopped_by == StoppedBy.INTERRUPT:
                 return Comparison((*rows, *with_gaps(found)))
+        _refuse_false_bound(found)
         rows += with_gaps(found)
     return Comparison(tuple(rows))
+
+
+def _refuse_false_bound(rows: Sequence[Measurement]) -> None:
+    """Raise ValueError if a bound is above a value found for its instance: gaps to it mean nothing."""
+    values = [(row.value, row.solver) for row in rows if row.value is not None and not row.evictions]
+    if not values:
+        return
+    value, solver = min(values, key=lambda found: found[0])
+    for row in rows:
+        if row.bound is not None and row.bound - value > TOLERANCE * max(1.0, abs(value)):
+            what = f"the bound of {row.solver!r} for {row.instance!r}, {row.bound:.6g}"
+            raise ValueError(f"{what}, is above what {solver!r} found, {value:.6g}")
 
 
 def known_solvers() -> list[str]:

@@ -13,7 +13,8 @@ class DynamicBatch:
     The size of the next encoding batch.
 
     It is the planned one, as long as its prompts' tokens and the decode batch stay within a threshold of what
-    was planned; beyond, prompts are left out or added, and made up for in the batches that follow.
+    was planned; beyond, prompts are left out or added where that comes nearer to it, and made up for in the
+    batches that follow.
 
     Parameters
     ----------
@@ -67,15 +68,18 @@ class DynamicBatch:
         return count
 
     def _within_threshold(self, waiting: IntArray, wanted: float) -> int:
-        count = min(len(waiting), max(0, int(wanted + self._owed)))
+        # No prompts at all would be as far from the plan as can be, unless less than one is planned.
+        count = min(len(waiting), max(int(wanted >= 1), int(wanted + self._owed)))
         if self._threshold == float("inf"):
             return count
         average = wanted * self._input_tokens
-        tokens = int(waiting[:count].sum())
-        while count > 1 and tokens > (1 + self._threshold) * average:
+        over = int(waiting[:count].sum()) - average
+        while count > 1 and over > self._threshold * average and abs(over - waiting[count - 1]) < over:
             count -= 1
-            tokens -= int(waiting[count])
-        while 0 < count < len(waiting) and tokens < (1 - self._threshold) * average:
-            tokens += int(waiting[count])
+            over -= int(waiting[count])
+        while 0 < count < len(waiting) and over < -self._threshold * average:
+            if abs(over + waiting[count]) >= -over:
+                break
+            over += int(waiting[count])
             count += 1
         return count

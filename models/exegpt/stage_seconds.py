@@ -144,12 +144,12 @@ class StageSeconds:
 
         Prompts are added or left out until the tokens are near the planned ones
         (:class:`~batchbound.heuristics.exegpt.dynamic_batch.DynamicBatch`): what is left is taken as
-        uniform over
-        the threshold and half of the prompt at its edge, which is likely a long one.
+        uniform over the threshold or, where that is more, half of the prompt at its edge, which is likely a
+        long one.
         """
         mean, spread = self._inputs.mean, self._inputs.sd
         edge = (mean**2 + spread**2) / mean / 2
-        within = (_THRESHOLD * prompts * mean + edge) / np.sqrt(3.0)
+        within = np.maximum(_THRESHOLD * prompts * mean, edge) / np.sqrt(3.0)
         return np.asarray(np.minimum(spread * np.sqrt(prompts), within))
 
     def encode_chunks(self, lengths: FloatArray) -> float:

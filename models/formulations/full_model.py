@@ -22,6 +22,9 @@ from .linear_model import LinearModel
 MOST_COLUMNS = 10_000_000
 """Columns of a model at most: some kilobytes each are held by who builds and who solves it."""
 
+MOST_COEFFICIENTS = 50_000_000
+"""Coefficients of a model at most: a hundred bytes each are held by who builds it."""
+
 
 class UnsupportedProblemError(ValueError):
     """A formulation has no equation for something the problem asks for."""
@@ -107,7 +110,9 @@ def literal_model(
             f" {problem.cost.prefill_bend:g} tokens; use the repaired one, or a token cap up to the bend"
         )
     bins = bins or bins_needed(problem)
-    refuse_large(3 * len(problem) * problem.slots * bins)
+    pairs = len(problem) * problem.slots
+    # (10) has a row for every two bins, with all bins between them.
+    refuse_large(3 * pairs * bins, pairs * bins**3 // 6)
     rows = FullRows(problem, bins)
     levels = default_levels(problem) if levels is None else levels
     y = rows.builder.columns("y", (rows.bins, len(levels)), upper=1, integer=True)
@@ -317,19 +322,23 @@ def refuse_unsaid(problem: Problem) -> None:
         )
 
 
-def refuse_large(columns: int) -> None:
+def refuse_large(columns: int, coefficients: int = 0) -> None:
     """
     Refuse a model that no solver of it could hold.
 
     Raises
     ------
     UnsupportedProblemError
-        If it has more than :data:`MOST_COLUMNS` columns.
+        If it has more than :data:`MOST_COLUMNS` columns or :data:`MOST_COEFFICIENTS` coefficients.
     """
-    if columns > MOST_COLUMNS:
-        raise UnsupportedProblemError(
-            f"this formulation of so large a job has {columns:,} columns, more than {MOST_COLUMNS:,}"
-        )
+    for what, size, most in (
+        ("columns", columns, MOST_COLUMNS),
+        ("coefficients", coefficients, MOST_COEFFICIENTS),
+    ):
+        if size > most:
+            raise UnsupportedProblemError(
+                f"this formulation of so large a job has {size:,} {what}, more than {most:,}"
+            )
 
 
 def _largest_together(problem: Problem) -> int:

@@ -62,11 +62,13 @@ def _mps_lines(model: LinearModel) -> Iterator[str]:
         side = model.row_lower[i] if kind == "G" else model.row_upper[i]
         if kind != "N" and side:
             yield f" RHS {name} {_number(side)}"
-    yield "RANGES"
-    for i, name in enumerate(model.row_names):
-        low, high = model.row_lower[i], model.row_upper[i]
-        if math.isfinite(low) and math.isfinite(high) and low != high:
-            yield f" RANGE {name} {_number(high - low)}"
+    low, high = model.row_lower, model.row_upper
+    ranged = np.flatnonzero(np.isfinite(low) & np.isfinite(high) & (low != high)).tolist()
+    if ranged:
+        # PuLP's reader knows no such section.
+        yield "RANGES"
+    for i in ranged:
+        yield f" RANGE {model.row_names[i]} {_number(high[i] - low[i])}"
     yield "BOUNDS"
     for j, name in enumerate(model.column_names):
         yield from _mps_bounds(name, model.lower[j], model.upper[j])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...data.problem import Problem
-from .full_model import UnsupportedProblemError, literal_model, repaired_model
+from .full_model import UnsupportedProblemError, literal_model, refuse_large, repaired_model
 from .linear_model import LinearModel
 from .partition_model import partition_model
 from .slot_free import slot_free_model
@@ -20,10 +20,12 @@ def packing_model(problem: Problem) -> LinearModel:
     Raises
     ------
     UnsupportedProblemError
-        If the problem has a KV capacity or a token cap, which the packing knows nothing of.
+        If the problem has a KV capacity or a token cap, which the packing knows nothing of, or the model
+        would be too large to build.
     """
     if problem.kv_capacity is not None or problem.prefill_token_cap is not None:
         raise UnsupportedProblemError("the packing has no row for a KV capacity or a token cap")
+    refuse_large(len(problem) * problem.slots)
     return partition_model(problem.rounds, problem.slots).model
 
 

@@ -71,7 +71,7 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     Raises
     ------
     UnsupportedProblemError
-        If the problem has what the model cannot say.
+        If the problem has what the model cannot say, or the model would be too large to build.
     """
     refuse_unsaid(problem)
     count = bins_needed(problem)
@@ -318,7 +318,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     Raises
     ------
     UnsupportedProblemError
-        If the problem has what the model cannot say.
+        If the problem has what the model cannot say, or the model would be too large to build.
     """
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("the interval model has no arrival times")
@@ -328,6 +328,7 @@ def interval_model(problem: Problem, start: Schedule | None = None) -> IntervalM
     cost, affine = problem.cost, stages_are_affine(problem)
     unit, scale = _unit(problem)
     stages = bins_needed(problem)
+    refuse_large(len(problem) * stages)
     horizon = int(problem.rounds.sum())
     if start is not None:
         spent = start.makespan(problem) - constant_seconds(problem, tokens=affine)

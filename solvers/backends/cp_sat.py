@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 
 from ...data.costs.cost import IntArray
 from ...models.formulations.slot_free import IntervalModel
-from ..result import Limits, StoppedBy
+from ..result import Limits
 from .worker import Desk
 
 
@@ -86,12 +86,8 @@ def solve_intervals(
         answer["bound"] = solver.best_objective_bound
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         answer["starts"] = _places(columns, solver.value)
-    if desk.stopping:
-        answer["limit"] = StoppedBy.INTERRUPT
-    elif seconds is not None and solver.wall_time >= seconds - 0.05:
-        answer["limit"] = StoppedBy.TIME
-    elif limits.work is not None:
-        answer["limit"] = StoppedBy.WORK
+    if status in (cp_model.UNKNOWN, cp_model.FEASIBLE):
+        answer["limit"] = desk.what_stopped(limits.work)
     return answer
 
 

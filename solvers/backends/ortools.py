@@ -92,12 +92,7 @@ def _limit(found: mathopt.SolveResult, limits: Limits, desk: Desk, cp_sat: bool)
     limit = _LIMITS.get(found.termination.limit) if found.termination.limit is not None else None
     if limit is not None or not cp_sat or found.termination.limit is None:
         return limit
-    if desk.stopping:
-        return StoppedBy.INTERRUPT
-    remaining = desk.remaining()
-    if remaining is not None and remaining < 0.05:
-        return StoppedBy.TIME
-    return None if limits.work is None else StoppedBy.WORK
+    return desk.what_stopped(limits.work)
 
 
 def _proto(model: LinearModel, scale: int) -> model_pb2.ModelProto:

@@ -19,7 +19,7 @@ from ..result import Limits, Status, StoppedBy
 from .backend import Answer, Backend
 from .worker import Desk
 
-_BOUND = re.compile(r"(?:best possible|Lower bound:)\s*(\S+)")
+_BOUND = re.compile(r"(best possible|Lower bound:)\s*([-+.\de]+)")
 
 
 def solve(
@@ -107,6 +107,10 @@ def _limit(log: str, desk: Desk) -> StoppedBy | None:
 
 
 def _bound(log: str, model: LinearModel, proof: Status | None) -> float | None:
+    """Return the bound that a log ends with: in eight digits and in thousandths, either maybe rounded up."""
     if proof is not None or not (found := _BOUND.findall(log)):
         return None
-    return float(found[-1].rstrip(",)")) + model.offset
+    last = {words: float(number) for words, number in found}
+    return model.offset + max(
+        value - (1e-7 * abs(value) if words == "best possible" else 1e-3) for words, value in last.items()
+    )

@@ -115,6 +115,22 @@ class Desk:
         """Whether the task was asked to stop."""
         return self._stopping.is_set()
 
+    def what_stopped(self, work: int | None) -> StoppedBy | None:
+        """
+        Return which limit stopped a solver that does not say.
+
+        Parameters
+        ----------
+        work
+            Its work limit. Without one it was the seconds, be they not quite up: CP-SAT stops early.
+        """
+        if self.stopping:
+            return StoppedBy.INTERRUPT
+        remaining = self.remaining()
+        if remaining is not None and (work is None or remaining < 0.05):
+            return StoppedBy.TIME
+        return None if work is None else StoppedBy.WORK
+
     def stop(self) -> None:
         """Ask the task to stop."""
         self._stopping.set()

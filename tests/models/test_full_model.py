@@ -24,6 +24,7 @@ from batchbound.models.formulations.full_model import (
     write_schedule,
 )
 from batchbound.models.formulations.full_rows import PrefillLevel
+from batchbound.models.formulations.named import packing_model
 from batchbound.models.formulations.slot_free import (
     interval_model,
     list_schedule,
@@ -316,6 +317,12 @@ def test_a_model_too_large_to_hold_is_refused_before_it_is_built() -> None:
             build(problem)
     with pytest.raises(UnsupportedProblemError, match="so large a job has 19,195,800 columns"):
         slot_free_model(problem_of([10] * 2600, [2] * 2600, slots=140))
+    with pytest.raises(UnsupportedProblemError, match="so large a job has 15,444,000 columns"):
+        interval_model(problem_of([10] * 4000, [2] * 4000, slots=140))
+    with pytest.raises(UnsupportedProblemError, match="so large a job has 13,190,000 columns"):
+        packing_model(Problem(generate("table3", 0), PAPER, 10_000))
+    with pytest.raises(UnsupportedProblemError, match="177,147,000 coefficients, more than 50,000,000"):
+        literal_model(Problem(generate("table3", 0, 100), PAPER, 20))
 
 
 def test_arrivals_have_no_equation() -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pulp  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from batchbound.data.costs.cost import FloatArray
 from batchbound.data.files.disk import InputError
 from batchbound.models.formulations.linear_files import read_mps, write_mps
 from batchbound.models.formulations.linear_model import LinearModel, ModelBuilder
+from batchbound.models.formulations.partition_model import partition_model
 
 
 def knapsack() -> LinearModel:
@@ -248,6 +250,14 @@ def test_a_model_read_back_has_the_same_optimum(tmp_path: Path) -> None:
     )
     assert found.fun is not None
     assert found.fun + model.offset == pytest.approx(-6.5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pulp_reads_a_packing_that_we_wrote(tmp_path: Path) -> None:
+    write_mps(partition_model([3, 2, 2], 2).model, tmp_path / "packing.mps")
+    _, problem = pulp.LpProblem.fromMPS(str(tmp_path / "packing.mps"))
+    problem.solve(pulp.PULP_CBC_CMD(msg=False))
+    assert pulp.value(problem.objective) == pytest.approx(4)
 
 
 @pytest.mark.parametrize("value", ["nan", "NaN", "-nan", "one"])

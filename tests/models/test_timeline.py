@@ -223,6 +223,16 @@ def test_the_encoding_batch_grows_when_the_decode_batch_drifts_down() -> None:
     assert DynamicBatch(40, 10.0, 100.0, threshold=0.1).size(waiting, 100) == 28
 
 
+def test_no_batch_is_adjusted_away_from_its_plan() -> None:
+    # 35 of 40 tokens are nearer than 47.
+    assert DynamicBatch(4, 10.0, None).size(np.array([8, 9, 9, 9, 12]), 0) == 4
+    # 46 of 40 tokens are nearer than 30.
+    assert DynamicBatch(4, 10.0, None).size(np.array([10, 10, 10, 16]), 0) == 4
+    # After twelve short prompts no batch is left empty to make up for them.
+    batch = DynamicBatch(4, 10.0, None)
+    assert [batch.size(np.full(12, 3), 0), batch.size(np.full(12, 10), 0)] == [12, 4]
+
+
 def test_correlated_lengths_are_measured() -> None:
     workload = Workload.from_lengths([10, 20, 30, 40], [1, 2, 3, 4])
     pair = LengthPair.observed(workload)

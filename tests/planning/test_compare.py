@@ -15,6 +15,7 @@ import pytest
 from batchbound.cli import main
 from batchbound.comparing.result import NOT_APPLICABLE, Comparison, Measurement
 from batchbound.comparing.runner import OwnLinearSolver, compare
+from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
@@ -92,6 +93,14 @@ def test_an_own_solver_that_breaks_a_rule_is_found_out() -> None:
 
     with pytest.raises(ValueError, match="the schedule of 'wrong' for 'a' breaks a rule"):
         compare({"a": small(0)}, {"wrong": wrong}, Limits(seconds=0.1))
+
+
+def test_an_own_bound_above_a_schedule_that_breaks_no_rule_is_found_out() -> None:
+    def sure(problem: Problem, limits: Limits) -> Result:
+        return replace(given(problem, limits), bound=Bound(1e6, "a guess", {}, {}))
+
+    with pytest.raises(ValueError, match=r"the bound of 'sure' for 'a', 1e\+06, is above what 'ours' found"):
+        compare({"a": small(0)}, {"ours": "search", "sure": sure}, Limits(work=1))
 
 
 def test_an_own_solver_that_returns_nothing_is_named() -> None:
@@ -233,6 +242,11 @@ def test_the_command_takes_an_mps_file(tmp_path: Path, capsys: pytest.CaptureFix
     write_mps(repaired_model(small(0, 3)).model, path)
     assert main(["compare", str(path), "--solvers", "scip", "--time-limit", "5"]) == 0
     assert "| scip |" in capsys.readouterr().out
+
+
+def test_the_command_says_why_a_solver_has_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "table3:0:3", "--solvers", "highs"]) == 0
+    assert "table3:0:3, highs: not applicable, highs takes linear models" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

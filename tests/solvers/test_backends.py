@@ -134,6 +134,21 @@ def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: b
     assert (found.status, found.values, found.objective, found.bound) == (Status.UNBOUNDED, None, None, None)
 
 
+def test_a_bound_that_cbc_prints_rounded_up_is_below_the_optimum() -> None:
+    rng, add = np.random.default_rng(8), ModelBuilder()
+    x = add.columns("x", (30,), upper=1, integer=True, cost=1e-4 * rng.uniform(0.5, 1.5, 30).round(4))
+    sizes = rng.integers(0, 60, (3, 30))
+    half = sizes.sum(axis=1) // 2
+    add.rows("half", [(sizes, np.broadcast_to(x, (3, 30)))], lower=half - 1, upper=half + 1)
+    model = add.build()
+    found = solve_linear(model, "cbc", Limits(work=1))
+    assert found.bound is not None
+    proven = solve_linear(model, "scip", ENOUGH).objective
+    assert proven is not None
+    assert proven == pytest.approx(0.00099567)
+    assert 0.0009 < found.bound < proven
+
+
 @SEVERAL
 def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
     found = solve_linear(market_split(), backend, Limits(seconds=0.4))
@@ -152,6 +167,14 @@ def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     assert found.bound is not None
     assert found.objective is not None
     assert found.bound < found.objective
+
+
+def test_a_solver_that_stops_somewhat_early_was_stopped_by_its_seconds_if_they_are_its_only_limit() -> None:
+    desk = worker.Desk(lambda message: None, 60.0)
+    desk.ready()
+    assert desk.what_stopped(None) is StoppedBy.TIME
+    assert desk.what_stopped(5) is StoppedBy.WORK
+    assert worker.Desk(lambda message: None, None).what_stopped(None) is None
 
 
 @SEVERAL

@@ -106,6 +106,14 @@ def test_the_bound_takes_its_share_of_a_solvers_time_and_no_more(
     assert 0.0 < left <= 10.0 - 0.05
 
 
+@pytest.mark.parametrize("solver", ["search", "lpt-ski", "exact", "repaired:highs"])
+def test_a_start_that_breaks_a_rule_is_refused_by_every_solver(solver: str) -> None:
+    problem = Problem(Workload.from_lengths([5, 5], [3, 2]), CostModel.paper(), slots=1)
+    together = Schedule(np.array([0, 0]), np.array([0, 0]), np.array([3]))
+    with pytest.raises(ValueError, match="the start is not a schedule of this problem: one request per slot"):
+        solve(problem, solver, limits=Limits(work=10), start=together)
+
+
 def test_a_poor_solution_of_a_backend_loses_the_rounds_in_which_nothing_decodes() -> None:
     problem = Problem(Workload.from_lengths([5, 5], [3, 2]), CostModel.paper(), slots=2)
     idle = Schedule(np.array([0, 1]), np.array([0, 1]), np.array([9, 9]))

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ...comparing.instance_library import suite, suites
-from ...comparing.result import Comparison
+from ...comparing.result import Comparison, Measurement
 from ...comparing.runner import Instance, compare, known_solvers, write_text
 from ...data.files.disk import InputError
 from ...data.files.outputs import refuse_outputs
@@ -84,14 +84,17 @@ def run(args: argparse.Namespace) -> int:
     instances = _instances(args)
     limit = DEFAULT_SECONDS if args.work is None and args.time_limit is None else args.time_limit
     limits = Limits(seconds=limit, work=args.work, threads=args.threads, seed=args.seed)
-    comparison = compare(
-        instances, solvers, limits, on_done=lambda row: note(f"{row.instance}, {row.solver}: {row.status}")
-    )
+    comparison = compare(instances, solvers, limits, on_done=_report)
     _write(comparison, args)
     print(json.dumps({"rows": comparison.to_json()}) if args.json else comparison.to_markdown(), end="")
     if args.json:
         print()
     return 0
+
+
+def _report(row: Measurement) -> None:
+    """Say on stderr that a solver has ended, and what the table has no room for: why it has nothing."""
+    note(f"{row.instance}, {row.solver}: {row.status}" + (f", {row.message}" if row.message else ""))
 
 
 def _instances(args: argparse.Namespace) -> dict[str, Instance]:
