@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
 
 import numpy as np
 
@@ -154,18 +153,27 @@ class Memory:
         self._at_start = np.where(problem.rounds > 0, problem.kv_at_start, problem.prompt_tokens).tolist()
         self._prompt = problem.prompt_tokens.tolist()
         self._running: list[tuple[int, int]] = []
+        # By their last rounds, latest first: these, what is held in them apart from them, and its sums.
+        self._last, self._offset, self._sums = np.zeros((3, len(problem) + 1), dtype=np.int64)
+        self._ranks = np.arange(1, len(problem) + 1)
         self._index()
 
     def _index(self) -> None:
         """Sort the running requests by their last round, latest first, and add up what they hold."""
         last, offset = np.array(self._running, dtype=np.int64).reshape(-1, 2).T
         latest_first = np.argsort(-last, kind="stable")
-        last, offset = last[latest_first], offset[latest_first]
-        held = np.cumsum(offset) + np.arange(1, len(last) + 1) * last
-        self._before = (-last).tolist()
-        self._offsets = [0, *np.cumsum(offset).tolist()]
+        self._last[: len(last)], self._offset[: len(last)] = last[latest_first], offset[latest_first]
+        self._add_up()
+
+    def _add_up(self) -> None:
+        """Add up what the running requests hold."""
+        count = len(self._running)
+        last, sums = self._last[:count], self._sums[1 : count + 1]
+        np.cumsum(self._offset[:count], out=sums)
+        self._before = -last
         # What a newcomer's offset is added to, at the worst of the last rounds up to its own.
-        self._worst = [*np.maximum.accumulate((held + last)[::-1])[::-1].tolist(), -self._capacity]
+        held = sums + (self._ranks[:count] + 1) * last
+        self._worst = np.append(np.maximum.accumulate(held[::-1])[::-1], -self._capacity)
 
     def advance(self, now: int) -> None:
         """Forget the requests that have finished by round ``now``."""
@@ -180,15 +188,18 @@ class Memory:
     def hold(self, request: int, now: int) -> bool:
         """Let a request run from round ``now`` on if the capacity allows, and return whether it does."""
         offset, last = self._at_start[request] - now, now + self._rounds[request] - 1
-        count = len(self._before)
-        if self._offsets[-1] + count * now + self._prompt[request] > self._capacity:
+        count = len(self._running)
+        if self._sums[count] + count * now + self._prompt[request] > self._capacity:
             return False
+        beside = int(self._before.searchsorted(-last, side="right"))
         if last >= now:
-            if offset + self._worst[bisect_left(self._before, -last)] > self._capacity:
+            if offset + self._worst[self._before.searchsorted(-last)] > self._capacity:
                 return False
-            beside = bisect_right(self._before, -last)
-            if self._offsets[beside] + offset + (beside + 1) * last > self._capacity:
+            if self._sums[beside] + offset + (beside + 1) * last > self._capacity:
                 return False
+        for column, value in ((self._last, last), (self._offset, offset)):
+            column[beside + 1 : count + 1] = column[beside:count]
+            column[beside] = value
         self._running.append((last, offset))
-        self._index()
+        self._add_up()
         return True
