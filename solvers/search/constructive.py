@@ -7,6 +7,7 @@ import heapq
 import numpy as np
 
 from ...data.costs.cost import IntArray
+from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...heuristics.queues.admission import FULL_STAGE
@@ -60,7 +61,7 @@ def ski_rental_schedule(
             if not wait:
                 bin_of[chosen] = len(starts)
                 starts.append(now)
-                chooser.admit()
+                chooser.admit(chosen)
                 _remove(waiting, chosen)
                 for request in chosen:
                     heapq.heappush(finishes, now + rounds[request])
@@ -96,7 +97,11 @@ class _Chooser:
 
     def __init__(self, problem: Problem) -> None:
         self._cap = problem.prefill_token_cap
-        self._prompt = problem.prompt_tokens.tolist()
+        self._own: list[int] = problem.own_tokens.tolist()
+        self._prefix_of: list[int] = problem.prefix_of.tolist()
+        self._prefix_tokens: list[int] = problem.prefix_tokens.tolist()
+        shares = self._cap is not None and self._prefix_tokens
+        self._cache = PrefixCache(problem) if shares else None
         self._memory = None if problem.kv_capacity is None else Memory(problem, problem.kv_capacity)
         self._held = 0
 
@@ -107,16 +112,17 @@ class _Chooser:
         if self._memory is not None:
             self._memory.forget(self._held)
             self._memory.advance(now)
-        chosen: list[int] = []
+        chosen, computed = list[int](), set[int]()
         tokens, misses, turned_away = 0, 0, False
         for request in reversed(waiting):
             if len(chosen) == free or misses == LOOK_AHEAD:
                 break
-            prompt = self._prompt[request]
-            fits = self._cap is None or tokens + prompt <= self._cap
+            more = self._own[request] if self._cache is None else self._computed(request, computed)
+            fits = self._cap is None or tokens + more <= self._cap
             if fits and (self._memory is None or self._memory.hold(request, now)):
                 chosen.append(request)
-                tokens += prompt
+                computed.add(self._prefix_of[request])
+                tokens += more
             else:
                 misses += 1
                 turned_away = turned_away or not fits
@@ -126,9 +132,18 @@ class _Chooser:
         # What was looked at and not taken has no room under the cap, however long the stage waits.
         return chosen, tokens >= FULL_STAGE * self._cap or (turned_away and len(chosen) < free)
 
-    def admit(self) -> None:
+    def _computed(self, request: int, computed: set[int]) -> int:
+        """Return the tokens that a stage computes more for a request, beside some shared prompts."""
+        assert self._cache is not None
+        prefix = self._prefix_of[request]
+        there = prefix < 0 or prefix in computed or self._cache.keeps(request)
+        return self._own[request] + (0 if there else self._prefix_tokens[prefix])
+
+    def admit(self, chosen: list[int]) -> None:
         """Note that the requests chosen last run from the round they were chosen for."""
         self._held = 0
+        if self._cache is not None:
+            self._cache.begin(np.array(chosen, dtype=np.int64))
 
 
 class Memory:
