@@ -258,7 +258,7 @@ def _shared_out(job: MixedJob, engines: Engines, groups: Groups, rule: str | Non
     if len(work) > _SIMULATED:
         return best
     for k in np.argsort(least, kind="stable").tolist():
-        if least[k] >= fewest:
+        if engines.prices() is None and least[k] >= fewest:
             break  # whatever the order
         most = _most(job, engines, found[k])
         if most < fewest:
@@ -274,16 +274,21 @@ def _least(job: MixedJob, engines: Engines, replica_of: IntArray) -> int:
     )
 
 
-def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> int:
-    """Return the iterations of the engine that has most to do, each in the best of the simple orders."""
-    each = []
+def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> float:
+    """
+    Return the iterations of the engine that has most to do, each in the best of the simple orders.
+
+    Where an iteration's cost is known it is seconds.
+    """
+    each, prices = list[float](), engines.prices()
     for members, limits in _members(engines, replica_of):
         work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
         sequences, orders = work.sequences(), named_orders(work, None).values()
-        runs = [predict(sequences, limits, work.expanded(order), lag=1) for order in orders]
-        known = [run.iterations for run in runs if run is not None]
-        # Of a job too large to simulate.
-        each.append(min(known, default=iteration_bound(sequences, limits, summed=True).iterations))
+        runs = [predict(sequences, limits, work.expanded(order), lag=1, prices=prices) for order in orders]
+        known = [run.iterations if run.seconds is None else run.seconds for run in runs if run is not None]
+        # Of a job too large to simulate: seconds of none are told apart.
+        unknown = iteration_bound(sequences, limits, summed=True).iterations if prices is None else math.inf
+        each.append(min(known, default=unknown))
     return max(each)
 
 
