@@ -11,6 +11,9 @@ from ...data.costs.cost import CostModel, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 
+FEW_IN_A_PART = 4
+"""Prompts in a part of a stage up to which numbers of parts are tried that hold as many in each."""
+
 
 def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     """
@@ -141,10 +144,22 @@ def _parts(prompts: IntArray, cost: CostModel) -> IntArray:
     if len(prompts) < 2 or tokens <= cost.prefill_bend:
         return alone
     counts = np.arange(1, len(prompts) + 1)
-    count = int(counts[np.argmin(counts * cost.prefill_seconds(tokens / counts))])
-    part, loads = alone.copy(), [(0, k) for k in range(count)]
+    even = int(counts[np.argmin(counts * cost.prefill_seconds(tokens / counts))])
+    best, least = alone, cost.prefill_seconds(tokens)
+    # Prompts are whole: of few in a part there are as many in each, or nearly.
+    each = len(prompts) // even
+    for count in {even, *(-(-len(prompts) // some) for some in (each, each + 1) if each <= FEW_IN_A_PART)}:
+        part = _evenly(prompts, count)
+        split = cost.prefill_seconds(np.bincount(part, weights=prompts, minlength=count)).sum()
+        if split < least:
+            best, least = part, float(split)
+    return best
+
+
+def _evenly(prompts: IntArray, count: int) -> IntArray:
+    """Return the part of each prompt, the largest first to the part of fewest tokens, shape (prompts,)."""
+    part, loads = np.zeros(len(prompts), dtype=np.int64), [(0, k) for k in range(count)]
     for at in np.argsort(-prompts, kind="stable").tolist():
         load, part[at] = heapq.heappop(loads)
         heapq.heappush(loads, (load + int(prompts[at]), int(part[at])))
-    split = cost.prefill_seconds(np.bincount(part, weights=prompts, minlength=count)).sum()
-    return part if split < cost.prefill_seconds(tokens) else alone
+    return part

@@ -49,6 +49,13 @@ def test_prompts_that_do_not_divide_evenly_stay_together_where_that_is_less() ->
     assert split_stages(problem, together).stage_tokens(problem).tolist() == [20]
 
 
+def test_a_stage_of_few_prompts_is_split_into_parts_of_as_many() -> None:
+    # Tokens alone would fill three stages of 8 in 9 s; prompts of 6 take 11 s in three and 10 s in two.
+    cost = CostModel(3.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
+    problem, together = one_stage([6] * 4, cost)
+    assert split_stages(problem, together).stage_tokens(problem).tolist() == [12, 12]
+
+
 def test_bins_without_requests_and_costs_without_a_bend_are_left_alone() -> None:
     problem, _ = one_stage([6, 4, 7, 3], BENT)
     waiting = Schedule(np.array([1, 1, 1, 1]), np.arange(4), np.array([0, 2]))
