@@ -35,9 +35,10 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
     .. math:: \sum_{i \in A} \left( \frac{b_p}{J} + a_p p_i + \frac{b_d}{J} n_i + a_d n_i + a_k h_i \right)
 
     since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode steps. Under a cap
-    of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor;
-    and under a KV capacity K no round reads more than K tokens, of :math:`\sum h_i` in all. Of a prompt,
-    :math:`p_i` is what the request has for itself: what a group shares may have been computed for another.
+    of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor,
+    which is so much a token of the cap; and under a KV capacity K no round reads more than K tokens, of
+    :math:`\sum h_i` in all. Of a prompt, :math:`p_i` is what the request has for itself: what a group shares
+    may have been computed for another.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
     if stage_by == "floor":
         prefill = np.full(len(fleet), max(cost.prefill_floor, cost.prefill_base) / replica.slots)
     elif stage_by == "tokens" and replica.prefill_token_cap is not None:
-        prefill = (cost.prefill_base / replica.prefill_token_cap + cost.prefill_per_token) * prompts
+        prefill = _seconds_a_token(replica, stage_by) * prompts
     else:
         prefill = cost.prefill_base / replica.slots + cost.prefill_per_token * prompts
     decode = step_shares(fleet, replica, round_by)
@@ -234,7 +235,10 @@ def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by == "floor":
         return 0.0
-    return cost.prefill_per_token + (cost.prefill_base / cap if stage_by == "tokens" and cap else 0.0)
+    if stage_by == "tokens" and cap:
+        # A stage of fewer tokens than the cap takes no less a token.
+        return max(cost.prefill_floor / cap, cost.prefill_base / cap + cost.prefill_per_token)
+    return cost.prefill_per_token
 
 
 def _alone(fleet: Fleet) -> Bound:

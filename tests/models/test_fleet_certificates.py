@@ -142,20 +142,22 @@ def sharing_fleet(floor: float, cap: int | None) -> Fleet:
 
 
 @pytest.mark.parametrize(
-    ("stage_by", "cap", "prefill"),
+    ("stage_by", "floor", "cap", "prefill"),
     [
         # Half a stage each, the seven tokens that are a request's own, and once the three that are shared.
-        ("slots", 10, 3 / 2 + 0.25 * (7 + 3)),
-        ("tokens", 10, (0.25 + 1 / 10) * (7 + 3)),
-        ("tokens", None, 3 / 2 + 0.25 * (7 + 3)),
+        ("slots", 3.0, 10, 3 / 2 + 0.25 * (7 + 3)),
+        ("tokens", 3.0, 10, (0.25 + 1 / 10) * (7 + 3)),
+        ("tokens", 3.0, None, 3 / 2 + 0.25 * (7 + 3)),
+        # A full stage of ten tokens takes its floor.
+        ("tokens", 4.0, 10, 4.0 / 10 * (7 + 3)),
         # The floor is there whatever the tokens.
-        ("floor", 10, 3 * 3 / 2),
+        ("floor", 3.0, 10, 3 * 3 / 2),
     ],
 )
 def test_a_prompt_that_a_group_shares_is_counted_once_and_not_beside_a_floor(
-    stage_by: str, cap: int | None, prefill: float
+    stage_by: str, floor: float, cap: int | None, prefill: float
 ) -> None:
-    fleet = sharing_fleet(3.0, cap)
+    fleet = sharing_fleet(floor, cap)
     seconds = 0.5 * (prefill + 3 * 3 / 2)
     assert verify_fleet_bound(fleet, shares(seconds, stage_by=stage_by)) is None
     assert verify_fleet_bound(fleet, shares(seconds + 0.001, stage_by=stage_by)) is not None
