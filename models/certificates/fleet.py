@@ -132,12 +132,16 @@ def _share(replica: Replica, prompt: int, held: int, rounds: int, stage_by: str,
     """Return what a request adds at least to the time of the replica that serves it."""
     cost, cap, capacity = replica.cost, replica.prefill_token_cap, replica.kv_capacity
     read = tokens_read(rounds, held)
+    # A stage is beyond the bend by all that its prompts are, one by one.
+    beyond = cost.prefill_per_token_beyond * max(0.0, prompt - cost.prefill_bend)
     if stage_by == "floor":
         prefill = max(cost.prefill_base, cost.prefill_floor) / replica.slots
     elif stage_by == "tokens" and cap is not None:
-        prefill = prompt * _a_token(replica, stage_by)
+        # The floor is there whatever a stage computes, and no more than the floor need be.
+        floor = cost.prefill_floor > cost.prefill_base + cap * cost.prefill_per_token
+        prefill = prompt * _a_token(replica, stage_by) + (0.0 if floor else beyond)
     else:
-        prefill = cost.prefill_base / replica.slots + prompt * cost.prefill_per_token
+        prefill = cost.prefill_base / replica.slots + prompt * cost.prefill_per_token + beyond
     least_rounds = rounds / replica.slots
     if round_by == "keys and values" and capacity is not None:
         least_rounds = read / capacity
