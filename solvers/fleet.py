@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..heuristics.dispatch import RULES as DISPATCH_RULES
 from ..heuristics.dispatch import dispatch
 from ..heuristics.fleet.simulation import simulate_fleet
 from ..heuristics.loop import PolicyError, schedule_of
+from ..heuristics.policy import Policy, State, Step
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import RoundBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Exchanges, LongestFirst, least_loaded, spread_groups
@@ -57,7 +59,7 @@ FIRST = 4
 """Rules tried on each replica where shared prompts cannot all be kept, or memory can run out."""
 
 RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
-"""Policies simulated before the others: one of them is mostly the best."""
+"""Policies simulated before the others, after each rule that dispatches: one is mostly the best."""
 
 RULES_SHARE, RULES_SECONDS = 0.2, 0.2
 """The share of the seconds left that this takes at most, and the seconds it may take in any case."""
@@ -145,6 +147,7 @@ def plan_fleet(
     if shares is None and groups is None:
         search.offer_rules()
     stopped_by = search.improve()
+    search.try_rules(search.left)
     schedule = search.schedule()
     makespan, bound = schedule.makespan(fleet), fleet_bound(fleet)
     optimal = bound.proves(makespan)
@@ -170,6 +173,21 @@ class _Share:
     tried: Schedule | None = None
 
 
+class _LateError(Exception):
+    """A rule's simulation that has taken all the time it may."""
+
+
+def _until(end: float, policy: Policy) -> Policy:
+    """Return a policy that gives up after a time of the clock."""
+
+    def step(state: State) -> Step:
+        if time.perf_counter() > end:
+            raise _LateError
+        return policy(state)
+
+    return step
+
+
 class _FleetSearch:
     """The best shares found so far, and what improves them."""
 
@@ -186,11 +204,17 @@ class _FleetSearch:
         self._beside = self._costs - np.array([step_shares(fleet, kind, by) for kind, by in by_kind])
         self._alone = np.array([kind.cost.decode_base * fleet.rounds for kind in kinds])
         self._shares: list[_Share] = []
+        self._untried: Iterator[tuple[str, IntArray]] = iter(())
 
     @property
-    def _left(self) -> float:
+    def left(self) -> float:
+        """Seconds left, less than none where it is late; infinite where they are not limited."""
         seconds = self._limits.seconds
         return float("inf") if seconds is None else seconds - (time.perf_counter() - self.began)
+
+    def _late(self) -> bool:
+        """Return whether no seconds are left."""
+        return self.left <= 0
 
     def schedule(self) -> FleetSchedule:
         """Return the best schedule found."""
@@ -217,24 +241,29 @@ class _FleetSearch:
             # Each replica computes a shared prompt for itself.
             assignments.append(partial(self._together, self._fleet.workload.group_numbers()))
         for assign in assignments:
-            self._share_by(assign)
-        if any([self._pack(share) for share in self._shares]):
+            if not (self._shares and self._late()):
+                self._share_by(assign)
+        if not self._late() and any([self._pack(share) for share in self._shares]):
             self._shares = self._exchanged(self._shares, packed=True)
 
     def offer_rules(self) -> None:
-        """Take what a rule comes to if that is better, replicas that run dry taking over from the others."""
-        if not 1 < len(self._shares) <= len(self._fleet) <= MOST_SIMULATED:
-            return
-        most, began, took = max(RULES_SECONDS, RULES_SHARE * self._left), time.perf_counter(), 0.0
-        for dispatched in self._dispatched():
-            for name in dict.fromkeys((*RULES, *POLICIES)):
-                before = time.perf_counter()
-                if before - began + took > most:
-                    return
-                shares = self._simulated(name, dispatched)
-                if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
-                    self._shares = shares
-                took = time.perf_counter() - before
+        """Take what rules come to if that is better, replicas that run dry taking over from the others."""
+        if 1 < len(self._shares) <= len(self._fleet) <= MOST_SIMULATED:
+            self._untried = self._rules()
+            self.try_rules(max(RULES_SECONDS, RULES_SHARE * self.left))
+
+    def try_rules(self, seconds: float) -> None:
+        """Offer the rules that have not been tried for some seconds; one that takes longer is cut off."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end and (rule := next(self._untried, None)) is not None:
+            shares = self._simulated(*rule, end)
+            if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
+                self._shares = shares
+
+    def _rules(self) -> Iterator[tuple[str, IntArray]]:
+        """Yield policies and the replica of each request to begin with, the mostly best policies first."""
+        dispatched = list(self._dispatched())
+        yield from product(dict.fromkeys((*RULES, *POLICIES)), dispatched)
 
     def _dispatched(self) -> Iterator[IntArray]:
         """Yield the replica of each request by different rules, shape (requests,), the best rule first."""
@@ -250,11 +279,13 @@ class _FleetSearch:
                 met.add(replica_of.tobytes())
                 yield replica_of
 
-    def _simulated(self, policy: str, dispatched: IntArray) -> list[_Share] | None:
-        """Return what a policy on each replica comes to; None if it fails, or requests are put back."""
+    def _simulated(self, policy: str, dispatched: IntArray, end: float) -> list[_Share] | None:
+        """Return what a policy on each replica comes to; None if it fails, is late, or puts requests back."""
         try:
-            ran = simulate_fleet(self._fleet, dispatched, policy=lambda each: policy_named(policy, each))
-        except PolicyError:
+            ran = simulate_fleet(
+                self._fleet, dispatched, policy=lambda each: _until(end, policy_named(policy, each))
+            )
+        except (PolicyError, _LateError):
             return None
         shares = []
         for k, trace in enumerate(ran.traces):
@@ -285,7 +316,7 @@ class _FleetSearch:
                 break
             best, shares = latest, tried
             lost = self._lost(shares)
-            if self._left < 2 * (time.perf_counter() - begun):
+            if self.left < 2 * (time.perf_counter() - begun):
                 break
         shares = self._exchanged(shares)
         if not self._shares or _latest(shares) < _latest(self._shares):
@@ -296,14 +327,14 @@ class _FleetSearch:
         if self._groups is not None or not 1 < len(shares) <= len(self._fleet) <= MOST_EXCHANGED:
             return shares
         exchanges = Exchanges(self._costs, self._beside, self._alone, self._kind_of)
-        end = self._left * (1 - EXCHANGE_SHARE)
+        end = self.left * (1 - EXCHANGE_SHARE)
         took = 0.0
         for _ in range(FEEDBACKS):
-            if self._left < 2 * took:
+            if self.left < 2 * took:
                 break
             begun, before = time.perf_counter(), self._replica_of(shares)
             busy = self._busy + self._lost(shares)
-            after = exchanges.improved(before, busy, lambda: self._left < end)
+            after = exchanges.improved(before, busy, lambda: self.left < end)
             changed = np.zeros(len(shares), dtype=np.bool_)
             changed[before[before != after]] = changed[after[before != after]] = True
             tried = [
@@ -331,7 +362,7 @@ class _FleetSearch:
         if share.problem.memory_can_run_out or share.problem.prefill_token_cap is not None:
             return False
         rng = np.random.default_rng(self._limits.seed)
-        walk = ChainAnnealing(share.problem, rng, PACKING_SHARE * self._left / len(self._shares))
+        walk = ChainAnnealing(share.problem, rng, PACKING_SHARE * self.left / len(self._shares))
         packed = walk.schedule()
         saved = share.schedule.makespan(share.problem) - packed.makespan(share.problem)
         if saved > 0:
@@ -361,7 +392,7 @@ class _FleetSearch:
             if self._taken_over(last):
                 steps += 1
                 continue
-            if self._left < 0.5 * SLICE:
+            if self.left < 0.5 * SLICE:
                 return StoppedBy.TIME
             share = self._shares[last]
             if share.problem is None or share.schedule is None or patience > 3:
@@ -379,7 +410,7 @@ class _FleetSearch:
         share.tried = first.schedule
         if share.problem is None:
             return False
-        found = with_stages_of(share.problem, first.schedule, min(self._left / 4, SLICE / 2))
+        found = with_stages_of(share.problem, first.schedule, min(self.left / 4, SLICE / 2))
         if found is None or found.check(share.problem) is not None:
             return False
         finish = self._busy[last] + found.makespan(share.problem)
@@ -397,8 +428,8 @@ class _FleetSearch:
         if self._limits.seconds is not None or most is None:
             # A turn for each that had none, and one to spare for the last one then.
             turns = 1 + sum(not share.searches for share in self._shares)
-            even = SLICE if self._limits.seconds is None else self._left / turns
-            seconds = min(self._left, max(SLICE, even) * 2**share.searches)
+            even = SLICE if self._limits.seconds is None else self.left / turns
+            seconds = min(self.left, max(SLICE, even) * 2**share.searches)
         seed = self._limits.seed + share.searches
         found = search_schedule(
             share.problem, seconds=seconds, iterations=most, seed=seed, start=share.schedule
@@ -430,18 +461,24 @@ class _FleetSearch:
         if not requests.size:
             return _Share(requests, None, None, busy)
         problem = self._fleet.problem_of(replica, requests)
-        best = min(_quick(problem), key=lambda schedule: schedule.makespan(problem))
+        best = min(_quick(problem, self._late), key=lambda schedule: schedule.makespan(problem))
         return _Share(requests, problem, best, busy + best.makespan(problem))
 
 
-def _quick(problem: Problem) -> Iterator[Schedule]:
-    """Yield schedules of a replica made in one pass each, in more orders where not only slots are scarce."""
+def _quick(problem: Problem, late: Callable[[], bool]) -> Iterator[Schedule]:
+    """
+    Yield schedules of a replica made in one pass each, in more orders where not only slots are scarce.
+
+    One at least, no further one when it is late.
+    """
     for patience in PATIENCE:
         yield ski_rental_schedule(problem, patience=patience).without_idle_rounds(problem)
+        if late():
+            return
     if len(problem) > MOST_SIMULATED or (problem.keeps_every_prefix and not problem.memory_can_run_out):
         return
-    for start in starts(problem, lambda: False)[:FIRST]:
-        schedule = start(math.inf)
+    for start in starts(problem, late)[:FIRST]:
+        schedule = None if late() else start(math.inf)
         schedule = None if schedule is None else _kept(problem, schedule)
         if schedule is not None:
             yield schedule

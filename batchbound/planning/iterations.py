@@ -15,7 +15,7 @@ from ..data.costs.iteration_rates import IterationRates
 from ..data.costs.layer_profile import LayerProfile
 from ..data.fleet import Fleet, Groups, Replica
 from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
-from ..data.iterations import EngineLimits, Predicted
+from ..data.iterations import EngineLimits, Predicted, Sequences
 from ..data.plan import Maker, Provenance
 from ..executor.engines.server_dispatch import in_flight_of
 from ..executor.profiling.fitted_audit import proven_rates
@@ -157,7 +157,8 @@ def make_iteration_plan(
             raise ValueError(f"a request {what}")
     bound = iteration_bound(job.least(proven), proven)
     seconds = _least_seconds(job, engines)
-    replica_of = _shared_out(job, engines, groups, rule)
+    end = math.inf if limits.seconds is None else begun + _SHARING * limits.seconds
+    replica_of = _shared_out(job, engines, groups, rule, seconds, end)
     shares, stopped = [], StoppedBy.PROOF
     for k, each in enumerate(engines.limits):
         budget = _part(limits, begun, k, len(engines.limits))
@@ -227,8 +228,15 @@ def _share(
     return share, found.stopped_by
 
 
-def _shared_out(job: MixedJob, engines: Engines, groups: Groups, rule: str | None) -> IntArray:
-    """Return the engine of each completion, shape (completions,)."""
+def _shared_out(
+    job: MixedJob,
+    engines: Engines,
+    groups: Groups,
+    rule: str | None,
+    proven: SecondsBound | None,
+    end: float,
+) -> IntArray:
+    """Return the engine of each completion, shape (completions,); no further rule is tried after the end."""
     count, work = len(engines.limits), job.workload
     if count == 1:
         return np.zeros(len(work), dtype=np.int64)
@@ -253,37 +261,49 @@ def _shared_out(job: MixedJob, engines: Engines, groups: Groups, rule: str | Non
     found = [dispatch(fleet, name, groups) for name in rules]
     if len(found) == 1:
         return found[0]
-    least = [_least(job, engines, replica_of) for replica_of in found]
+    least = [_least(job, engines, replica_of, proven) for replica_of in found]
     best, fewest = found[int(np.argmin(least))], math.inf
     if len(work) > _SIMULATED:
         return best
     for k in np.argsort(least, kind="stable").tolist():
-        if least[k] >= fewest:
-            break  # whatever the order
+        if least[k] >= fewest or (fewest < math.inf and time.perf_counter() > end):
+            break  # whatever the order, or for want of time
         most = _most(job, engines, found[k])
         if most < fewest:
             best, fewest = found[k], most
     return best
 
 
-def _least(job: MixedJob, engines: Engines, replica_of: IntArray) -> int:
-    """Return the fewest iterations of the engine that has most to do."""
+def _least(job: MixedJob, engines: Engines, replica_of: IntArray, proven: SecondsBound | None) -> float:
+    """Return the fewest iterations of the engine that has most to do, seconds where those are proven."""
     return max(
-        iteration_bound(job.rows(members), limits, summed=True).iterations
-        for members, limits in _members(engines, replica_of)
+        _least_of(job.rows(members), limits, proven) for members, limits in _members(engines, replica_of)
     )
 
 
-def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> int:
-    """Return the iterations of the engine that has most to do, each in the best of the simple orders."""
-    each = []
+def _least_of(rows: Sequences, limits: EngineLimits, proven: SecondsBound | None) -> float:
+    iterations = iteration_bound(rows, limits, summed=True).iterations
+    if proven is None:
+        return iterations
+    work = replace(needed_work(rows, limits), iterations=iterations)
+    return Minorant(**proven.rates, points=0).seconds(work)
+
+
+def _most(job: MixedJob, engines: Engines, replica_of: IntArray) -> float:
+    """
+    Return the iterations of the engine that has most to do, each in the best of the simple orders.
+
+    Where an iteration's cost is known it is seconds.
+    """
+    each, prices = list[float](), engines.prices()
     for members, limits in _members(engines, replica_of):
         work = Releasable.of_rows(job.rows(members), job.requests()[members], exact=job.exact)
         sequences, orders = work.sequences(), named_orders(work, None).values()
-        runs = [predict(sequences, limits, work.expanded(order), lag=1) for order in orders]
-        known = [run.iterations for run in runs if run is not None]
-        # Of a job too large to simulate.
-        each.append(min(known, default=iteration_bound(sequences, limits, summed=True).iterations))
+        runs = [predict(sequences, limits, work.expanded(order), lag=1, prices=prices) for order in orders]
+        known = [run.iterations if run.seconds is None else run.seconds for run in runs if run is not None]
+        # Of a job too large to simulate: seconds of none are told apart.
+        unknown = iteration_bound(sequences, limits, summed=True).iterations if prices is None else math.inf
+        each.append(min(known, default=unknown))
     return max(each)
 
 
@@ -318,6 +338,9 @@ _FEW = 50_000
 
 _SIMULATED = 2000
 """Completions up to which the rules' shares are simulated; those of more are told apart by their bounds."""
+
+_SHARING = 0.4
+"""The share of the time after which no further rule is simulated."""
 
 _ROUNDING = 1e-12
 """Share by which seconds proven are lowered: long sums of the same seconds differ by as much."""

@@ -35,8 +35,9 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
     .. math:: \sum_{i \in A} \left( \frac{b_p}{J} + a_p p_i + \frac{b_d}{J} n_i + a_d n_i + a_k h_i \right)
 
     since it has at least :math:`|A| / J` prefill stages and :math:`\sum n_i / J` decode steps. Under a cap
-    of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor;
-    and under a KV capacity K no round reads more than K tokens, of :math:`\sum h_i` in all. Of a prompt,
+    of C prompt tokens the stages are at least :math:`\sum p_i / C` too; a stage takes at least its floor,
+    which is so much a token of the cap; and under a KV capacity K no round reads more than K tokens, of
+    :math:`\sum h_i` in all. What a prompt exceeds the bend by, its stage exceeds it by, too. Of a prompt,
     :math:`p_i` is what the request has for itself: what a group shares may have been computed for another.
 
     Parameters
@@ -53,9 +54,11 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, round_by: R
     if stage_by == "floor":
         prefill = np.full(len(fleet), max(cost.prefill_floor, cost.prefill_base) / replica.slots)
     elif stage_by == "tokens" and replica.prefill_token_cap is not None:
-        prefill = (cost.prefill_base / replica.prefill_token_cap + cost.prefill_per_token) * prompts
+        prefill = _seconds_a_token(replica, stage_by) * prompts
     else:
         prefill = cost.prefill_base / replica.slots + cost.prefill_per_token * prompts
+    if not _takes_floor(replica, stage_by):
+        prefill += cost.prefill_per_token_beyond * np.maximum(0.0, prompts - cost.prefill_bend)
     decode = step_shares(fleet, replica, round_by)
     read = cost.decode_per_kv_token * fleet.kv_token_rounds
     seconds: FloatArray = prefill + decode + cost.decode_per_slot * rounds + read
@@ -229,11 +232,23 @@ def _beside_steps(fleet: Fleet, stage_by: StageBy, round_by: RoundBy, enough: fl
     return Bound(least.seconds, source, least.terms, certificate)
 
 
+def _takes_floor(replica: Replica, stage_by: StageBy) -> bool:
+    """Return whether requests pay for the floor of stages, whatever else these cost."""
+    cost, cap = replica.cost, replica.prefill_token_cap
+    full = (
+        stage_by == "tokens" and cap and cost.prefill_floor > cost.prefill_base + cost.prefill_per_token * cap
+    )
+    return stage_by == "floor" or bool(full)
+
+
 def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
     """Return what a token of a shared prompt adds at least to the replica that computes it."""
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by == "floor":
         return 0.0
+    if _takes_floor(replica, stage_by):
+        # A stage of fewer tokens than the cap takes no less a token.
+        return cost.prefill_floor / (cap or 1)
     return cost.prefill_per_token + (cost.prefill_base / cap if stage_by == "tokens" and cap else 0.0)
 
 

@@ -47,6 +47,9 @@ Values = npt.NDArray[Any]
 CLOSED, OPEN = 0, 1
 """Sides of a state: before a prefill stage, and in one."""
 
+LARGEST = 2**62
+"""A number that 64 bits hold with room for a sum."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -295,8 +298,11 @@ class GrowthProof:
         """Return the decode steps of any schedule with so many prefill stages, at least."""
         if self.step == 0:
             return np.zeros_like(stages)
-        left: IntArray = -((self.stage * stages - self.worth) // self.step)
-        return np.maximum(0, left)
+        # Solutions on the way to the best one may be worth more than whole numbers of 64 bits hold.
+        wide = abs(self.worth) + self.stage * int(stages.max(initial=0)) > LARGEST
+        left = -((self.stage * (stages.astype(object) if wide else stages) - self.worth) // self.step)
+        least: IntArray = np.clip(left, 0, LARGEST).astype(np.int64)
+        return least
 
 
 def growth_bound(problem: Problem, counts: Counts, proof: GrowthProof, prices: GrowthPrices) -> Bound:

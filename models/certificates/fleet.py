@@ -121,20 +121,27 @@ def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str
 
 def _a_token(replica: Replica, stage_by: str) -> float:
     """Return what a prompt token adds at least to the time of the replica that computes it."""
-    cap = replica.prefill_token_cap if stage_by == "tokens" else None
-    return replica.cost.prefill_per_token + (replica.cost.prefill_base / cap if cap is not None else 0.0)
+    cost, cap = replica.cost, replica.prefill_token_cap
+    if stage_by != "tokens" or cap is None:
+        return cost.prefill_per_token
+    # Of all stages the fullest takes least a token: what it costs, or the floor, spread over the cap.
+    return max(cost.prefill_base + cap * cost.prefill_per_token, cost.prefill_floor) / cap
 
 
 def _share(replica: Replica, prompt: int, held: int, rounds: int, stage_by: str, round_by: str) -> float:
     """Return what a request adds at least to the time of the replica that serves it."""
     cost, cap, capacity = replica.cost, replica.prefill_token_cap, replica.kv_capacity
     read = tokens_read(rounds, held)
+    # A stage is beyond the bend by all that its prompts are, one by one.
+    beyond = cost.prefill_per_token_beyond * max(0.0, prompt - cost.prefill_bend)
     if stage_by == "floor":
         prefill = max(cost.prefill_base, cost.prefill_floor) / replica.slots
     elif stage_by == "tokens" and cap is not None:
-        prefill = prompt * (cost.prefill_base / cap + cost.prefill_per_token)
+        # The floor is there whatever a stage computes, and no more than the floor need be.
+        floor = cost.prefill_floor > cost.prefill_base + cap * cost.prefill_per_token
+        prefill = prompt * _a_token(replica, stage_by) + (0.0 if floor else beyond)
     else:
-        prefill = cost.prefill_base / replica.slots + prompt * cost.prefill_per_token
+        prefill = cost.prefill_base / replica.slots + prompt * cost.prefill_per_token + beyond
     least_rounds = rounds / replica.slots
     if round_by == "keys and values" and capacity is not None:
         least_rounds = read / capacity

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
 
 import numpy as np
 
 from ...data.costs.cost import IntArray
+from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...heuristics.queues.admission import FULL_STAGE
@@ -61,7 +61,7 @@ def ski_rental_schedule(
             if not wait:
                 bin_of[chosen] = len(starts)
                 starts.append(now)
-                chooser.admit()
+                chooser.admit(chosen)
                 _remove(waiting, chosen)
                 for request in chosen:
                     heapq.heappush(finishes, now + rounds[request])
@@ -97,7 +97,11 @@ class _Chooser:
 
     def __init__(self, problem: Problem) -> None:
         self._cap = problem.prefill_token_cap
-        self._prompt = problem.prompt_tokens.tolist()
+        self._own: list[int] = problem.own_tokens.tolist()
+        self._prefix_of: list[int] = problem.prefix_of.tolist()
+        self._prefix_tokens: list[int] = problem.prefix_tokens.tolist()
+        shares = self._cap is not None and self._prefix_tokens
+        self._cache = PrefixCache(problem) if shares else None
         self._memory = None if problem.kv_capacity is None else Memory(problem, problem.kv_capacity)
         self._held = 0
 
@@ -108,16 +112,17 @@ class _Chooser:
         if self._memory is not None:
             self._memory.forget(self._held)
             self._memory.advance(now)
-        chosen: list[int] = []
+        chosen, computed = list[int](), set[int]()
         tokens, misses, turned_away = 0, 0, False
         for request in reversed(waiting):
             if len(chosen) == free or misses == LOOK_AHEAD:
                 break
-            prompt = self._prompt[request]
-            fits = self._cap is None or tokens + prompt <= self._cap
+            more = self._own[request] if self._cache is None else self._computed(request, computed)
+            fits = self._cap is None or tokens + more <= self._cap
             if fits and (self._memory is None or self._memory.hold(request, now)):
                 chosen.append(request)
-                tokens += prompt
+                computed.add(self._prefix_of[request])
+                tokens += more
             else:
                 misses += 1
                 turned_away = turned_away or not fits
@@ -127,9 +132,18 @@ class _Chooser:
         # What was looked at and not taken has no room under the cap, however long the stage waits.
         return chosen, tokens >= FULL_STAGE * self._cap or (turned_away and len(chosen) < free)
 
-    def admit(self) -> None:
+    def _computed(self, request: int, computed: set[int]) -> int:
+        """Return the tokens that a stage computes more for a request, beside some shared prompts."""
+        assert self._cache is not None
+        prefix = self._prefix_of[request]
+        there = prefix < 0 or prefix in computed or self._cache.keeps(request)
+        return self._own[request] + (0 if there else self._prefix_tokens[prefix])
+
+    def admit(self, chosen: list[int]) -> None:
         """Note that the requests chosen last run from the round they were chosen for."""
         self._held = 0
+        if self._cache is not None:
+            self._cache.begin(np.array(chosen, dtype=np.int64))
 
 
 class Memory:
@@ -154,18 +168,27 @@ class Memory:
         self._at_start = np.where(problem.rounds > 0, problem.kv_at_start, problem.prompt_tokens).tolist()
         self._prompt = problem.prompt_tokens.tolist()
         self._running: list[tuple[int, int]] = []
+        # By their last rounds, latest first: these, what is held in them apart from them, and its sums.
+        self._last, self._offset, self._sums = np.zeros((3, len(problem) + 1), dtype=np.int64)
+        self._ranks = np.arange(1, len(problem) + 1)
         self._index()
 
     def _index(self) -> None:
         """Sort the running requests by their last round, latest first, and add up what they hold."""
         last, offset = np.array(self._running, dtype=np.int64).reshape(-1, 2).T
         latest_first = np.argsort(-last, kind="stable")
-        last, offset = last[latest_first], offset[latest_first]
-        held = np.cumsum(offset) + np.arange(1, len(last) + 1) * last
-        self._before = (-last).tolist()
-        self._offsets = [0, *np.cumsum(offset).tolist()]
+        self._last[: len(last)], self._offset[: len(last)] = last[latest_first], offset[latest_first]
+        self._add_up()
+
+    def _add_up(self) -> None:
+        """Add up what the running requests hold."""
+        count = len(self._running)
+        last, sums = self._last[:count], self._sums[1 : count + 1]
+        np.cumsum(self._offset[:count], out=sums)
+        self._before = -last
         # What a newcomer's offset is added to, at the worst of the last rounds up to its own.
-        self._worst = [*np.maximum.accumulate((held + last)[::-1])[::-1].tolist(), -self._capacity]
+        held = sums + (self._ranks[:count] + 1) * last
+        self._worst = np.append(np.maximum.accumulate(held[::-1])[::-1], -self._capacity)
 
     def advance(self, now: int) -> None:
         """Forget the requests that have finished by round ``now``."""
@@ -180,15 +203,18 @@ class Memory:
     def hold(self, request: int, now: int) -> bool:
         """Let a request run from round ``now`` on if the capacity allows, and return whether it does."""
         offset, last = self._at_start[request] - now, now + self._rounds[request] - 1
-        count = len(self._before)
-        if self._offsets[-1] + count * now + self._prompt[request] > self._capacity:
+        count = len(self._running)
+        if self._sums[count] + count * now + self._prompt[request] > self._capacity:
             return False
+        beside = int(self._before.searchsorted(-last, side="right"))
         if last >= now:
-            if offset + self._worst[bisect_left(self._before, -last)] > self._capacity:
+            if offset + self._worst[self._before.searchsorted(-last)] > self._capacity:
                 return False
-            beside = bisect_right(self._before, -last)
-            if self._offsets[beside] + offset + (beside + 1) * last > self._capacity:
+            if self._sums[beside] + offset + (beside + 1) * last > self._capacity:
                 return False
+        for column, value in ((self._last, last), (self._offset, offset)):
+            column[beside + 1 : count + 1] = column[beside:count]
+            column[beside] = value
         self._running.append((last, offset))
-        self._index()
+        self._add_up()
         return True

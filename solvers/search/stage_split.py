@@ -11,6 +11,9 @@ from ...data.costs.cost import CostModel, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 
+FEW_IN_A_PART = 4
+"""Prompts in a part of a stage up to which numbers of parts are tried that hold as many in each."""
+
 
 def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     """
@@ -25,11 +28,9 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     """
     if not problem.reaches_bend:
         return schedule
-    if len(problem.prefix_tokens):
-        # Requests that share a prompt would take it apart: what is saved beyond the bend is computed twice.
-        split = _split(problem, schedule, lambda prompts: _parts(prompts, problem.cost))
-        return min(schedule, split, key=lambda candidate: candidate.makespan(problem))
-    return _split(problem, schedule, lambda prompts: _parts(prompts, problem.cost))
+    # What is kept of shared prompts may no longer be what it was.
+    whole = (schedule,) if len(problem.prefix_tokens) else ()
+    return _best_split(problem, schedule, lambda prompts: _parts(prompts, problem.cost), *whole)
 
 
 def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
@@ -44,7 +45,9 @@ def stages_capped(problem: Problem, schedule: Schedule) -> Schedule:
         It may break the cap; its slots and rounds stay as they are.
     """
     cap = problem.prefill_token_cap
-    return schedule if cap is None else _split(problem, schedule, lambda prompts: _first_fit(prompts, cap))
+    if cap is None:
+        return schedule
+    return _best_split(problem, schedule, lambda prompts: _first_fit(prompts, cap))
 
 
 def _first_fit(prompts: IntArray, cap: int) -> IntArray:
@@ -57,17 +60,82 @@ def _first_fit(prompts: IntArray, cap: int) -> IntArray:
     return part
 
 
-def _split(problem: Problem, schedule: Schedule, parts: Callable[[IntArray], IntArray]) -> Schedule:
-    """Return the schedule with each stage made as several: the part of each prompt."""
+def _best_split(
+    problem: Problem, schedule: Schedule, parts: Callable[[IntArray], IntArray], *others: Schedule
+) -> Schedule:
+    """Return the best of others and of the schedule split, requests that share prompts together or apart."""
+    split = _split(schedule, parts, _Units(problem))
+    if not len(problem.prefix_tokens):
+        return split
+    candidates = (split, _split(schedule, parts, _Units(problem, together=False)), *others)
+    return min(candidates, key=lambda candidate: candidate.makespan(problem))
+
+
+def _split(schedule: Schedule, parts: Callable[[IntArray], IntArray], units: _Units) -> Schedule:
+    """Return the schedule with each stage made as several: the part of each unit."""
     bin_of, rounds = np.empty_like(schedule.bin_of), list[int]()
     order = np.argsort(schedule.bin_of, kind="stable")
     ends = np.searchsorted(schedule.bin_of[order], np.arange(schedule.bins + 1))
     for first, last, lasting in zip(ends, ends[1:], schedule.rounds.tolist(), strict=False):
         members = order[first:last]
-        part = parts(problem.prompt_tokens[members])
-        bin_of[members] = len(rounds) + part
+        unit, tokens = units.of(members)
+        part = parts(tokens)
+        bin_of[members] = len(rounds) + part[unit]
         rounds += [0] * int(part.max(initial=0)) + [lasting]
     return Schedule(bin_of, schedule.slot_of, np.array(rounds))
+
+
+class _Units:
+    """
+    What a stage can be divided into, stage by stage: requests, those that share a prompt together.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    together
+        Whether those that share a prompt are together; else each counts with the whole of it.
+    """
+
+    def __init__(self, problem: Problem, *, together: bool = True) -> None:
+        self._problem, self._together = problem, together and bool(len(problem.prefix_tokens))
+        self._computed = np.zeros(len(problem.prefix_tokens), dtype=np.bool_)
+        """Which shared prompts an earlier stage computed and all later ones find kept."""
+
+    def of(self, members: IntArray) -> tuple[IntArray, IntArray]:
+        """
+        Return the unit of each request of the next stage, shape (members,), and the tokens of the units.
+
+        Those that share a prompt are several where all of them are beyond the cap of a stage.
+        """
+        problem = self._problem
+        if not self._together:
+            return np.arange(len(members)), problem.prompt_tokens[members]
+        prefix, own = problem.prefix_of[members], problem.own_tokens[members]
+        fresh = prefix >= 0
+        fresh[fresh] = ~self._computed[prefix[fresh]]
+        if not fresh.any():
+            return np.arange(len(members)), own
+        if problem.keeps_every_prefix:
+            self._computed[prefix[fresh]] = True
+        label = np.where(fresh, prefix, len(problem.prefix_tokens) + np.arange(len(members)))
+        shared = np.where(fresh, problem.prefix_tokens[prefix], 0)
+        if problem.prefill_token_cap is not None:
+            label = _pieces(label, own, problem.prefill_token_cap - shared)
+        _, at, unit = np.unique(label, return_index=True, return_inverse=True)
+        return unit, np.bincount(unit, weights=own).astype(np.int64) + shared[at]
+
+
+def _pieces(label: IntArray, own: IntArray, room: IntArray) -> IntArray:
+    """Return labels that requests have in common up to the tokens that there is room for."""
+    order = np.argsort(label, kind="stable")
+    pieces, piece, tokens, last = np.empty_like(label), -1, 0, -1
+    for at in order.tolist():
+        tokens += int(own[at])
+        if label[at] != last or tokens > room[at]:
+            piece, tokens = piece + 1, int(own[at])
+        pieces[at], last = piece, label[at]
+    return pieces
 
 
 def _parts(prompts: IntArray, cost: CostModel) -> IntArray:
@@ -76,10 +144,22 @@ def _parts(prompts: IntArray, cost: CostModel) -> IntArray:
     if len(prompts) < 2 or tokens <= cost.prefill_bend:
         return alone
     counts = np.arange(1, len(prompts) + 1)
-    count = int(counts[np.argmin(counts * cost.prefill_seconds(tokens / counts))])
-    part, loads = alone.copy(), [(0, k) for k in range(count)]
+    even = int(counts[np.argmin(counts * cost.prefill_seconds(tokens / counts))])
+    best, least = alone, cost.prefill_seconds(tokens)
+    # Prompts are whole: of few in a part there are as many in each, or nearly.
+    each = len(prompts) // even
+    for count in {even, *(-(-len(prompts) // some) for some in (each, each + 1) if each <= FEW_IN_A_PART)}:
+        part = _evenly(prompts, count)
+        split = cost.prefill_seconds(np.bincount(part, weights=prompts, minlength=count)).sum()
+        if split < least:
+            best, least = part, float(split)
+    return best
+
+
+def _evenly(prompts: IntArray, count: int) -> IntArray:
+    """Return the part of each prompt, the largest first to the part of fewest tokens, shape (prompts,)."""
+    part, loads = np.zeros(len(prompts), dtype=np.int64), [(0, k) for k in range(count)]
     for at in np.argsort(-prompts, kind="stable").tolist():
         load, part[at] = heapq.heappop(loads)
         heapq.heappush(loads, (load + int(prompts[at]), int(part[at])))
-    split = cost.prefill_seconds(np.bincount(part, weights=prompts, minlength=count)).sum()
-    return part if split < cost.prefill_seconds(tokens) else alone
+    return part

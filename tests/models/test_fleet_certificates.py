@@ -14,7 +14,7 @@ from builders import UNIT, problem_of, workload_of
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet, Replica
-from batchbound.models.bounds.fleet import fleet_bound
+from batchbound.models.bounds.fleet import fleet_bound, request_costs
 from batchbound.models.bounds.makespan import trivial_bound
 from batchbound.models.certificates.checker import ROUNDING
 from batchbound.models.certificates.claims import Work
@@ -142,23 +142,53 @@ def sharing_fleet(floor: float, cap: int | None) -> Fleet:
 
 
 @pytest.mark.parametrize(
-    ("stage_by", "cap", "prefill"),
+    ("stage_by", "floor", "cap", "prefill"),
     [
         # Half a stage each, the seven tokens that are a request's own, and once the three that are shared.
-        ("slots", 10, 3 / 2 + 0.25 * (7 + 3)),
-        ("tokens", 10, (0.25 + 1 / 10) * (7 + 3)),
-        ("tokens", None, 3 / 2 + 0.25 * (7 + 3)),
+        ("slots", 3.0, 10, 3 / 2 + 0.25 * (7 + 3)),
+        ("tokens", 3.0, 10, (0.25 + 1 / 10) * (7 + 3)),
+        ("tokens", 3.0, None, 3 / 2 + 0.25 * (7 + 3)),
+        # A full stage of ten tokens takes its floor.
+        ("tokens", 4.0, 10, 4.0 / 10 * (7 + 3)),
         # The floor is there whatever the tokens.
-        ("floor", 10, 3 * 3 / 2),
+        ("floor", 3.0, 10, 3 * 3 / 2),
     ],
 )
 def test_a_prompt_that_a_group_shares_is_counted_once_and_not_beside_a_floor(
-    stage_by: str, cap: int | None, prefill: float
+    stage_by: str, floor: float, cap: int | None, prefill: float
 ) -> None:
-    fleet = sharing_fleet(3.0, cap)
+    fleet = sharing_fleet(floor, cap)
     seconds = 0.5 * (prefill + 3 * 3 / 2)
     assert verify_fleet_bound(fleet, shares(seconds, stage_by=stage_by)) is None
     assert verify_fleet_bound(fleet, shares(seconds + 0.001, stage_by=stage_by)) is not None
+
+
+@pytest.mark.parametrize(
+    ("stage_by", "floor", "cap", "beyond"),
+    [
+        # Of prompts of 4, 7 and 12 tokens two are beyond the bend at 5, by 2 and 7 tokens.
+        ("slots", 0.0, None, 9),
+        ("tokens", 0.0, 20, 9),
+        # Stages of at most 20 tokens take their floor whatever they compute.
+        ("tokens", 90.0, 20, 0),
+        ("floor", 90.0, None, 0),
+    ],
+)
+def test_what_prompts_exceed_the_bend_by_is_counted_but_beside_a_floor(
+    stage_by: str, floor: float, cap: int | None, beyond: int
+) -> None:
+    plain = CostModel(1.0, 0.25, 1.0, 0.0, prefill_floor=floor)
+    bent = replace(plain, prefill_bend=5.0, prefill_per_token_beyond=2.0)
+
+    def priced(cost: CostModel) -> float:
+        fleet = Fleet.of(problem_of([4, 7, 12], [1, 1, 1], 2, cost, prefill_token_cap=cap), 2)
+        replica = fleet.replicas[0]
+        return float(request_costs(fleet, replica, stage_by, "slots").sum())  # type: ignore[arg-type]
+
+    fleet = Fleet.of(problem_of([4, 7, 12], [1, 1, 1], 2, bent, prefill_token_cap=cap), 2)
+    assert priced(bent) == pytest.approx(priced(plain) + 2.0 * beyond)
+    assert verify_fleet_bound(fleet, shares(priced(bent) / 2, stage_by=stage_by)) is None
+    assert verify_fleet_bound(fleet, shares(priced(bent) / 2 + 0.001, stage_by=stage_by)) is not None
 
 
 def test_a_request_alone_may_find_what_its_group_shares_computed() -> None:

@@ -18,6 +18,7 @@ from batchbound.data.lengths.prediction_error import LogNormalError
 from batchbound.data.plan import Plan
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
+from batchbound.data.schedule import Schedule
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.executor.runs.fleet_run import remaining_shares
@@ -26,7 +27,9 @@ from batchbound.heuristics.fleet.simulation import simulate_fleet
 from batchbound.heuristics.registry import policy_named
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
+from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits
+from batchbound.solvers.search.constructive import ski_rental_schedule
 
 BRIEF = Limits(work=1)
 
@@ -56,6 +59,22 @@ def test_a_fleets_plan_is_no_worse_than_any_policy_after_any_dispatch() -> None:
         for name in ("fcfs", "lpt", "packing"):
             ran = simulate_fleet(fleet, dispatch(fleet, rule), policy=partial(policy_named, name))
             assert plan.makespan <= ran.makespan * (1 + 1e-9), (rule, name)
+
+
+def test_where_no_time_is_left_each_replica_is_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A request that is long beside the others has requests shared out in other ways, too.
+    outputs = np.append(900, np.full(11, 10))
+    fleet = Fleet.of(Problem(Workload.from_lengths(outputs, outputs), CostModel.paper(), 4), 3)
+    passes: list[int] = []
+
+    def counted(problem: Problem, **options: float) -> Schedule:
+        passes.append(len(problem))
+        return ski_rental_schedule(problem, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("batchbound.solvers.fleet.ski_rental_schedule", counted)
+    found = plan_fleet(fleet, limits=Limits(seconds=1e-9))
+    assert found.schedule.check(fleet) is None
+    assert sum(passes) == len(fleet)
 
 
 def test_a_rule_that_cannot_share_out_predicted_lengths_is_refused() -> None:

@@ -312,3 +312,14 @@ def test_no_rule_shares_requests_out_better_than_the_plan() -> None:
 
     assert iterations(None) == min(map(iterations, RULES)) == 63
     assert iterations("round-robin") == 68
+
+
+def test_requests_are_shared_out_by_seconds_where_an_iteration_has_a_price() -> None:
+    job, engines = random_job(1, 14), Engines((replace(TIGHT, kv_tokens=None),) * 3, rates=RATES)
+
+    def seconds(rule: str | None) -> float:
+        found = make_iteration_plan(job, engines, rule=rule, limits=Limits(work=1)).seconds
+        assert found is not None
+        return found
+
+    assert seconds(None) == min(map(seconds, RULES)) < seconds("lpt")

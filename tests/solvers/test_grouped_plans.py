@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import mostly_slow, workload_of
+from builders import mostly_slow, sharing, workload_of
 from builders import schedule_of as plain_schedule
 from tiny_optima import grouped_problem
 
@@ -228,6 +228,14 @@ def test_a_rule_without_the_loop_counts_shared_prompts_as_the_simulator_does(nam
 def test_groups_go_one_after_another_the_one_of_the_longest_request_first() -> None:
     workload = workload_of([5, 5, 5, 5, 9], [1, 4, 7, 2, 6], group=[0, 0, 1, 1, 2]).with_shared_prompts()
     assert group_by_group(Problem(workload, BY_TOKEN, 2)).tolist() == [2, 3, 4, 1, 0]
+
+
+@pytest.mark.parametrize(("cache", "stages"), [(0, [9, 9]), (5, [9, 4])])
+def test_a_pass_under_a_token_cap_counts_a_shared_prompt_once_a_stage(cache: int, stages: list[int]) -> None:
+    # A prompt of 5 tokens shared by eight requests of 1 each: four of them fit 9 tokens.
+    problem = sharing([1] * 8, [0] * 8, 5, 8, prefill_token_cap=9, prefix_cache=cache)
+    schedule = ski_rental_schedule(problem)
+    assert schedule.stage_tokens(problem).tolist() == stages
 
 
 def test_a_plan_keeps_groups_together_where_long_prompts_cannot_all_be_kept() -> None:

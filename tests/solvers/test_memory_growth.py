@@ -396,6 +396,12 @@ def test_the_price_of_a_stage_takes_steps_away() -> None:
     assert GrowthProof(10, 0, 2).steps(np.array([1])).tolist() == [0]
 
 
+def test_a_proof_counts_in_parts_beyond_64_bits() -> None:
+    # (10**20 - 3 * 10**17) / 10**18 is 99.7.
+    assert GrowthProof(10**20, 10**18, 10**17).steps(np.array([0, 3, 2000])).tolist() == [100, 100, 0]
+    assert GrowthProof(-(10**20), 1, 1).steps(np.array([1])).tolist() == [0]
+
+
 def test_the_end_is_worth_no_less_than_the_start() -> None:
     # Worth less at the end, what ends would seem to lose: yet it may begin again from there.
     claim = {**OF_TOKENS, "closed": [[7, 7], [0, 0]]}

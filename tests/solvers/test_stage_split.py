@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from builders import sharing
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
@@ -48,6 +49,13 @@ def test_prompts_that_do_not_divide_evenly_stay_together_where_that_is_less() ->
     assert split_stages(problem, together).stage_tokens(problem).tolist() == [20]
 
 
+def test_a_stage_of_few_prompts_is_split_into_parts_of_as_many() -> None:
+    # Tokens alone would fill three stages of 8 in 9 s; prompts of 6 take 11 s in three and 10 s in two.
+    cost = CostModel(3.0, 0.0, 1.0, 0.0, prefill_bend=10.0, prefill_per_token_beyond=1.0)
+    problem, together = one_stage([6] * 4, cost)
+    assert split_stages(problem, together).stage_tokens(problem).tolist() == [12, 12]
+
+
 def test_bins_without_requests_and_costs_without_a_bend_are_left_alone() -> None:
     problem, _ = one_stage([6, 4, 7, 3], BENT)
     waiting = Schedule(np.array([1, 1, 1, 1]), np.arange(4), np.array([0, 2]))
@@ -71,6 +79,49 @@ def test_the_search_mostly_finds_the_optimum_of_tiny_problems_with_a_bend(
         optimal += found.makespan == pytest.approx(least)
     # Prompts are spread evenly over the parts of a stage, which is not always the best.
     assert optimal >= 9
+
+
+def of_two_groups(own: int, shared: int, cost: CostModel, cap: int | None, cache: int = 0) -> Problem:
+    limits = {"prefill_token_cap": cap, "prefix_cache": cache}
+    return sharing([own] * 4, [0, 1, 0, 1], shared, 4, cost, **limits)
+
+
+def test_requests_that_share_a_prompt_stay_together_as_their_stage_is_split() -> None:
+    # Two groups of 5 tokens shared and 1 each: 14 tokens in one stage, 7 each in two.
+    problem, together = (
+        of_two_groups(1, 5, BENT, None),
+        Schedule(np.zeros(4, int), np.arange(4), np.ones(1, int)),
+    )
+    split = split_stages(problem, together)
+    assert split.stage_tokens(problem).tolist() == [7, 7]
+    assert split.makespan(problem) == together.makespan(problem) - 3
+
+
+@pytest.mark.parametrize(
+    ("own", "cache", "tokens"),
+    [
+        # Both requests of a group fit a stage with the prompt they share.
+        (1, 0, [7, 7]),
+        # Of 3 tokens for itself each request has a stage, and so has the prompt, unless it is kept.
+        (3, 0, [8, 8, 8, 8]),
+        (3, 10, [8, 3, 8, 3]),
+    ],
+)
+def test_a_shared_prompt_counts_once_in_each_stage_under_the_cap(
+    own: int, cache: int, tokens: list[int]
+) -> None:
+    problem = of_two_groups(own, 5, CostModel.paper(), 8, cache)
+    capped = stages_capped(problem, Schedule(np.zeros(4, int), np.arange(4), np.ones(1, int)))
+    assert capped.check(problem) is None
+    assert sorted(capped.stage_tokens(problem).tolist()) == sorted(tokens)
+
+
+def test_a_shared_prompt_that_is_kept_counts_no_more() -> None:
+    # The first stage computes both prompts; those after it find them.
+    problem = of_two_groups(2, 4, CostModel.paper(), 12, 8)
+    schedule = Schedule(np.array([0, 0, 1, 1]), np.arange(4), np.array([0, 1]))
+    capped = stages_capped(problem, schedule)
+    assert capped.stage_tokens(problem).tolist() == [12, 4]
 
 
 def test_a_stage_beyond_the_cap_is_made_as_few_as_hold_its_prompts() -> None:
