@@ -573,6 +573,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a cluster for one replica": (planned(run=("--ray-address", "auto")), r"--ray-address is for several"),
     "too little memory for the longest request": (planned(run=("--kv-tokens", "1")), r"--kv-tokens"),
     "a temperature below zero": (planned(run=("--temperature", "-1")), r"temperature.*-1"),
+    "a share of likely tokens where none is drawn": (
+        planned(run=("--top-p", "0.9")),
+        r"--top-p has no effect at temperature 0, .* Give --temperature above 0 as well, or leave it out.",
+    ),
+    "a number of likely tokens at temperature 0": (
+        planned(run=("--top-k", "5", "--temperature", "0")),
+        r"--top-k has no effect at temperature 0",
+    ),
     "a token that the model has not": (
         planned(line(body={"prompt": [7, 5000], "max_tokens": 2})),
         r"the prompt of 'a' holds token 5000",
