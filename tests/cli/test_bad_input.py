@@ -429,6 +429,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "table3:0:5", "--tokenizer", "bytes", "--for", "vllm"),
         r"table3:0:5: --tokenizer has no effect on lengths",
     ),
+    "a model for servers where there is nothing to count": (
+        table("input_tokens,output_tokens\n5,6\n", "--for", "vllm", "--model", "tiny:llama"),
+        r"lengths.csv: --model has no effect on lengths",
+    ),
+    "a model whose positions are said and whose tokenizer is another": (
+        batch(line(), options=("--model", "tiny:llama", "--tokenizer", "bytes", "--max-position", "99")),
+        r"--model has no effect beside --tokenizer, which counts. Leave one of them out.",
+    ),
     "rows without a completion of a generator": (
         options("plan", "table3:0:5", "--drop-unanswered"),
         r"table3:0:5: only tables of lengths have rows without a completion. Leave --drop-unanswered",
