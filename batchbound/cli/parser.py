@@ -12,11 +12,22 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage."""
+    """
+    An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage.
+
+    Of an option that is given twice the first value would be lost: it is refused, except where it is made to
+    take several.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._given: dict[str, str] = {}
+        for name in (None, "store"):
+            self.register("action", name, _StoreOnce)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and where help is, and exit with status 2."""
@@ -56,6 +67,30 @@ class Parser(argparse.ArgumentParser):
         said = f"there is no option {wrong}" if option == wrong else f"{wrong!r} is one word too many"
         return chosen.error(f"{said}{_proposed(option, known)}")
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Return the arguments and the words that are none."""
+        self._given.clear()
+        return super().parse_known_args(args, namespace)
+
+    def take(self, dest: str, option: str) -> None:
+        """
+        Take note of an option; one that has a value already is an error.
+
+        Parameters
+        ----------
+        dest
+            What its value is kept as.
+        option
+            As it was typed.
+        """
+        before = self._given.get(dest)
+        if before is not None:
+            said = "is given twice" if before == option else f"is {before}, which is given as well"
+            self.error(f"{option} {said}; leave one of them out")
+        self._given[dest] = option
+
     def _chosen(self, words: Sequence[str]) -> argparse.ArgumentParser:
         """Return the parser of the command that the words name, or of its own subcommand."""
         found: argparse.ArgumentParser = self
@@ -64,6 +99,22 @@ class Parser(argparse.ArgumentParser):
                 if isinstance(action, argparse._SubParsersAction) and word in action.choices:
                     found = action.choices[word]
         return found
+
+
+class _StoreOnce(argparse._StoreAction):
+    """What keeps the value of an option, of which there may be one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the value."""
+        if option_string is not None and isinstance(parser, Parser):
+            parser.take(self.dest, option_string)
+        super().__call__(parser, namespace, values, option_string)
 
 
 def _is_half(word: str) -> bool:

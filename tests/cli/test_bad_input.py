@@ -62,7 +62,9 @@ def planned(
         words = ["plan", "prompts.jsonl", "--tokenizer", "bytes", "--time-limit", "0.05", *plan]
         assert main(words) == 0
         change(folder)
-        return ["run", "plan.json", "--model", "tiny:llama", "--tokenizer", "bytes", *run]
+        usual = {"--model": "tiny:llama", "--tokenizer": "bytes"}
+        more = [word for name, value in usual.items() if name not in run for word in (name, value)]
+        return ["run", "plan.json", *more, *run]
 
     return write
 

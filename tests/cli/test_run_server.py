@@ -38,8 +38,9 @@ def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
 
 
 def run_words(batch: Path, server: FakeServer, *more: str) -> list[str]:
-    out = [str(batch.parent / "answers.jsonl"), "--trace", str(batch.parent / "trace.jsonl")]
-    return ["run", str(batch), "--server", server.url, "-o", *out, "--json", *more]
+    out = [] if "-o" in more else ["-o", str(batch.parent / "answers.jsonl")]
+    trace = ["--trace", str(batch.parent / "trace.jsonl")]
+    return ["run", str(batch), "--server", server.url, *out, *trace, "--json", *more]
 
 
 def rows_of(batch: Path) -> dict[str, dict[str, Any]]:

@@ -51,6 +51,7 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="FILE",
         nargs="+",
+        action="extend",
         help="earlier completions (tables, or a run's trace or output): of other requests, for how lengths"
         " are distributed; of the same ids (an earlier epoch, another model), for how long each is. Gives an"
         " expected makespan, too",

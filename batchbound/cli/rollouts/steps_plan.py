@@ -76,6 +76,7 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="FILE",
         nargs="+",
+        action="extend",
         help="earlier completions, of a step each: tables, which may have the same column of steps, or a"
         " run's trace or output",
     )
