@@ -18,7 +18,7 @@ from .data.iterations import Predicted, Sequences
 from .data.plan import Plan
 from .data.report import Report
 from .data.schedule import Violation
-from .data.trace import Trace
+from .data.trace import PLANNED, Trace
 from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
 from .executor.serving.release import predict, simulable, simulated
@@ -68,6 +68,7 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     if len(traces) != len(plan.fleet.replicas):
         what = f"{len(traces)} traces for {len(plan.fleet.replicas)} replicas"
         raise InputError(what, hint="Give the trace of each replica.")
+    _refuse_others(plan, traces)
     try:
         served = served_part(plan.fleet, traces)
         run_bound = None if served is None else _proven(served)
@@ -80,6 +81,14 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
         None if configuration is None or found.clock == "model" else reached(configuration, traces[0])
     )
     return replace(found, reached=came_of_it, seconds=seconds)
+
+
+def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
+    """Raise InputError if a trace names another plan, of the same requests; of before 0.2 none names any."""
+    named = [trace.engine[PLANNED] for trace in traces if PLANNED in trace.engine]
+    if named and named != [plan.schedule_digest()] * len(named):
+        hint = "Give the plan that was run, or run this one; without a trace the plan itself is reported."
+        raise InputError("is of another plan of these requests", hint=hint)
 
 
 def _proven(fleet: Fleet) -> Bound:

@@ -49,18 +49,18 @@ class RunResult:
     completions
         In the plan's order, as they stand in the output.
     traces
-        Of what this run served, one for each replica; empty if nothing was left to serve.
+        Of what this run served, one for each replica: without stages if nothing was left to serve.
     report
-        Of those; None without.
+        Of those.
     finished_before
-        Whether an earlier run had written all of it already.
+        Whether an earlier run had written all of it already: traces and report are of that one.
     """
 
     plan: Plan
     files: RunFiles
     completions: tuple[BatchCompletion, ...]
     traces: tuple[Trace, ...]
-    report: Report | None
+    report: Report
     finished_before: bool = False
 
     @property
@@ -185,7 +185,8 @@ def _run_on_model(
     job = load_job(chosen, path, source, options, remark)
     identity = run_identity(loaded, job, source, options)
     if not overwrite and finished_before(files, job, identity):
-        return RunResult(chosen, files, read_completions(files.output), (), None, finished_before=True)
+        written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
+        return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
     serve = _serving(chosen, job, source, options, remark)
     journal = Journal(journal_path(files.output), identity)
     try:
@@ -199,9 +200,9 @@ def _run_on_model(
     files.save(chosen, outcome.traces, path.parent, run_digest(identity))
     job.write_answers(journal, files.output)
     completions = tuple(batch_completions(job.lines(journal)))
-    seconds = time.perf_counter() - begun
-    found = report(chosen, outcome.traces, seconds=seconds) if outcome.traces else None
-    return RunResult(chosen, files, completions, outcome.traces, found)
+    traces = outcome.traces or tuple(Trace.empty(one.slots) for one in chosen.fleet.replicas)
+    found = report(chosen, traces, seconds=time.perf_counter() - begun)
+    return RunResult(chosen, files, completions, traces, found)
 
 
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:

@@ -28,7 +28,7 @@ from .hidden_lengths import add_way, refuse_given
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
-    from ...running.steps import StepResult
+    from ...running.steps import StepResult, StepsFiles
 
 _OF_STEPS = ("history", "policy", "ahead", "keep", "restart", "keep_kv")
 _OF_SCHEDULES = (
@@ -213,8 +213,7 @@ def show_step(result: StepResult, *, as_json: bool) -> None:
             "unfinished": result.unfinished,
             "stale_share": result.stale_share,
             "staleness_steps": result.staleness,
-            "ended": int((plan.ended > 0).sum()),
-            "expected": plan.to_json()["expected"],
+            **_expected(plan),
         }
         print(json.dumps(found))
         return
@@ -229,6 +228,16 @@ def show_step(result: StepResult, *, as_json: bool) -> None:
     total = plan.expected.total
     between = f"{percent(COVERAGE, 0)} within {duration(total.low)} to {duration(total.high)}"
     print(f"{files.plan}: all steps take {duration(total.mean)} by the model, {between}")
+
+
+def show_served(files: StepsFiles) -> None:
+    """Print on stdout, as one JSON object, what there is to say of a plan of which all steps are served."""
+    plan = StepsPlan.load(files.plan)
+    print(json.dumps({"step": None, "steps": int(plan.step.max()) + 1, "completions": 0, **_expected(plan)}))
+
+
+def _expected(plan: StepsPlan) -> dict[str, Any]:
+    return {"ended": int((plan.ended > 0).sum()), "expected": plan.to_json()["expected"]}
 
 
 def _summary(plan: StepsPlan) -> dict[str, Any]:
