@@ -251,7 +251,7 @@ def run_on_servers(
     resumed = len(journal.finished)
     left = sum(request.custom_id not in journal.finished for request in batch.requests)
     with journal, (watching or _unwatched)(left, journal) as advance:
-        outcome = job.run(journal, facts, on_served=advance)
+        outcome = job.run(journal, facts, on_served=advance, remark=remark)
         if outcome.stopped is None:
             journal.end()
     if outcome.stopped is not None:
