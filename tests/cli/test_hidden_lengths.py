@@ -119,10 +119,10 @@ def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(
     barrier = printed(capsys, *words, "--policy", "fcfs")
     assert barrier["saved"] == 0
     assert barrier["stale_share"] == barrier["kept_length_bias"] == 0
-    ahead = printed(capsys, *words, "--ahead", "0.5", "--keep-kv", "--share-prompts")
+    ahead = printed(capsys, *words, "--ahead", "0.5", "--keep-kv")
     assert ahead["saved"] > 0.03
     assert ahead["stale_share"] > 0
-    assert main(["simulate", *words, "--ahead", "0.5", "--share-prompts"]) == 0
+    assert main(["simulate", *words, "--ahead", "0.5"]) == 0
     table_printed = capsys.readouterr().out
     assert "age of a completion in steps" in table_printed
     assert "kept completions longer by" in table_printed
