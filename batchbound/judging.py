@@ -68,9 +68,9 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     if len(traces) != len(plan.fleet.replicas):
         what = f"{len(traces)} traces for {len(plan.fleet.replicas)} replicas"
         raise InputError(what, hint="Give the trace of each replica.")
-    _refuse_others(plan, traces)
     try:
         served = served_part(plan.fleet, traces)
+        _refuse_others(plan, traces)
         run_bound = None if served is None else _proven(served)
         fit = None if calibrated is None else calibrated.error
         found = plan_report(plan, traces, fit=fit, run_bound=run_bound)
@@ -84,11 +84,10 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
 
 
 def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
-    """Raise InputError if a trace names another plan, of the same requests; of before 0.2 none names any."""
+    """Raise ValueError if a trace names another plan of the same requests; those of before 0.2 name none."""
     named = [trace.engine[PLANNED] for trace in traces if PLANNED in trace.engine]
     if named and named != [plan.schedule_digest()] * len(named):
-        hint = "Give the plan that was run, or run this one; without a trace the plan itself is reported."
-        raise InputError("is of another plan of these requests", hint=hint)
+        raise ValueError("it is of another plan of these requests")
 
 
 def _proven(fleet: Fleet) -> Bound:

@@ -130,7 +130,8 @@ def test_a_trace_is_none_of_a_plan_made_anew_of_the_same_requests(
     assert main(["report", run[1], str(trace)]) == 0
     capsys.readouterr()
     assert main(["report", str(again), str(trace)]) == 2
-    assert "trace.jsonl: is of another plan of these requests. Give the plan" in capsys.readouterr().err
+    said = "trace.jsonl: it is of another plan of these requests. Give the plan that was run.\n"
+    assert capsys.readouterr().err.endswith(said)
     # Traces of before name no plan.
     header, *rest = trace.read_text().splitlines(keepends=True)
     told = json.loads(header)
