@@ -177,7 +177,7 @@ def _run_on_model(
     chosen = _for_replicas(loaded, path, options, remark)
     files = RunFiles.of(output, trace, chosen, shared=chosen is not loaded)
     prompts = prompts_path(chosen.provenance, path, options)
-    read = [path, *options.files(), *([] if prompts is None else [prompts])]
+    read = [path, *options.files(), journal_path(output), *([] if prompts is None else [prompts])]
     # Outputs that exist may be an earlier part's of this run, which is looked into below.
     begun_before = journal_path(files.output).exists() or files.output.is_file()
     refuse_outputs(files.all, overwrite or begun_before, read)

@@ -213,7 +213,7 @@ def run_on_servers(
     is_parquet_name(output)
     _check_urls(options.urls)
     batch = _read(plan, options)
-    read = [batch.path, plan, *options.files()]
+    read = [batch.path, plan, *options.files(), journal_path(output)]
     identity: dict[str, object] = {
         "batch": prompts_digest(batch.path),
         "server": "OpenAI",

@@ -140,6 +140,15 @@ def test_a_trace_is_none_of_a_plan_made_anew_of_the_same_requests(
     assert main(["report", str(again), str(trace)]) == 0
 
 
+def test_a_trace_is_not_written_where_the_run_keeps_what_has_finished(
+    planned: tuple[list[str], bytes, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    assert main([*planned[0], "-o", str(out), "--trace", f"{out}.journal", "--overwrite"]) == 2
+    assert "answers.jsonl.journal: is read by this command. Name another output" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("change", [["--temperature", "0.5"], ["--pinned"], ["--seed", "3"]])
 def test_outputs_of_another_job_are_refused_and_left(
     change: list[str],
