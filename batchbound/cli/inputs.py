@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -380,6 +380,21 @@ def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
     words = [word for value in given for word in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]
     return [name for text in texts for name in {text, text.rpartition(":")[2]} if Path(name).is_file()]
+
+
+def each_once(files: Iterable[str]) -> list[str]:
+    """
+    Return files without those that are named again: of one that counts twice, figures would be too sure.
+
+    Parameters
+    ----------
+    files
+        As they were named.
+    """
+    found: dict[str, str] = {}
+    for name in files:
+        found.setdefault(os.path.realpath(name), name)
+    return list(found.values())
 
 
 def _place(job: JobInput, request: int) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
+from batchbound.cli.rollouts import hidden_lengths
+from batchbound.planning.history import History
 
 HEADER = "step,group,id,input_tokens,output_tokens\n"
 
@@ -78,6 +80,21 @@ def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
     assert told["makespan_s"] < untold["makespan_s"]
     assert told["expected_low_s"] <= told["makespan_s"] <= told["expected_high_s"]
     assert Path(other).exists()
+
+
+def test_a_history_that_is_named_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def simulated(args: object, problem: object, history: History) -> tuple[None, dict[str, Any]]:
+        counted.append(len(history.workloads))
+        return None, {}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hidden_lengths, "_one", simulated)
+    past = table(tmp_path, "past.csv", 3)
+    words = ["simulate", past, "--hidden-lengths", "--json", "--history", past]
+    assert main([*words, "past.csv", "--history", "./past.csv", table(tmp_path, "other.csv", 4)]) == 0
+    assert counted == [2]
 
 
 def test_moving_kv_caches_costs_what_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

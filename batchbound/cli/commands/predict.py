@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,9 @@ def _examples(args: argparse.Namespace) -> Examples:
         message = f"{len(files)} files: prompts and completions come in pairs"
         raise InputError(message, hint="Give PROMPTS ANSWERS, and further pairs.")
     parts = []
-    for prompts, answers in zip(files[::2], files[1::2], strict=True):
+    pairs = zip(files[::2], files[1::2], strict=True)
+    # A pair that is named again would be in training and among what is held out.
+    for prompts, answers in {tuple(map(os.path.realpath, pair)): pair for pair in pairs}.values():
         records, lengths = read_batch(prompts), read_answer_lengths(answers)
         if not any(record.custom_id in lengths for record in records):
             hint = "Give the output file of these prompts."

@@ -26,7 +26,7 @@ from ...planning.hidden import (
 )
 from ...planning.history import History, earlier_completions
 from ...solvers.bounds.proven_bound import proven_bound
-from ..inputs import at_least_zero, positive, read_inputs
+from ..inputs import at_least_zero, each_once, positive, read_inputs
 from ..reporting import print_rows
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any
     if args.swap is not None and not has_groups(problem):
         message = "--swap has no effect: what runs gives way by its group, and no group has two requests"
         raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
-    history = History(tuple(earlier_completions(path) for path in args.history or ()))
+    history = History(tuple(earlier_completions(path) for path in each_once(args.history or ())))
     if args.steps is None:
         trace, found = _one(args, problem, history)
         return [trace], found

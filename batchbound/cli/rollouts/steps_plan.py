@@ -22,7 +22,7 @@ from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
 from ...solvers.result import Limits
-from ..inputs import Inputs, provenance_of, read_inputs
+from ..inputs import Inputs, each_once, provenance_of, read_inputs
 from ..reporting import print_rows
 from .hidden_lengths import add_way, refuse_given
 
@@ -131,7 +131,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
     step, problem = _steps(args, inputs), inputs.problem
     if inputs.job.records:
         problem = replace(problem, workload=_apart(problem.workload, step))
-    paths = dict.fromkeys(args.history)
+    paths = each_once(args.history)
     column = None if args.steps.isdecimal() else args.steps
     history = read_history({path: file_digest(path) for path in paths}, column)
     try:
