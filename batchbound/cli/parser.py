@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
     An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage.
 
     Of an option that is given twice the first value would be lost: it is refused, except where it is made to
-    take several.
+    take several. No word is empty: that is a variable of the shell which is not set.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,9 +38,10 @@ class Parser(argparse.ArgumentParser):
             what = "command" if choice[1] == "COMMAND" else choice[1]
             known = [word.strip().strip("'") for word in choice[3].split(",")]
             message = f"{what}: there is no {choice[2]!r}{_proposed(choice[2], known) or _listed(known)}"
-        message = re.sub(r"^argument (\S+): ", r"\1: ", message)
+        message = re.sub(r"^argument ([^:]+): ", r"\1: ", message)
         message = message.replace("expected one argument", "a value is missing after it")
         message = re.sub(r"invalid float value: ('.*')", r"\1 is not a number", message)
+        message = re.sub(r"invalid int value: ('.*')", r"\1 is not a whole number", message)
         needed = message.removeprefix("the following arguments are required: ")
         if needed != message:
             message = f"missing: {', '.join(dict.fromkeys(needed.split(', ')))}"
@@ -90,6 +91,11 @@ class Parser(argparse.ArgumentParser):
             said = "is given twice" if before == option else f"is {before}, which is given as well"
             self.error(f"{option} {said}; leave one of them out")
         self._given[dest] = option
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if "" in arg_strings and not isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(action, "its value is empty")
+        return super()._get_values(action, arg_strings)
 
     def _chosen(self, words: Sequence[str]) -> argparse.ArgumentParser:
         """Return the parser of the command that the words name, or of its own subcommand."""

@@ -283,7 +283,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"pipe: is a pipe or a device, no file\. Write",
     ),
     "requests from standard input": (options("plan", "-"), r"-: standard input is not read\. Write"),
-    "no name for the requests": (options("plan", ""), r"'': the name is empty"),
+    "no name for the requests": (options("plan", ""), r"plan: FILE: its value is empty"),
     "blank lines alone": (batch("", " "), r"prompts.jsonl: the file is empty"),
     "an array of requests": (batch(f"[{line()}]"), r"line 1: a JSON array, .*`jq -c '\.\[\]'`"),
     "an array on lines": (batch("[", line(), "]"), r"line 1, .*`jq -c '\.\[\]'` makes"),

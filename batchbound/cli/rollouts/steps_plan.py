@@ -92,7 +92,7 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         help="all completions that have ended (a table with id and output_tokens, or a run's trace or"
         " output); FILE is the plan that is under way, and what to expect of it is stated anew",
     )
-    parser.set_defaults(usual=vars(parser.parse_args([""])))
+    parser.set_defaults(usual=vars(parser.parse_args(["FILE"])))
 
 
 def concerned(args: argparse.Namespace) -> bool:
