@@ -12,7 +12,7 @@ import numpy as np
 from ...data.files.disk import InputError, atomic_write
 from ...data.files.outputs import refuse_outputs
 from ...data.predictor import Examples, PredictionQuality, prompt_text
-from ...data.readers.completions import read_answer_lengths
+from ...data.readers.completions import is_parquet_name, read_answer_lengths
 from ...data.readers.openai_batch import read_batch
 from ..inputs import named_files, random_seed
 from ..output import note
@@ -125,6 +125,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _apply(args: argparse.Namespace) -> int:
     from ...executor.predictors.predictor import TrainedPredictor
 
+    if is_parquet_name(args.output):
+        raise InputError("lengths are not written as .parquet", file=args.output, hint="Name a .jsonl file.")
     refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     predictor = TrainedPredictor.load(args.predictor).predictor
     records = read_batch(args.prompts)
