@@ -121,11 +121,14 @@ class RunFiles:
             plan.save(self.shared)
 
     def read_traces(self, plan: Plan, run: str) -> tuple[Trace, ...]:
-        """Return a run's traces that are there, and empty ones for others."""
-        return tuple(
-            Trace.load(path) if _run_of(path) == run else Trace.empty(replica.slots)
-            for path, replica in zip(self.traces, plan.fleet.replicas, strict=True)
-        )
+        """Return a run's traces of a plan that are there, and empty ones for others."""
+        planned, found = plan.schedule_digest(), list[Trace]()
+        for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
+            trace = Trace.load(path) if _run_of(path) == run else Trace.empty(replica.slots)
+            # Those of before 0.2 name no plan.
+            mine = trace.engine.get(PLANNED, planned) == planned
+            found.append(trace if mine else Trace.empty(replica.slots))
+        return tuple(found)
 
 
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:

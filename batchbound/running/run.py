@@ -185,6 +185,8 @@ def _run_on_model(
     job = load_job(chosen, path, source, options, remark)
     identity = run_identity(loaded, job, source, options)
     if not overwrite and finished_before(files, job, identity):
+        # Shared out once more, a plan may come out otherwise.
+        chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
         written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
         return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
     serve = _serving(chosen, job, source, options, remark)
