@@ -18,7 +18,7 @@ from .data.iterations import Predicted, Sequences
 from .data.plan import Plan
 from .data.report import Report
 from .data.schedule import Violation
-from .data.trace import Trace
+from .data.trace import PLANNED, Trace
 from .executor.reports.report import plan_report, served_part
 from .executor.reports.steady_state import reached
 from .executor.serving.release import predict, simulable, simulated
@@ -70,6 +70,7 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
         raise InputError(what, hint="Give the trace of each replica.")
     try:
         served = served_part(plan.fleet, traces)
+        _refuse_others(plan, traces)
         run_bound = None if served is None else _proven(served)
         fit = None if calibrated is None else calibrated.error
         found = plan_report(plan, traces, fit=fit, run_bound=run_bound)
@@ -80,6 +81,13 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
         None if configuration is None or found.clock == "model" else reached(configuration, traces[0])
     )
     return replace(found, reached=came_of_it, seconds=seconds)
+
+
+def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
+    """Raise ValueError if a trace names another plan of the same requests; those of before 0.2 name none."""
+    named = [trace.engine[PLANNED] for trace in traces if PLANNED in trace.engine]
+    if named and named != [plan.schedule_digest()] * len(named):
+        raise ValueError("it is of another plan of these requests")
 
 
 def _proven(fleet: Fleet) -> Bound:

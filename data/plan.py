@@ -230,6 +230,13 @@ class Plan:
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def schedule_digest(self) -> str:
+        """Return the SHA-256 of the requests and who serves them when, by which a trace names its plan."""
+        work = self.workload
+        columns = work.ids, work.input_tokens, work.output_tokens
+        text = json.dumps([plain(self.shares), *(column.tolist() for column in columns)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path``, whole or not at all."""
         write_json(path, self.to_json())

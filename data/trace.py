@@ -21,6 +21,9 @@ StageKind = Literal["prefill", "decode"]
 Moment = Annotated[float, msgspec.Meta(ge=-LONGEST_TIME, le=LONGEST_TIME)]
 """Seconds after the job's start, as a file may state them."""
 
+PLANNED = "plan"
+"""Where a trace of a run says among what its engine tells which plan's it is: its ``schedule_digest``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:

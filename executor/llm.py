@@ -14,7 +14,7 @@ from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError, shown
 from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import Problem, limit_of
-from ..data.readers.sampling import LogprobsMode, Sampling
+from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import Report
 from ..data.trace import Trace
 from ..data.workload import Workload
@@ -267,7 +267,7 @@ class LLM:
         RunStoppedError
             If memory does not hold one request, or the model's logits are not finite.
         ValueError
-            If a parameter is out of its range.
+            If a parameter is out of its range, or a field has no effect: ``top_p`` where no token is drawn.
         TypeError
             If there is no such field.
         """
@@ -532,8 +532,10 @@ def _asked(
     """Return what each prompt asks."""
     if fields and sampling is not None:
         raise ValueError(f"{', '.join(sorted(fields))} would have no effect beside sampling: put it in there")
-    one = Sampling(**{**declared, **fields}) if sampling is None else sampling
-    asked = [one] * prompts if isinstance(one, Sampling) else list(one)
+    if sampling is None:
+        sampling = Sampling(**{**declared, **fields})
+        refuse_unused(fields, [sampling])
+    asked = [sampling] * prompts if isinstance(sampling, Sampling) else list(sampling)
     if not all(isinstance(each, Sampling) for each in asked):
         raise TypeError(f"sampling is {shown(sampling)}: give Sampling, or its fields by name")
     if len(asked) != prompts:

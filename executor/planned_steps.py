@@ -59,7 +59,9 @@ class PlannedSteps:
     """
     The steps of a plan, each served as the caller asks for it: weights may change in place between two.
 
-    An iterator of :class:`ServedStep`.
+    An iterator of :class:`ServedStep`. A step that breaks off (Ctrl-C, a failure of the model or of
+    ``on_completion``) is served again by the next call, its completions drawn from the same random streams;
+    ``on_completion`` is told of them again. Only a plan that keeps KV caches cannot go on after its first.
 
     Parameters
     ----------
@@ -147,7 +149,8 @@ class PlannedSteps:
         Raises
         ------
         RunStoppedError
-            If the model fails, memory does not hold one request, or a step before was broken off.
+            If the model fails, memory does not hold one request, or the KV cache of what goes on was lost
+            with a step that was broken off.
         ValueError
             If the model's forward is not the one of before.
         Exception

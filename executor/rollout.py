@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ..data.lengths.history import LengthHistory
-from ..data.readers.sampling import LogprobsMode, Sampling
+from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
 from .models.wrapped import unwrapped
 
@@ -155,8 +155,9 @@ class RolloutSettings:
         """Return the trainer's settings, which what was given may repeat but not contradict."""
         args = getattr(trainer, "args", None)
         if args is None:
-            fixed = {"temperature": 1.0, **given}
-            return cls(Sampling(**fixed), DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, {})
+            sampling = Sampling(**{"temperature": 1.0, **given})
+            refuse_unused(given, [sampling])
+            return cls(sampling, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, {})
         theirs = _trainers_settings(args)
         longest = theirs.pop("max_tokens")
         for name, value in given.items():
@@ -173,8 +174,10 @@ class RolloutSettings:
                 f"max_tokens is {max_tokens} here and max_completion_length {longest} in the trainer"
             )
         most = max_tokens if longest is None else longest
+        sampling = Sampling(**{**theirs, **given})
+        refuse_unused(given, [sampling])
         return cls(
-            Sampling(**{**theirs, **given}),
+            sampling,
             DEFAULT_MAX_TOKENS if most is None else most,
             _dictionary(getattr(args, "chat_template_kwargs", None)),
             int(getattr(args, "process_index", 0)),

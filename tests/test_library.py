@@ -170,6 +170,16 @@ def test_completions_are_a_table_if_the_name_says_so_and_say_when_they_were_made
         batchbound.run(planned, model, output=planned.parent / "completions.csv")
 
 
+@pytest.mark.parametrize("output", ["", "."])
+def test_an_output_that_is_no_file_is_refused_by_every_kind_of_run(planned: Path, output: str) -> None:
+    with pytest.raises(InputError, match=r"is a folder\. Name a file"):
+        batchbound.run(planned, "tiny:llama", output=output)
+    with pytest.raises(InputError, match=r"is a folder\. Name a file"):
+        batchbound.run_step(planned, "tiny:llama", output=output)
+    with pytest.raises(InputError, match=r"is a folder\. Name a file"):
+        batchbound.run(planned, batchbound.ServerOptions(("http://127.0.0.1:9",)), output=output)
+
+
 def counted(records: Sequence[PromptRecord]) -> list[int]:
     return [len(str(record.prompt)) for record in records]
 

@@ -67,13 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     prepare_streams()
     try:
-        parser = _parser(words[0] if words else "")
-        if not words:
-            parser.print_help(sys.stderr)
-            return 2
-        args = parser.parse_args(words)
-        # Quiet holds for this command and those that it calls, not for the next one of the process.
-        return copy_context().run(_carried_out, args)
+        with heeding():
+            parser = _parser(words[0] if words else "")
+            if not words:
+                parser.print_help(sys.stderr)
+                return 2
+            args = parser.parse_args(words)
+            # Quiet holds for this command and those that it calls, not for the next one of the process.
+            return copy_context().run(_carried_out, args)
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED)
     except OSError as error:
@@ -94,8 +95,7 @@ def _carried_out(args: argparse.Namespace) -> int:
 
     _set_voice(args)
     try:
-        with heeding():
-            status: int = args.run(args)
+        status: int = args.run(args)
         sys.stdout.flush()
     except WriteError as error:
         return _failed(str(error), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,9 +180,9 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
         longest=args.longest_completion,
         columns=columns_of(args),
     )
-    if not job.records:
-        refuse_tokenizer(args)
-    elif tokenizer == "bytes" and args.tokenizer is None:
+    # Positions are all that is left for a model to say.
+    refuse_uncounting(args, counts=bool(job.records), positions=args.max_position is None)
+    if job.records and tokenizer == "bytes" and args.tokenizer is None:
         note("no --model: prompts are counted in bytes")
     cost, source = read_cost(args.cost)
     first = args.first_token or ("decode" if job.digest is None else "prefill")
@@ -212,11 +212,29 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
     return Inputs(problem, job, source, tokenizer)
 
 
-def refuse_tokenizer(args: argparse.Namespace) -> None:
-    """Raise InputError if a tokenizer is named where lengths are read, and no prompts that it could count."""
-    if args.tokenizer is not None:
-        what = "--tokenizer has no effect on lengths: there are no prompts to count"
+def refuse_uncounting(args: argparse.Namespace, *, counts: bool, positions: bool) -> None:
+    """
+    Raise InputError if a tokenizer or a model is named that has no effect.
+
+    Parameters
+    ----------
+    args
+        The options of :func:`add_problem`.
+    counts
+        Whether there are prompts to count.
+    positions
+        Whether the model's positions are asked for.
+    """
+    named = [f"--{name}" for name in ("tokenizer", "model") if getattr(args, name) is not None]
+    if positions and "--model" in named:
+        named.remove("--model")
+    if named and not counts:
+        what = f"{named[0]} has no effect on lengths: there are no prompts to count"
         raise InputError(what, file=args.workload, hint="Leave it out.")
+    if len(named) == 2:
+        raise InputError(
+            "--model has no effect beside --tokenizer, which counts", hint="Leave one of them out."
+        )
 
 
 def _prefix_cache(
@@ -362,6 +380,21 @@ def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
     words = [word for value in given for word in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]
     return [name for text in texts for name in {text, text.rpartition(":")[2]} if Path(name).is_file()]
+
+
+def each_once(files: Iterable[str]) -> list[str]:
+    """
+    Return files without those that are named again: of one that counts twice, figures would be too sure.
+
+    Parameters
+    ----------
+    files
+        As they were named.
+    """
+    found: dict[str, str] = {}
+    for name in files:
+        found.setdefault(os.path.realpath(name), name)
+    return list(found.values())
 
 
 def _place(job: JobInput, request: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import inspect
 import signal
 import sys
 import threading
@@ -106,7 +105,7 @@ def _send(number: signal.Signals, wait: Callable[[], object] = lambda: None) -> 
 
 def _after_imports(stop: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
     """Return a signal's handler that stops at once, or when the imports that have begun since are over."""
-    outside = _imports(inspect.currentframe())
+    outside = _imports(sys._getframe())
 
     def handler(number: int, frame: FrameType | None) -> None:
         if _imports(frame) > outside:

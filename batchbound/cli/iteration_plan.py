@@ -31,7 +31,7 @@ from ..planning.plan import PlanningError
 from ..solvers.result import Limits, StoppedBy
 from ..solvers.solve import DEFAULT_SOLVER
 from . import INTERRUPTED
-from .inputs import columns_of, positive, refuse_tokenizer
+from .inputs import columns_of, positive, refuse_uncounting
 from .interrupts import terminating
 from .output import fail, note
 
@@ -176,8 +176,7 @@ def _read(args: argparse.Namespace) -> ReadJob:
         drop_unanswered=args.drop_unanswered,
         prefix_caching=not args.no_prefix_caching,
     )
-    if read.digest is None:
-        refuse_tokenizer(args)
+    refuse_uncounting(args, counts=read.digest is not None, positions=False)
     work = read.job.workload
     longest = int((work.input_tokens + work.output_tokens).max())
     if args.max_position is not None and longest > args.max_position:

@@ -12,11 +12,22 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage."""
+    """
+    An :class:`argparse.ArgumentParser` whose errors are a sentence and a hint instead of the usage.
+
+    Of an option that is given twice the first value would be lost: it is refused, except where it is made to
+    take several. No word is empty: that is a variable of the shell which is not set.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._given: dict[str, str] = {}
+        for name in (None, "store"):
+            self.register("action", name, _StoreOnce)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and where help is, and exit with status 2."""
@@ -27,9 +38,10 @@ class Parser(argparse.ArgumentParser):
             what = "command" if choice[1] == "COMMAND" else choice[1]
             known = [word.strip().strip("'") for word in choice[3].split(",")]
             message = f"{what}: there is no {choice[2]!r}{_proposed(choice[2], known) or _listed(known)}"
-        message = re.sub(r"^argument (\S+): ", r"\1: ", message)
+        message = re.sub(r"^argument ([^:]+): ", r"\1: ", message)
         message = message.replace("expected one argument", "a value is missing after it")
         message = re.sub(r"invalid float value: ('.*')", r"\1 is not a number", message)
+        message = re.sub(r"invalid int value: ('.*')", r"\1 is not a whole number", message)
         needed = message.removeprefix("the following arguments are required: ")
         if needed != message:
             message = f"missing: {', '.join(dict.fromkeys(needed.split(', ')))}"
@@ -56,6 +68,35 @@ class Parser(argparse.ArgumentParser):
         said = f"there is no option {wrong}" if option == wrong else f"{wrong!r} is one word too many"
         return chosen.error(f"{said}{_proposed(option, known)}")
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Return the arguments and the words that are none."""
+        self._given.clear()
+        return super().parse_known_args(args, namespace)
+
+    def take(self, dest: str, option: str) -> None:
+        """
+        Take note of an option; one that has a value already is an error.
+
+        Parameters
+        ----------
+        dest
+            What its value is kept as.
+        option
+            As it was typed.
+        """
+        before = self._given.get(dest)
+        if before is not None:
+            said = "is given twice" if before == option else f"is {before}, which is given as well"
+            self.error(f"{option} {said}; leave one of them out")
+        self._given[dest] = option
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if "" in arg_strings and not isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(action, "its value is empty")
+        return super()._get_values(action, arg_strings)
+
     def _chosen(self, words: Sequence[str]) -> argparse.ArgumentParser:
         """Return the parser of the command that the words name, or of its own subcommand."""
         found: argparse.ArgumentParser = self
@@ -64,6 +105,22 @@ class Parser(argparse.ArgumentParser):
                 if isinstance(action, argparse._SubParsersAction) and word in action.choices:
                     found = action.choices[word]
         return found
+
+
+class _StoreOnce(argparse._StoreAction):
+    """What keeps the value of an option, of which there may be one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the value."""
+        if option_string is not None and isinstance(parser, Parser):
+            parser.take(self.dest, option_string)
+        super().__call__(parser, namespace, values, option_string)
 
 
 def _is_half(word: str) -> bool:

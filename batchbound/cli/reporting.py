@@ -74,9 +74,9 @@ def show_server(result: ServerResult, output: str, *, as_json: bool) -> None:
     """Print the figures of a run on servers: as one JSON object, or as lines for people."""
     if result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
-        return
-    if not len(result.run):
+    elif not len(result.run):
         note(f"{output}: every request had its completion already")
+    if not as_json and (result.finished_before or not len(result.run)):
         return
     summary = result.figures(note) | {"output": output}
     if as_json:

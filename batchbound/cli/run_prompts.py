@@ -10,7 +10,7 @@ from ..data.costs.calibration import CalibratedCost
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
-from ..data.plan import Plan, holds_requests
+from ..data.plan import Plan, holds_requests, relative_path
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..planning.plan import make_plan
@@ -150,9 +150,18 @@ def _refuse_other(path: Path, args: argparse.Namespace) -> None:
         and {**lengths.to_json(), "longest": longest} != {**plan.provenance.lengths, "longest": longest},
         "--cost": args.cost is not None and args.cost != plan.provenance.cost_source.get("name"),
         "--prompt-column": columns_of(args) != planned.columns,
+        "--model" if args.tokenizer is None else "--tokenizer": not _counts_alike(
+            planned.tokenizer, args.tokenizer or args.model, path.parent
+        ),
     }
     for option in (name for name, differs in differing.items() if differs):
         raise InputError(f"was planned with another {option}", file=path, hint=hint)
+
+
+def _counts_alike(planned: str, tokenizer: str, folder: Path) -> bool:
+    """Return whether a tokenizer is the one that counted a plan's prompts; tiny models all count bytes."""
+    named = relative_path(tokenizer, folder) if Path(tokenizer).is_dir() else tokenizer
+    return named == planned or all(name.startswith("tiny:") for name in (named, planned))
 
 
 def _plan_options(args: argparse.Namespace) -> argparse.Namespace:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ..data.costs.cost import IntArray
@@ -139,8 +137,3 @@ def shared_variance(problem: Problem, trace: Trace) -> float:
     emitted = int(problem.prefill_emits_first_token)
     ended = np.ones(len(problem), dtype=np.bool_)
     return LengthModel.learnt(Observed(numbers, trace.tokens - emitted, ended), groups).share
-
-
-def sharing_prompts(problem: Problem, kept: int) -> Problem:
-    """Return the problem in which each group's prompt is computed once, with room to keep ``kept`` tokens."""
-    return replace(problem, workload=problem.workload.with_shared_prompts(), prefix_cache=kept)

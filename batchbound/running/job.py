@@ -20,7 +20,7 @@ from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.openai_batch import PromptRecord, each_sample, read_batch
 from ..data.readers.request_fields import FieldError
-from ..data.readers.sampling import Sampling
+from ..data.readers.sampling import Sampling, refuse_unused
 from ..planning.steps import known_lengths
 from .options import ModelOptions, RunOptions
 
@@ -82,6 +82,7 @@ def load_job(
         records = _with_declared(records, model, plan, source.model, remark)
         records = _ended_by_tokens(records, model, tokenizer)
         asked = _asked(records, len(records), source, options)
+    _refuse_unused(asked, options)
     if records is None:
         vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
         prompts = Prompts.random(plan.workload, vocabulary, source.seed or 0)
@@ -147,6 +148,7 @@ def load_steps_job(
         _refused_fields(records, asked, check, prompts_at, record_failures=False)
         prompts = Prompts.encode(records, tokenizer)
         caps = [record.max_tokens for record in records]
+    _refuse_unused(asked, options)
     job = StepsJob(
         plan,
         prompts.tokens,
@@ -196,8 +198,11 @@ def prompts_path(provenance: Provenance, path: Path, options: RunOptions) -> Pat
 
 def sampling_asked(source: ModelOptions, options: RunOptions) -> dict[str, Any]:
     """Return what the caller says of the choice of tokens, by name; None where it says nothing."""
-    given = {name: getattr(options, name) for name in SAMPLING if name != "seed"}
-    return {**given, "seed": source.seed}
+    return {**_said(options), "seed": source.seed}
+
+
+def _said(options: RunOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in SAMPLING if name != "seed"}
 
 
 def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, ...]:
@@ -238,6 +243,15 @@ def _asked(
     except ValueError as error:
         raise InputError(str(error), hint="Correct the option.") from None
     return [record.sampling(**given) for record in records] or [plain] * count
+
+
+def _refuse_unused(asked: Sequence[Sampling], options: RunOptions) -> None:
+    """Raise InputError if the options say of the draw of tokens what no request needs, as none draws."""
+    try:
+        refuse_unused(_said(options), asked)
+    except ValueError as error:
+        hint = "Give --temperature above 0 as well, or leave it out."
+        raise InputError(f"--{str(error).replace('_', '-', 1)}", hint=hint) from None
 
 
 def _refused_fields(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..data.files.disk import InputError, discard_partial
 from ..data.plan import Plan
 from ..data.readers.completions import read_completions
-from ..data.trace import Trace
+from ..data.trace import PLANNED, Trace
 from .job import sampling_asked
 from .options import ModelOptions, RunOptions
 
@@ -96,18 +96,19 @@ class RunFiles:
         ]
 
     def save(self, plan: Plan, traces: Sequence[Trace], planned_in: Path, run: str) -> None:
-        """Write what there is to write, prompts named as seen from there; traces name the run."""
+        """Write what there is to write, prompts named as seen from there; traces name run and plan."""
         from ..executor.reports.perfetto import save_perfetto
 
         for path in self.all[1:]:
             discard_partial(path)
+        named = {"run": run, PLANNED: plan.schedule_digest()}
         for path, trace in zip(self.traces, traces, strict=False):
-            replace(trace, engine={**trace.engine, "run": run}).save(path)
+            replace(trace, engine={**trace.engine, **named}).save(path)
         if not traces:
             # Cut off before its trace: one without stages tells the finished job from another's.
             for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
                 if _run_of(path) != run:
-                    replace(Trace.empty(replica.slots), engine={"run": run}).save(path)
+                    replace(Trace.empty(replica.slots), engine=named).save(path)
             return
         if self.picture is not None:
             save_perfetto(self.picture, traces)
@@ -118,6 +119,16 @@ class RunFiles:
                 moved = replace(plan.provenance, prompts=prompts)
                 plan = replace(plan, provenance=moved)
             plan.save(self.shared)
+
+    def read_traces(self, plan: Plan, run: str) -> tuple[Trace, ...]:
+        """Return a run's traces of a plan that are there, and empty ones for others."""
+        planned, found = plan.schedule_digest(), list[Trace]()
+        for path, replica in zip(self.traces, plan.fleet.replicas, strict=True):
+            trace = Trace.load(path) if _run_of(path) == run else Trace.empty(replica.slots)
+            # Those of before 0.2 name no plan.
+            mine = trace.engine.get(PLANNED, planned) == planned
+            found.append(trace if mine else Trace.empty(replica.slots))
+        return tuple(found)
 
 
 def run_identity(plan: Plan, job: Job, source: ModelOptions, options: RunOptions) -> dict[str, object]:

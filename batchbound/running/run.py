@@ -49,18 +49,18 @@ class RunResult:
     completions
         In the plan's order, as they stand in the output.
     traces
-        Of what this run served, one for each replica; empty if nothing was left to serve.
+        Of what this run served, one for each replica: without stages if nothing was left to serve.
     report
-        Of those; None without.
+        Of those.
     finished_before
-        Whether an earlier run had written all of it already.
+        Whether an earlier run had written all of it already: traces and report are of that one.
     """
 
     plan: Plan
     files: RunFiles
     completions: tuple[BatchCompletion, ...]
     traces: tuple[Trace, ...]
-    report: Report | None
+    report: Report
     finished_before: bool = False
 
     @property
@@ -177,7 +177,7 @@ def _run_on_model(
     chosen = _for_replicas(loaded, path, options, remark)
     files = RunFiles.of(output, trace, chosen, shared=chosen is not loaded)
     prompts = prompts_path(chosen.provenance, path, options)
-    read = [path, *options.files(), *([] if prompts is None else [prompts])]
+    read = [path, *options.files(), journal_path(output), *([] if prompts is None else [prompts])]
     # Outputs that exist may be an earlier part's of this run, which is looked into below.
     begun_before = journal_path(files.output).exists() or files.output.is_file()
     refuse_outputs(files.all, overwrite or begun_before, read)
@@ -185,7 +185,10 @@ def _run_on_model(
     job = load_job(chosen, path, source, options, remark)
     identity = run_identity(loaded, job, source, options)
     if not overwrite and finished_before(files, job, identity):
-        return RunResult(chosen, files, read_completions(files.output), (), None, finished_before=True)
+        # Shared out once more, a plan may come out otherwise.
+        chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
+        written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
+        return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
     serve = _serving(chosen, job, source, options, remark)
     journal = Journal(journal_path(files.output), identity)
     try:
@@ -199,9 +202,9 @@ def _run_on_model(
     files.save(chosen, outcome.traces, path.parent, run_digest(identity))
     job.write_answers(journal, files.output)
     completions = tuple(batch_completions(job.lines(journal)))
-    seconds = time.perf_counter() - begun
-    found = report(chosen, outcome.traces, seconds=seconds) if outcome.traces else None
-    return RunResult(chosen, files, completions, outcome.traces, found)
+    traces = outcome.traces or tuple(Trace.empty(one.slots) for one in chosen.fleet.replicas)
+    found = report(chosen, traces, seconds=time.perf_counter() - begun)
+    return RunResult(chosen, files, completions, traces, found)
 
 
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:

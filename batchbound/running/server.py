@@ -213,7 +213,7 @@ def run_on_servers(
     is_parquet_name(output)
     _check_urls(options.urls)
     batch = _read(plan, options)
-    read = [batch.path, plan, *options.files()]
+    read = [batch.path, plan, *options.files(), journal_path(output)]
     identity: dict[str, object] = {
         "batch": prompts_digest(batch.path),
         "server": "OpenAI",
@@ -251,7 +251,7 @@ def run_on_servers(
     resumed = len(journal.finished)
     left = sum(request.custom_id not in journal.finished for request in batch.requests)
     with journal, (watching or _unwatched)(left, journal) as advance:
-        outcome = job.run(journal, facts, on_served=advance)
+        outcome = job.run(journal, facts, on_served=advance, remark=remark)
         if outcome.stopped is None:
             journal.end()
     if outcome.stopped is not None:

@@ -153,6 +153,8 @@ def run_step(
     source = model if isinstance(model, ModelOptions) else ModelOptions(os.fspath(model))
     path, chosen, files = Path(plan), options or RunOptions(), StepsFiles(Path(output))
     is_parquet_name(files.output)
+    # The outputs' names are made of it.
+    refuse_outputs([files.output], True)
     loaded = StepsPlan.load(path)
     _refuse_unserved(loaded, path, chosen)
     before = _progress(loaded, files, overwrite)

@@ -32,7 +32,7 @@ class Sampling:
     n
         Completions of the prompt, each drawn on its own.
     temperature
-        Divides the logits; 0 is greedy.
+        Divides the logits; 0 is greedy, and ``top_k``, ``top_p`` and ``min_p`` have no effect then.
     top_k
         Keep only the ``top_k`` likeliest tokens; 0 or -1 keeps all.
     top_p
@@ -139,6 +139,31 @@ class Sampling:
     def _within(self, name: str, holds: bool, what: str) -> None:
         if not holds:
             raise ValueError(f"{name} must {what}, got {getattr(self, name)!r}")
+
+
+_OFF: Mapping[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
+"""Fields that count where tokens are drawn, with the values that leave no token out."""
+
+
+def refuse_unused(given: Mapping[str, Any], asked: Iterable[Sampling]) -> None:
+    """
+    Refuse what a caller says of the draw of tokens where none is drawn.
+
+    Parameters
+    ----------
+    given
+        What the caller says, by the names of :class:`Sampling`; None is nothing.
+    asked
+        What the requests ask with it.
+
+    Raises
+    ------
+    ValueError
+        If it has no effect; the message begins with its name.
+    """
+    named = [name for name, off in _OFF.items() if given.get(name) not in (None, *off)]
+    if named and all(one.greedy for one in asked):
+        raise ValueError(f"{named[0]} has no effect at temperature 0, where the likeliest token is taken")
 
 
 def _whole(value: Any) -> int:

@@ -96,7 +96,7 @@ class _Server:
         self.client, self.most, self.held, self.flying = client, room, 0, 0
         self.slots, self.ever, self.sent = slots, 4 * room, dict[int, int]()
         self.down = self.was_down = False
-        self.paused_until = self.broke_at = 0.0
+        self.paused_until = self.broke_at = self.told_until = 0.0
         self.breaks = 0
 
     @property
@@ -143,6 +143,9 @@ class Dispatch:
         Whether requests of this job were completed before, so that failures are their own.
     slots
         Completions that each server works on at a time; None to keep to ``in_flight``.
+    on_wait
+        Called with a server's position, its reply and the seconds it asks to wait, once a wait, where that is
+        longer than any of ours. It is waited for all the same: the server knows when its limit ends.
     """
 
     def __init__(
@@ -155,8 +158,10 @@ class Dispatch:
         *,
         proven: bool = False,
         slots: int | None = None,
+        on_wait: Callable[[int, Reply, float], None] | None = None,
     ) -> None:
         self._requests, self._patience, self._rng = requests, patience, rng
+        self._on_wait = on_wait
         self._servers = [_Server(client, in_flight, slots) for client in clients]
         self._ready: list[tuple[int, int]] = []
         self._later: list[tuple[float, int, int]] = []
@@ -343,7 +348,11 @@ class Dispatch:
             failed = self._failed[request] = self._failed.get(request, 0) + 1
             if failed >= (self._patience.attempts if kind is Kind.BUSY else _TIMEOUTS):
                 return served
-            wait = self._patience.wait(failed, self._rng) if reply.wait is None else reply.wait
+            if reply.wait is None:
+                wait = self._patience.wait(failed, self._rng)
+            else:
+                wait = reply.wait
+                self._tell_wait(k, reply, now, wait)
             self._hold(server, reply, now + wait)
         self.retries += 1
         heapq.heappush(self._later, (now + wait, self._rank[request], request))
@@ -355,6 +364,13 @@ class Dispatch:
             self._mark_down(server)  # a proxy whose server is gone
         elif reply.status in (429, 503, 529):
             server.paused_until = max(server.paused_until, until)
+
+    def _tell_wait(self, k: int, reply: Reply, now: float, wait: float) -> None:
+        """Tell of a long wait that a server asks for, unless one until about then was told of."""
+        server, long = self._servers[k], self._patience.longest_backoff
+        if self._on_wait is not None and wait > long and now + wait > server.told_until + long:
+            server.told_until = now + wait
+            self._on_wait(k, reply, wait)
 
     def _mark_down(self, server: _Server) -> None:
         if not server.down:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -46,8 +47,14 @@ def require_engine() -> None:
     Raises
     ------
     ImportError
-        If one is missing; the message names the extra that installs both.
+        If one is missing; the message names the extra that installs both. Or if Python drops docstrings, of
+        which transformers makes others as it is imported.
     """
+    if sys.flags.optimize >= 2:
+        raise ImportError(
+            "running a model needs transformers, which does not work without docstrings: leave out -OO, or"
+            " unset PYTHONOPTIMIZE"
+        )
     try:
         import torch
         import transformers

@@ -400,5 +400,4 @@ def _logprobs(
 
 def journal_path(output: str | os.PathLike[str]) -> Path:
     """Return where the journal of a run that writes ``output`` stands."""
-    path = Path(output)
-    return path.with_name(path.name + ".journal")
+    return Path(f"{os.fspath(output)}.journal")

@@ -115,6 +115,7 @@ class ServerJob:
         facts: Sequence[ServerFacts],
         *,
         on_served: Callable[[int], None] | None = None,
+        remark: Callable[[str], None] | None = None,
     ) -> ServerOutcome:
         """
         Send every request that has no outcome in the journal yet.
@@ -127,16 +128,22 @@ class ServerJob:
             What :meth:`probe` found.
         on_served
             Called with the number of requests this run is done with.
+        remark
+            Told what a server makes the run wait for.
 
         Returns
         -------
         ServerOutcome
             What was done, and why it stopped, if it did.
         """
-        return asyncio.run(self._run(journal, facts, on_served))
+        return asyncio.run(self._run(journal, facts, on_served, remark))
 
     async def _run(
-        self, journal: Journal, facts: Sequence[ServerFacts], on_served: Callable[[int], None] | None
+        self,
+        journal: Journal,
+        facts: Sequence[ServerFacts],
+        on_served: Callable[[int], None] | None,
+        remark: Callable[[str], None] | None,
     ) -> ServerOutcome:
         left = [i for i in self.order if self.requests[i].custom_id not in journal.finished]
         served: list[Served] = []
@@ -153,6 +160,10 @@ class ServerJob:
             if on_served is not None:
                 on_served(len(served))
 
+        def told(k: int, reply: Reply, wait: float) -> None:
+            if remark is not None:
+                remark(f"{facts[k].url}: {reply.message}; it asks to wait {wait:,.0f} s, and the run does")
+
         async with contextlib.AsyncExitStack() as stack:
             clients = []
             for fact in facts:
@@ -168,6 +179,7 @@ class ServerJob:
                 random.Random(self.seed),
                 proven=any(completed(line) for line in journal.finished.values()),
                 slots=self.slots if self.in_flight is None else None,
+                on_wait=told,
             )
             watches = [
                 Watch(client, on_read=partial(self._watched, dispatch, k)) for k, client in enumerate(clients)

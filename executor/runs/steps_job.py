@@ -180,6 +180,8 @@ class LiveSteps:
     """
     Steps under way on a model: each begins by the weights of then.
 
+    A step that was broken off is served again by the next call, from where the step before had ended.
+
     Parameters
     ----------
     job
@@ -194,14 +196,15 @@ class LiveSteps:
     """
 
     def __init__(self, job: StepsJob, progress: StepsProgress | None = None) -> None:
-        self._job, self._ends = job, list[StepEnds]()
-        self._unfinished: dict[int, Unfinished] = {}
-        self._broken = False
-        gone = None
-        if progress is not None and progress.steps:
-            gone = _gone_through(job, progress)
-            self._ends = list(progress.steps)
-            self._unfinished = {one.request: one for one in progress.unfinished}
+        self._job, self._broken = job, False
+        self._ends = [] if progress is None else list(progress.steps)
+        self._unfinished = {} if progress is None else {one.request: one for one in progress.unfinished}
+        self._set_out()
+
+    def _set_out(self) -> None:
+        """Begin with the first step, or after those that have ended."""
+        job, ends, unfinished = self._job, self.ends, self.unfinished
+        gone = _gone_through(job, ends, unfinished) if ends else None
         begun = {request: one.tokens for request, one in self._unfinished.items()}
         self._rule = job.rule(begun)
         self._engine = job.engine(self._rule, begun)
@@ -258,10 +261,16 @@ class LiveSteps:
         Raises
         ------
         RunStoppedError
-            If the model fails, memory does not hold one request, or a step before was broken off.
+            If the model fails, memory does not hold one request, or the KV cache of what goes on was lost
+            with a step that was broken off.
         """
         if self._broken:
-            raise RunStoppedError("a step before was broken off, and nothing goes on from there: begin anew")
+            if self._unfinished and self._job.plan.way.keep_kv:
+                what = "a step was broken off, and the KV cache of what goes on in it is lost"
+                raise RunStoppedError(f"{what}: begin anew, or plan without --keep-kv")
+            # What the broken step holds of memory is let go of before.
+            del self._serving, self._engine
+            self._set_out()
         self._broken, there = True, there or {}
         tokens: dict[int, int] = {}
 
@@ -301,12 +310,12 @@ class LiveSteps:
         return Ended(request, tokens, versions, told, bool(self._serving.ended[request] >= 0))
 
 
-def _gone_through(job: StepsJob, progress: StepsProgress) -> StepsServing:
+def _gone_through(job: StepsJob, steps: Sequence[StepEnds], unfinished: Sequence[Unfinished]) -> StepsServing:
     """Return the steps as they are after those that have ended, which the simulator goes through again."""
     problem = job.plan.problem
     emitted, begun = int(problem.prefill_emits_first_token), Progress.none(problem)
     serving = job.serving(Simulator(problem, progress=begun))
-    for ends in progress.steps:
+    for ends in steps:
         requests, tokens = (np.array(each, dtype=np.int64) for each in (ends.requests, ends.tokens))
         if requests.size and not (requests < len(problem)).all():
             raise _another()
@@ -316,7 +325,7 @@ def _gone_through(job: StepsJob, progress: StepsProgress) -> StepsServing:
         if not serving.advance(there):
             raise _another()
     reached = np.zeros(len(problem), dtype=np.int64)
-    for one in progress.unfinished:
+    for one in unfinished:
         if one.request >= len(problem):
             raise _another()
         reached[one.request] = len(one.tokens)

@@ -62,7 +62,9 @@ def planned(
         words = ["plan", "prompts.jsonl", "--tokenizer", "bytes", "--time-limit", "0.05", *plan]
         assert main(words) == 0
         change(folder)
-        return ["run", "plan.json", "--model", "tiny:llama", "--tokenizer", "bytes", *run]
+        usual = {"--model": "tiny:llama", "--tokenizer": "bytes"}
+        more = [word for name, value in usual.items() if name not in run for word in (name, value)]
+        return ["run", "plan.json", *more, *run]
 
     return write
 
@@ -281,7 +283,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         r"pipe: is a pipe or a device, no file\. Write",
     ),
     "requests from standard input": (options("plan", "-"), r"-: standard input is not read\. Write"),
-    "no name for the requests": (options("plan", ""), r"'': the name is empty"),
+    "no name for the requests": (options("plan", ""), r"plan: FILE: its value is empty"),
     "blank lines alone": (batch("", " "), r"prompts.jsonl: the file is empty"),
     "an array of requests": (batch(f"[{line()}]"), r"line 1: a JSON array, .*`jq -c '\.\[\]'`"),
     "an array on lines": (batch("[", line(), "]"), r"line 1, .*`jq -c '\.\[\]'` makes"),
@@ -429,6 +431,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("plan", "table3:0:5", "--tokenizer", "bytes", "--for", "vllm"),
         r"table3:0:5: --tokenizer has no effect on lengths",
     ),
+    "a model for servers where there is nothing to count": (
+        table("input_tokens,output_tokens\n5,6\n", "--for", "vllm", "--model", "tiny:llama"),
+        r"lengths.csv: --model has no effect on lengths",
+    ),
+    "a model whose positions are said and whose tokenizer is another": (
+        batch(line(), options=("--model", "tiny:llama", "--tokenizer", "bytes", "--max-position", "99")),
+        r"--model has no effect beside --tokenizer, which counts. Leave one of them out.",
+    ),
     "rows without a completion of a generator": (
         options("plan", "table3:0:5", "--drop-unanswered"),
         r"table3:0:5: only tables of lengths have rows without a completion. Leave --drop-unanswered",
@@ -573,6 +583,14 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a cluster for one replica": (planned(run=("--ray-address", "auto")), r"--ray-address is for several"),
     "too little memory for the longest request": (planned(run=("--kv-tokens", "1")), r"--kv-tokens"),
     "a temperature below zero": (planned(run=("--temperature", "-1")), r"temperature.*-1"),
+    "a share of likely tokens where none is drawn": (
+        planned(run=("--top-p", "0.9")),
+        r"--top-p has no effect at temperature 0, .* Give --temperature above 0 as well, or leave it out.",
+    ),
+    "a number of likely tokens at temperature 0": (
+        planned(run=("--top-k", "5", "--temperature", "0")),
+        r"--top-k has no effect at temperature 0",
+    ),
     "a token that the model has not": (
         planned(line(body={"prompt": [7, 5000], "max_tokens": 2})),
         r"the prompt of 'a' holds token 5000",

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
+from batchbound.cli.rollouts import hidden_lengths
+from batchbound.planning.history import History
 
 HEADER = "step,group,id,input_tokens,output_tokens\n"
 
@@ -80,6 +82,21 @@ def test_earlier_steps_give_an_interval_and_earlier_epochs_an_order(
     assert Path(other).exists()
 
 
+def test_a_history_that_is_named_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def simulated(args: object, problem: object, history: History) -> tuple[None, dict[str, Any]]:
+        counted.append(len(history.workloads))
+        return None, {}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hidden_lengths, "_one", simulated)
+    past = table(tmp_path, "past.csv", 3)
+    words = ["simulate", past, "--hidden-lengths", "--json", "--history", past]
+    assert main([*words, "past.csv", "--history", "./past.csv", table(tmp_path, "other.csv", 4)]) == 0
+    assert counted == [2]
+
+
 def test_moving_kv_caches_costs_what_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = table(tmp_path, "one.csv", 4, most=100)
     words = (one, "--slots", "24", "--hidden-lengths", "--longest-completion", "100")
@@ -119,10 +136,10 @@ def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(
     barrier = printed(capsys, *words, "--policy", "fcfs")
     assert barrier["saved"] == 0
     assert barrier["stale_share"] == barrier["kept_length_bias"] == 0
-    ahead = printed(capsys, *words, "--ahead", "0.5", "--keep-kv", "--share-prompts")
+    ahead = printed(capsys, *words, "--ahead", "0.5", "--keep-kv")
     assert ahead["saved"] > 0.03
     assert ahead["stale_share"] > 0
-    assert main(["simulate", *words, "--ahead", "0.5", "--share-prompts"]) == 0
+    assert main(["simulate", *words, "--ahead", "0.5"]) == 0
     table_printed = capsys.readouterr().out
     assert "age of a completion in steps" in table_printed
     assert "kept completions longer by" in table_printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -92,18 +93,34 @@ def test_another_error_in_a_finalizer_is_told_as_ever(monkeypatch: pytest.Monkey
     assert told == [ValueError]
 
 
+def ended(folder: Path, *lines: str) -> tuple[int, str]:
+    """Return the status of a process whose command is ``main`` of a few lines, and what it says of errors."""
+    begin = ("import atexit, signal, sys", "import batchbound.cli", "from batchbound.__main__ import command")
+    end = ("batchbound.cli.main = main", "sys.exit(command())")
+    (folder / "module_of_a_process.py").write_text("\n".join([*begin, *lines, *end]), encoding="utf-8")
+    words = [sys.executable, "-m", "module_of_a_process"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_an_interrupt_in_a_text_that_is_run_leaves_the_status_as_it_is(tmp_path: Path) -> None:
+    # As where a data class is made.
+    lines = ("try:", "        exec('raise KeyboardInterrupt')", "    except KeyboardInterrupt:")
+    assert ended(tmp_path, "def main():", f"    {lines[0]}", *lines[1:], "        return 130") == (130, "")
+
+
+def test_an_interrupt_after_the_work_prints_no_traceback(tmp_path: Path) -> None:
+    late = "    atexit.register(signal.raise_signal, signal.SIGINT)"
+    assert ended(tmp_path, "def main():", late, "    return 0") == (-signal.SIGINT, "")
+
+
 def import_and_wait(name: str) -> None:
     assert importlib.import_module(name).imported
     for _ in range(1000):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("sent", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)]
-)
-def test_an_interrupt_in_an_import_that_drops_it_ends_the_command_afterwards(
-    sent: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_dropping(folder: Path, sent: signal.Signals, patch: pytest.MonkeyPatch) -> None:
     # As modules in C do that import others.
     lines = (
         "import signal",
@@ -112,9 +129,28 @@ def test_an_interrupt_in_an_import_that_drops_it_ends_the_command_afterwards(
         "except BaseException:",
         "    pass",
     )
-    (tmp_path / "module_that_drops_interrupts.py").write_text("\n".join([*lines, "imported = True"]))
-    monkeypatch.syspath_prepend(tmp_path)
+    (folder / "module_that_drops_interrupts.py").write_text("\n".join([*lines, "imported = True"]))
+    patch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)]
+)
+def test_an_interrupt_in_an_import_that_drops_it_ends_the_command_afterwards(
+    sent: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dropping(tmp_path, sent, monkeypatch)
     with pytest.raises(error), heeding(), terminating():
         import_and_wait("module_that_drops_interrupts")
     del sys.modules["module_that_drops_interrupts"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_so_does_one_while_the_commands_own_modules_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dropping(tmp_path, signal.SIGINT, monkeypatch)
+    monkeypatch.setattr(bound, "configure", lambda _: import_and_wait("module_that_drops_interrupts"))
+    assert main(["bound"]) == INTERRUPTED
+    assert capsys.readouterr().err == "batchbound: interrupted\n"
+    del sys.modules["module_that_drops_interrupts"]

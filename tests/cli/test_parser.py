@@ -24,6 +24,14 @@ from batchbound.cli.output import is_quiet
         ("plan", "missing: FILE"),
         ("plan x.csv --slots", "--slots: a value is missing after it"),
         ("-v plan x.csv", "-v comes after the command's name"),
+        ("run plan.json --model ''", "--model: its value is empty"),
+        ("run plan.json --output=", "-o/--output: its value is empty"),
+        ("report plan.json ''", "TRACE: its value is empty"),
+        ("predict train a '' -o p", "PROMPTS COMPLETIONS: its value is empty"),
+        ("run plan.json --top-k 2.5", "--top-k: '2.5' is not a whole number"),
+        ("plan x.csv --slots 4 --slots=8", "--slots is given twice"),
+        ("predict train a b -o p --output q", "--output is -o, which is given as well"),
+        ("plan x.csv --max-tokens 4 --longest-completion 8", "--longest-completion is --max-tokens, which"),
     ],
 )
 def test_a_typing_error_costs_two_lines(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +41,17 @@ def test_a_typing_error_costs_two_lines(words: str, said: str, capsys: pytest.Ca
     assert len(lines) == 2
     assert said in lines[0]
     assert lines[1].endswith("--help`.")
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_an_option_of_several_files_may_be_given_again(command: str) -> None:
+    words = shlex.split("x.csv --steps step --history a --json --history b c --json")
+    assert _parser(command).parse_args([command, *words]).history == ["a", "b", "c"]
+
+
+def test_an_option_may_be_given_once_in_each_call() -> None:
+    parser = _parser("plan")
+    assert [parser.parse_args(["plan", "x", "--slots", n]).slots for n in ("4", "8")] == [4, 8]
 
 
 def test_nothing_near_is_answered_with_all_there_are(capsys: pytest.CaptureFixture[str]) -> None:

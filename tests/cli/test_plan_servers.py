@@ -170,6 +170,7 @@ def test_nothing_is_saved_where_no_seconds_are_fitted(
         (["--length-error", "0.3"], "--length-error has no effect"),
         (["--solver", "exact"], "--solver exact has no effect"),
         (["--threads", "2"], "--threads has no effect"),
+        (["--tokenizer", "bytes", "--model", "tiny:llama"], "--model has no effect beside --tokenizer"),
         (["--token-budget", "1"], "1 tokens an iteration are fewer than 2 slots"),
         (["--price", "2"], "Say what an iteration costs"),
         (["--cost", "nowhere.json"], "no such cost of an iteration"),

@@ -444,6 +444,14 @@ def test_a_quiet_command_says_nothing_on_stderr_but_what_stops_it(
     assert "exists already" in capsys.readouterr().err
 
 
+def test_a_profile_says_where_it_measures_shorter_prompts_than_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["profile", "--model", "tiny:llama", "--slots", "2", "--points", "2", "--repeats", "1"]
+    assert main([*words, "--prompt-tokens", "300", "-o", str(tmp_path / "cost.json")]) == 0
+    assert "prompts of up to 234 tokens on average, not 300" in capsys.readouterr().err
+
+
 def test_slots_are_chosen_by_the_cost_file_alone_within_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

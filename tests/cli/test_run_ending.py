@@ -75,12 +75,15 @@ def test_the_same_command_finishes_wherever_the_end_of_a_run_was_cut_off(
         with pytest.raises(Killed):
             main(words)
     assert (tmp_path / "answers.jsonl.journal").exists()
+    capsys.readouterr()
     with monkeypatch.context() as patch:
         # The resumed command is killed, too.
         kill_at(2, patch)
         with pytest.raises(Killed):
             main(words)
-    assert main(words) == 0
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["requests"], report["resumed"]) == (0, 5)
     assert (tmp_path / "answers.jsonl").read_bytes() == expected
     assert {path.name for path in tmp_path.iterdir()} == {"answers.jsonl", "trace.jsonl"}
     # Finished, also where the run that served it was cut off before its trace.
@@ -101,6 +104,49 @@ def test_a_finished_job_typed_again_says_so_and_changes_nothing(
     assert "answers.jsonl: this job is finished; --overwrite would serve it again" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     assert (tmp_path / "answers.jsonl").read_bytes() == expected
+
+
+def test_with_json_a_finished_job_is_reported_as_when_it_was_served(
+    planned: tuple[list[str], bytes, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command(planned[0], tmp_path), "--json"]
+    assert main(words) == 0
+    served = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    again = json.loads(capsys.readouterr().out)
+    # The trace names its run and its plan.
+    del again["engine"]["run"], again["engine"]["plan"]
+    assert again == served | {"seconds": None}
+
+
+def test_a_trace_is_none_of_a_plan_made_anew_of_the_same_requests(
+    planned: tuple[list[str], bytes, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _, folder = planned
+    assert main(command(run, tmp_path)) == 0
+    trace, again = tmp_path / "trace.jsonl", tmp_path / "again.json"
+    words = ["plan", str(folder / "prompts.jsonl"), "--model", "tiny:llama", "--slots", "2", "--work", "1"]
+    assert main([*words, "--prefill-token-cap", "16", "-o", str(again)]) == 0
+    assert main(["report", run[1], str(trace)]) == 0
+    capsys.readouterr()
+    assert main(["report", str(again), str(trace)]) == 2
+    said = "trace.jsonl: it is of another plan of these requests. Give the plan that was run.\n"
+    assert capsys.readouterr().err.endswith(said)
+    # Traces of before name no plan.
+    header, *rest = trace.read_text().splitlines(keepends=True)
+    told = json.loads(header)
+    del told["engine"]["plan"]
+    trace.write_text(json.dumps(told) + "\n" + "".join(rest))
+    assert main(["report", str(again), str(trace)]) == 0
+
+
+def test_a_trace_is_not_written_where_the_run_keeps_what_has_finished(
+    planned: tuple[list[str], bytes, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    assert main([*planned[0], "-o", str(out), "--trace", f"{out}.journal", "--overwrite"]) == 2
+    assert "answers.jsonl.journal: is read by this command. Name another output" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("change", [["--temperature", "0.5"], ["--pinned"], ["--seed", "3"]])

@@ -157,6 +157,7 @@ def test_the_plan_that_another_run_of_the_command_made_meanwhile_is_followed(
         (["--longest-completion", "4"], "--longest-completion"),
         (["--cost", "paper"], "--cost"),
         (["--prompt-column", "text"], "--prompt-column"),
+        (["--tokenizer", "bytes"], "--tokenizer"),
     ],
 )
 def test_a_plan_made_with_other_settings_is_not_followed(

@@ -20,11 +20,13 @@ from fake_server import ODD, FakeServer
 from batchbound.cli import main
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.readers.completions import read_completions
-from batchbound.data.readers.server_batch import ServerRequest
+from batchbound.data.readers.server_batch import ServerRequest, read_server_batch
 from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.engines import server_client
-from batchbound.executor.engines.server_client import Reply, ServerClient
+from batchbound.executor.engines.server_client import Kind, Reply, ServerClient
+from batchbound.executor.engines.server_dispatch import Dispatch, Patience
 from batchbound.executor.runs.journal import Journal
+from batchbound.executor.runs.server_job import ServerJob
 from batchbound.running.run import run
 from batchbound.running.server import ServerOptions
 
@@ -38,8 +40,9 @@ def write_batch(path: Path, lengths: Sequence[int], **extra: object) -> Path:
 
 
 def run_words(batch: Path, server: FakeServer, *more: str) -> list[str]:
-    out = [str(batch.parent / "answers.jsonl"), "--trace", str(batch.parent / "trace.jsonl")]
-    return ["run", str(batch), "--server", server.url, "-o", *out, "--json", *more]
+    out = [] if "-o" in more else ["-o", str(batch.parent / "answers.jsonl")]
+    trace = ["--trace", str(batch.parent / "trace.jsonl")]
+    return ["run", str(batch), "--server", server.url, *out, *trace, "--json", *more]
 
 
 def rows_of(batch: Path) -> dict[str, dict[str, Any]]:
@@ -250,11 +253,13 @@ def test_a_finished_run_typed_again_says_so_and_asks_no_server(
         words = run_words(batch, server, "--slots", "4")
         assert main(words) == status
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    capsys.readouterr()
+    figures = json.loads(capsys.readouterr().out)
     assert main(words) == status
     said = capsys.readouterr()
     assert "this job is finished; --overwrite would serve it again" in said.err
-    assert said.out == ""
+    # What is predicted is of the order that is about to be sent.
+    figures.pop("predicted_iterations")
+    assert json.loads(said.out) == figures
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     options = ServerOptions((server.url,))
     again = run(batch, options, output=tmp_path / "answers.jsonl", trace=tmp_path / "trace.jsonl")
@@ -332,6 +337,28 @@ def test_a_response_that_cannot_be_parsed_is_tried_again(
 @pytest.mark.parametrize(("header", "seconds"), [("3", 3.0), ("-1", 0.0), ("inf", None), ("soon", None)])
 def test_a_wait_that_a_server_asks_for_ends(header: str, seconds: float | None) -> None:
     assert server_client._retry_after(header) == seconds
+
+
+def test_a_long_wait_that_a_server_asks_for_is_told(tmp_path: Path) -> None:
+    requests = read_server_batch(write_batch(tmp_path / "in.jsonl", [2] * 6))
+    said: list[str] = []
+    with FakeServer(4, faults={"r0": [429]}, retry_after="0.2") as server:
+        job = ServerJob(requests, range(6), [server.url], 4, patience=Patience(longest_backoff=0.1))
+        with Journal(tmp_path / "journal", {}) as journal:
+            assert job.run(journal, job.probe(), remark=said.append).failed == 0
+    assert said == [f"{server.url}: HTTP 429: fault 429; it asks to wait 0 s, and the run does"]
+
+
+def test_all_that_a_server_asks_to_wait_at_once_is_told_once() -> None:
+    told: list[float] = []
+    busy, patience = Reply(Kind.BUSY, 429), Patience(longest_backoff=60.0)
+    client = ServerClient("http://127.0.0.1:9", timeout=1.0)
+    dispatch = Dispatch(
+        [], [client], 1, patience, random.Random(0), on_wait=lambda k, reply, wait: told.append(wait)
+    )
+    for now, wait in ((0.0, 3600.0), (2.0, 3599.0), (3.0, 59.0), (3600.0, 1800.0)):
+        dispatch._tell_wait(0, busy, now, wait)
+    assert told == [3600.0, 1800.0]
 
 
 def test_the_run_ends_at_once_where_every_request_fails(

@@ -103,8 +103,10 @@ def test_steps_end_as_they_would_in_the_simulator_with_the_lengths_that_came(
     read = [lengths_by_name(one.files.completions(one.step), apart=True) for one in results]
     assert {name: tokens for step in read for name, tokens in step.items()} == lengths
     capsys.readouterr()
-    assert main(["run", path, "--model", "tiny:llama", "-o", str(tmp_path / "answers.jsonl")]) == 0
-    assert "all steps are served; --overwrite begins anew" in capsys.readouterr().err
+    assert main(["run", path, "--model", "tiny:llama", "-o", str(tmp_path / "answers.jsonl"), "--json"]) == 0
+    said = capsys.readouterr()
+    assert "all steps are served; --overwrite begins anew" in said.err
+    assert json.loads(said.out)["ended"] == len(lengths)
 
 
 @contextmanager

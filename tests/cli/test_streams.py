@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,3 +68,16 @@ def test_a_file_whose_name_is_no_text_is_refused_before_the_work(
         main(["plan", name, "--slots", "2", "-o", str(tmp_path / "plan.json")])
     assert ended.value.code == 2
     assert "l\\udce4ngs.csv' is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_without_docstrings_plans_are_made_and_a_model_is_refused_by_what_it_needs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the engine extra is not installed")
+    for words, status, said in (
+        ("plan table3:0:20 --slots 4 --cost paper --work 1", 0, ""),
+        ("report", 0, ""),
+        ("profile --model tiny:llama", 2, "batchbound: running a model needs transformers, which does not"),
+    ):
+        line = [sys.executable, "-OO", "-m", "batchbound", *words.split()]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr[: len(said)]) == (status, said), done.stderr
+        assert len(done.stderr.splitlines()) <= 1

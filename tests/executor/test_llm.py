@@ -149,6 +149,8 @@ def test_token_ids_and_chats_are_prompts_too(engine: LLM) -> None:
         (["a"], {"max_tokens": 4, "expected_tokens": [5]}, ValueError, "expected 5 tokens of at most 4"),
         (["a"], {"expected_tokens": [5, 5]}, ValueError, "2 expected lengths were given for 1 prompts"),
         (["a"], {"temperature": -1.0}, ValueError, "temperature"),
+        (["a"], {"top_p": 0.9}, ValueError, "top_p has no effect at temperature 0"),
+        (["a"], {"top_k": 9, "temperature": 0}, ValueError, "top_k has no effect at temperature 0"),
         ("text", {}, InputError, "prompts is 'text'. Give a list"),
         ({"input_ids": [[1]]}, {}, InputError, "prompts is {'input_ids'"),
         (["a", None], {}, InputError, "prompt 1 is None"),

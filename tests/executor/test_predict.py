@@ -241,7 +241,8 @@ def test_the_command_trains_evaluates_and_applies(
     folder, output = str(tmp_path / "predictor"), str(tmp_path / "lengths.jsonl")
     assert main(["predict", "train", *past, "-o", folder]) == 0
     assert "held-out completions" in capsys.readouterr().out
-    assert main(["predict", "eval", folder, *past]) == 0
+    # A pair that is named again counts once.
+    assert main(["predict", "eval", folder, *past, *past]) == 0
     assert "80 held-out completions" in capsys.readouterr().out
     assert main(["predict", "refresh", folder, *past]) == 0
     assert "before: " in capsys.readouterr().out
@@ -266,6 +267,10 @@ def test_the_command_names_mistakes(
     assert "prompts.jsonl: is a file" in capsys.readouterr().err
     assert main(["predict", "train", *past, "--encoder", "x", "-o", str(tmp_path / "q")]) == 2
     assert "--encoder says nothing with --method quantile" in capsys.readouterr().err
+    for suffix in ("csv", "parquet"):
+        out = str(tmp_path / f"lengths.{suffix}")
+        assert main(["predict", "apply", str(tmp_path / "p"), past[0], "-o", out]) == 2
+        assert f"not written as .{suffix}. Name a .jsonl" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

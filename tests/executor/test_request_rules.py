@@ -319,6 +319,8 @@ def test_generation_settings_that_change_tokens_and_are_not_served_are_refused_b
     assert declared_sampling(llm.model) == {"temperature": 1.0, "top_k": 50}
     # What is said takes precedence.
     assert all(one.completion_ids for one in llm.generate(PROMPTS, temperature=0.0, max_tokens=3))
+    # The model draws already, so that a share of its tokens counts.
+    assert all(one.completion_ids for one in llm.generate(PROMPTS, top_p=0.9, max_tokens=3))
 
 
 def test_sampling_and_fields_beside_it_are_refused(engine: LLM) -> None:

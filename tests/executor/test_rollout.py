@@ -103,6 +103,7 @@ def test_processes_steps_and_calls_draw_from_streams_of_their_own(engine: LLM) -
         ({"max_tokens": 8}, {}, "max_tokens is 8 here and max_completion_length 7 in the trainer"),
         ({}, {"generation_kwargs": {"num_beams": 4}}, "generation_kwargs ask for num_beams=4"),
         ({}, {"top_p": 2.0}, "top_p must lie in"),
+        ({"min_p": 0.1}, {"temperature": 0.0}, "min_p has no effect at temperature 0"),
         ({}, {"chat_template_kwargs": {"enable_thinking": False}}, "no chat template that could be told"),
     ],
 )
@@ -112,6 +113,12 @@ def test_what_contradicts_or_cannot_be_served_is_refused(
     chat = [[{"role": "user", "content": "hello"}]]
     with pytest.raises(ValueError, match=message):
         rollout_function(engine, **given)(chat, trainer_of(engine, **arguments))
+
+
+def test_a_trainer_may_have_a_top_p_and_a_top_k_at_temperature_0(engine: LLM) -> None:
+    greedy = rollout_function(engine)(PROMPTS, trainer_of(engine, temperature=0.0))
+    same = rollout_function(engine)(PROMPTS, trainer_of(engine, temperature=0.0, top_p=0.5, top_k=5))
+    assert same == greedy
 
 
 def test_a_trainer_of_another_model_is_refused(engine: LLM) -> None:

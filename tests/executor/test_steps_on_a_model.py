@@ -21,7 +21,7 @@ from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.faults import RunStoppedError
-from batchbound.executor.planned_steps import PlannedSteps, planned_rollout_function
+from batchbound.executor.planned_steps import PlannedSteps, ServedStep, planned_rollout_function
 from batchbound.executor.runs.steps_job import Ended, LiveSteps, StepsJob
 from batchbound.heuristics.rollouts.hidden import hidden_policy, without_lengths, without_sharing
 from batchbound.heuristics.rollouts.steps import StepsRun, StepsServing
@@ -321,17 +321,50 @@ def test_a_trainer_gets_whole_groups_of_the_plan_with_their_own_rows() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_steps_that_broke_off_raise_what_did_and_are_not_taken_for_served(
-    model: LLM, error: type[BaseException]
+@pytest.mark.parametrize("name", ["barrier", "three of four, KV anew", "starts again"])
+def test_a_step_that_broke_off_raises_what_did_and_is_served_again(
+    model: LLM, name: str, error: type[BaseException]
 ) -> None:
+    breaks, told = {3, 10, 18}, [0]
+
     def fail(_: object) -> None:
-        raise error
+        told[0] += 1
+        if told[0] in breaks:
+            raise error
 
     engine = LLM(model.model, model.tokenizer, slots=SLOTS)
-    steps = PlannedSteps(engine, planned(BARRIER, "fcfs"), prompts(), samplings(), on_completion=fail)
-    with pytest.raises(error):
+    policy, way = WAYS[name]
+    made = planned(way, policy), prompts(), samplings()
+    whole, steps = PlannedSteps(engine, *made), PlannedSteps(engine, *made, on_completion=fail)
+    served: list[ServedStep] = []
+    for _ in breaks:
+        with pytest.raises(error):
+            served.extend(steps)
+    served.extend(steps)
+    assert [(one.step, one.completions, one.unfinished, one.seconds) for one in served] == [
+        (one.step, one.completions, one.unfinished, one.seconds) for one in whole
+    ]
+    assert_same(steps.run, whole.run)
+
+
+def test_steps_whose_kv_caches_are_kept_end_with_a_step_that_broke_off(model: LLM) -> None:
+    policy, way = WAYS["KV kept"]
+
+    def fail(_: object) -> None:
+        if failing:
+            raise ZeroDivisionError
+
+    engine, failing = LLM(model.model, model.tokenizer, slots=SLOTS), True
+    steps = PlannedSteps(engine, planned(way, policy), prompts(), samplings(), on_completion=fail)
+    with pytest.raises(ZeroDivisionError):
         next(steps)
-    with pytest.raises(RunStoppedError, match="a step before was broken off"):
+    failing = False
+    assert next(steps).unfinished > 0
+    failing = True
+    with pytest.raises(ZeroDivisionError):
+        next(steps)
+    failing = False
+    with pytest.raises(RunStoppedError, match=r"KV cache .* is lost: begin anew, or plan without --keep-kv"):
         next(steps)
 
 

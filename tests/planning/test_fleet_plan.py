@@ -162,13 +162,14 @@ def test_the_command_plans_for_a_fleet(
 ) -> None:
     prompts = batch(tmp_path / "prompts.jsonl", [f"prompt {i // 3}" for i in range(24)])
     output = tmp_path / "plan.json"
-    words = ["plan", prompts, "--model", "tiny:llama", "--slots", "2", "--time-limit", "0.2"]
-    assert main([*words, "--replicas", "2", "--groups", groups, "-o", str(output)]) == 0
+    words = ["plan", prompts, "--model", "tiny:llama", "--replicas", "2", "--time-limit", "0.2"]
+    assert main([*words, "--slots", "2", "--groups", groups, "-o", str(output)]) == 0
     assert "24 requests on 2 replicas" in capsys.readouterr().out
     plan = Plan.load(output)
     for first in range(0, 24, 3):
         assert len(set(plan.shares.replica_of[first : first + 3].tolist())) == spread
-    assert main([*words, "--replicas", "2", "--slots", "auto", "-o", str(tmp_path / "other.json")]) == 2
+    assert main([*words, "--slots", "auto", "-o", str(tmp_path / "other.json")]) == 2
+    assert "--slots auto plans for one replica" in capsys.readouterr().err
     assert main(["verify", str(output)]) == 0
     assert "no schedule takes less" in capsys.readouterr().out
     assert main(["run", str(output), "--model", "tiny:llama", "--replicas", "3"]) == 2

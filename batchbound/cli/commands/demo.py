@@ -24,8 +24,6 @@ def run(args: argparse.Namespace) -> int:
     """Profile, plan, run and report, by the commands a user would type, and show what came of it."""
     from .. import main
 
-    if not args.output:
-        raise InputError("no folder is named", where="--output", hint="Name one, or leave the option out.")
     folder = Path(args.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from ...data.files.disk import InputError, atomic_write
 from ...data.files.outputs import refuse_outputs
 from ...data.predictor import Examples, PredictionQuality, prompt_text
-from ...data.readers.completions import read_answer_lengths
+from ...data.readers.completions import is_parquet_name, read_answer_lengths
 from ...data.readers.openai_batch import read_batch
 from ..inputs import named_files, random_seed
 from ..output import note
@@ -124,6 +125,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _apply(args: argparse.Namespace) -> int:
     from ...executor.predictors.predictor import TrainedPredictor
 
+    if is_parquet_name(args.output):
+        raise InputError("lengths are not written as .parquet", file=args.output, hint="Name a .jsonl file.")
     refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     predictor = TrainedPredictor.load(args.predictor).predictor
     records = read_batch(args.prompts)
@@ -153,7 +156,9 @@ def _examples(args: argparse.Namespace) -> Examples:
         message = f"{len(files)} files: prompts and completions come in pairs"
         raise InputError(message, hint="Give PROMPTS ANSWERS, and further pairs.")
     parts = []
-    for prompts, answers in zip(files[::2], files[1::2], strict=True):
+    pairs = zip(files[::2], files[1::2], strict=True)
+    # A pair that is named again would be in training and among what is held out.
+    for prompts, answers in {tuple(map(os.path.realpath, pair)): pair for pair in pairs}.values():
         records, lengths = read_batch(prompts), read_answer_lengths(answers)
         if not any(record.custom_id in lengths for record in records):
             hint = "Give the output file of these prompts."

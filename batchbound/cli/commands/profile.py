@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from ...executor.profiling.profile_grid import Grid
 
 
+DEFAULT_PROMPT = 512
+"""Tokens of the longest prompt to measure if the user does not say."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_model(parser)
@@ -48,9 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt-tokens",
         type=positive,
-        default=512,
         metavar="TOKENS",
-        help="longest prompt to measure (default %(default)s)",
+        help=f"longest prompt to measure (default {DEFAULT_PROMPT}, or what the model's positions leave room"
+        " for)",
     )
     parser.add_argument(
         "--points", type=positive, default=5, help="points along each side of the grid (default %(default)s)"
@@ -92,18 +96,20 @@ def run(args: argparse.Namespace) -> int:
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"
         raise InputError(message, hint="Give at least 2 of each: a line needs two points.")
+    _refuse_beyond_positions(args)
     model = load(args)
     if args.layers:
         return _run_layers(model, args, Path(output))
     calibrated = measure(
         model,
         slots=args.slots,
-        prompt_tokens=args.prompt_tokens,
+        prompt_tokens=args.prompt_tokens or DEFAULT_PROMPT,
         points=args.points,
         repeats=args.repeats,
         tier=tier_of(model, args),
     )
     calibrated.save(output)
+    _say_shorter(args, max(calibrated.prompt_grid))
     cost, error = calibrated.cost, calibrated.error
     assert error is not None, "it was measured"
     print(f"{output}: {calibrated.engine.get('model')} on {calibrated.engine.get('device')}")
@@ -129,6 +135,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_beyond_positions(args: argparse.Namespace) -> None:
+    from ...executor.models.source import positions_of
+
+    limit = positions_of(args.model)
+    if limit is not None and args.prompt_tokens is not None and args.prompt_tokens > limit:
+        what = f"--prompt-tokens {args.prompt_tokens:,} is beyond the {limit:,} positions of {args.model}"
+        raise InputError(what, hint="Give less, or leave it out.")
+
+
+def _say_shorter(args: argparse.Namespace, longest: int) -> None:
+    """Say on stderr if the prompts measured are shorter than was asked for."""
+    if args.prompt_tokens is not None and longest < args.prompt_tokens:
+        note(
+            f"batches are measured with prompts of up to {longest:,} tokens on average, not"
+            f" {args.prompt_tokens:,}: some are longer, and completions follow within the model's positions"
+        )
+
+
 def _bend(cost: CostModel) -> str:
     if not cost.prefill_per_token_beyond:
         return ""
@@ -147,7 +171,9 @@ def _run_layers(model: Any, args: argparse.Namespace, output: Path) -> int:
     worker = _worker(model, tier, args)
     limit = position_limit(model.config)
     # The lengths of a batch spread around their mean, the longest to some 2.3 times it.
-    longest = args.prompt_tokens if limit is None else min(args.prompt_tokens, int((limit - 32) / 2.3))
+    longest = args.prompt_tokens or DEFAULT_PROMPT
+    longest = longest if limit is None else min(longest, int((limit - 32) / 2.3))
+    _say_shorter(args, longest)
     measured = Grid(
         tuple(grid(args.slots, points=args.points)),
         tuple(grid(longest, least=min(8, longest), points=args.points)),

@@ -37,7 +37,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of the run (default: trace.jsonl if it is there; else the plan itself is reported); for a"
         " run on replicas, the name that `run --trace` was given, of which each replica has its own",
     )
-    parser.add_argument("--gantt", metavar="FILE", action="append", default=[], help="draw it: .png or .svg")
+    parser.add_argument(
+        "--gantt",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="draw it: .png or .svg; may be repeated",
+    )
     parser.add_argument("--html", metavar="FILE", help="write one page for a browser, with a chart to zoom")
     parser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.files.disk import InputError, WriteError
@@ -18,7 +19,7 @@ from ...heuristics.registry import POLICIES
 from ...running.options import RunOptions
 from ...running.run import RunResult
 from ...running.run import run as run_plan
-from ...running.steps import run_step
+from ...running.steps import StepsFiles, run_step
 from .. import INTERRUPTED
 from ..inputs import positive
 from ..interrupts import terminating
@@ -26,7 +27,7 @@ from ..model import add_model, model_options, silence
 from ..output import note, warn
 from ..progress import plan_progress, progress
 from ..reporting import print_report, run_line, show_server, warn_of_other_machine
-from ..rollouts.steps_plan import show_step
+from ..rollouts.steps_plan import show_served, show_step
 from ..run_configuration import add_workers, say_reached
 from ..run_prompts import add_planning, has_prompts, planned_beside, refuse_planning
 from ..server_options import add_server, refuse_without_server, server_options
@@ -193,6 +194,8 @@ def _step_on_model(args: argparse.Namespace, under_way: list[Journal]) -> tuple[
     )
     if result is None:
         note(f"{args.plan}: all steps are served; --overwrite begins anew")
+        if args.json:
+            show_served(StepsFiles(Path(args.output)))
         return 0, 0
     show_step(result, as_json=args.json)
     return 0, len(result.completions)
@@ -276,19 +279,24 @@ def _watched(plan: Plan, journal: Journal, seconds: int) -> Iterator[Callable[[S
 
 def _show(result: RunResult, args: argparse.Namespace) -> None:
     """Print what a run came to, with its report."""
-    report, files, traces = result.report, result.files, result.traces
+    report, traces = result.report, result.traces
     if result.finished_before:
         note(f"{args.output}: this job is finished; --overwrite would serve it again")
-        return
-    if report is None:
+    elif not report.requests:
         note(f"{args.output}: nothing was left to serve")
-        return
-    warn_of_other_machine(result.plan, traces[0])
-    if result.plan.configuration is not None and args.policy is None:
-        say_reached(result.plan.configuration, report.reached, traces[0])
+    else:
+        warn_of_other_machine(result.plan, traces[0])
+        if result.plan.configuration is not None and args.policy is None:
+            say_reached(result.plan.configuration, report.reached, traces[0])
     if args.json:
         print_report(report, as_json=True)
-        return
+    elif report.requests and not result.finished_before:
+        _show_run(result, args)
+
+
+def _show_run(result: RunResult, args: argparse.Namespace) -> None:
+    """Print for people what a run came to, and where the rest of it stands."""
+    report, files, traces = result.report, result.files, result.traces
     # Requests that failed are in no trace either; they are told on their own.
     resumed = report.resumed - result.failed
     before = f" after {resumed:,} from before" if resumed > 0 else ""

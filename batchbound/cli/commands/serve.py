@@ -135,7 +135,11 @@ def run(args: argparse.Namespace) -> int:
         hint = "Give a table of lengths, or a generator; `run --policy` serves prompts."
         raise InputError("holds prompts, not lengths", file=args.workload, hint=hint)
     workload = read_workload(args.workload).workload
-    longest = args.longest or int((workload.input_tokens + workload.output_tokens).max())
+    longest = int((workload.input_tokens + workload.output_tokens).max())
+    if args.longest is not None and args.longest < longest:
+        what = f"a request has {longest:,} tokens, beyond --longest {args.longest:,}"
+        raise InputError(what, file=args.workload, hint=f"Raise it to {longest}, or leave it out.")
+    longest = args.longest or longest
     figures: dict[str, Any] = {"policy": args.policy, "requests": len(workload)}
     try:
         given = {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}

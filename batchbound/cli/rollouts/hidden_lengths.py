@@ -12,7 +12,6 @@ import numpy as np
 
 from ...data.files.disk import InputError
 from ...data.lengths.steps_plan import BARRIER, COVERAGE, Way
-from ...data.prefix_cache import usual_prefix_cache
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_column
 from ...data.trace import Trace
@@ -21,20 +20,19 @@ from ...heuristics.rollouts.queues import has_groups
 from ...planning.hidden import (
     expected_makespan,
     shared_variance,
-    sharing_prompts,
     simulate_hidden,
     simulate_hidden_steps,
     simulate_told,
 )
 from ...planning.history import History, earlier_completions
 from ...solvers.bounds.proven_bound import proven_bound
-from ..inputs import at_least_zero, positive, read_inputs
+from ..inputs import at_least_zero, each_once, positive, read_inputs
 from ..reporting import print_rows
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
 
-_ONLY_HIDDEN = ("history", "swap", "steps", "share_prompts")
+_ONLY_HIDDEN = ("history", "swap", "steps")
 _ONLY_STEPS = ("ahead", "keep", "restart", "keep_kv")
 
 
@@ -51,6 +49,7 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="FILE",
         nargs="+",
+        action="extend",
         help="earlier completions (tables, or a run's trace or output): of other requests, for how lengths"
         " are distributed; of the same ids (an earlier epoch, another model), for how long each is. Gives an"
         " expected makespan, too",
@@ -60,11 +59,6 @@ def add_hidden_lengths(parser: argparse.ArgumentParser) -> None:
         type=at_least_zero,
         metavar="SECONDS",
         help="that a token of KV cache takes to the host or back: what runs may give way to what waits",
-    )
-    group.add_argument(
-        "--share-prompts",
-        action="store_true",
-        help="compute the prompt of a group once, as its requests share it",
     )
     group.add_argument(
         "--steps", metavar="COLUMN", help="of the table, that says which step of training a request is of"
@@ -126,16 +120,10 @@ def refuse_given(args: argparse.Namespace, names: Sequence[str], where: str) -> 
 def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:
     """Simulate, and return the trace of a single step and what the policy reaches."""
     problem = read_inputs(args, keep_arrivals=args.steps is None).problem
-    if args.share_prompts:
-        shared = problem.workload.with_shared_prompts()
-        if not shared.shared_tokens.any():
-            message = "--share-prompts has no effect: no two requests of a group have prompts as long"
-            raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
-        problem = sharing_prompts(problem, usual_prefix_cache(shared, problem.slots))
     if args.swap is not None and not has_groups(problem):
         message = "--swap has no effect: what runs gives way by its group, and no group has two requests"
         raise InputError(message, file=args.workload, hint="Name groups, or leave it out.")
-    history = History(tuple(earlier_completions(path) for path in args.history or ()))
+    history = History(tuple(earlier_completions(path) for path in each_once(args.history or ())))
     if args.steps is None:
         trace, found = _one(args, problem, history)
         return [trace], found

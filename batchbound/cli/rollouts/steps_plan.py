@@ -22,13 +22,13 @@ from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
 from ...solvers.result import Limits
-from ..inputs import Inputs, provenance_of, read_inputs
+from ..inputs import Inputs, each_once, provenance_of, read_inputs
 from ..reporting import print_rows
 from .hidden_lengths import add_way, refuse_given
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
-    from ...running.steps import StepResult
+    from ...running.steps import StepResult, StepsFiles
 
 _OF_STEPS = ("history", "policy", "ahead", "keep", "restart", "keep_kv")
 _OF_SCHEDULES = (
@@ -76,6 +76,7 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="FILE",
         nargs="+",
+        action="extend",
         help="earlier completions, of a step each: tables, which may have the same column of steps, or a"
         " run's trace or output",
     )
@@ -91,7 +92,7 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         help="all completions that have ended (a table with id and output_tokens, or a run's trace or"
         " output); FILE is the plan that is under way, and what to expect of it is stated anew",
     )
-    parser.set_defaults(usual=vars(parser.parse_args([""])))
+    parser.set_defaults(usual=vars(parser.parse_args(["FILE"])))
 
 
 def concerned(args: argparse.Namespace) -> bool:
@@ -130,7 +131,7 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
     step, problem = _steps(args, inputs), inputs.problem
     if inputs.job.records:
         problem = replace(problem, workload=_apart(problem.workload, step))
-    paths = dict.fromkeys(args.history)
+    paths = each_once(args.history)
     column = None if args.steps.isdecimal() else args.steps
     history = read_history({path: file_digest(path) for path in paths}, column)
     try:
@@ -212,8 +213,7 @@ def show_step(result: StepResult, *, as_json: bool) -> None:
             "unfinished": result.unfinished,
             "stale_share": result.stale_share,
             "staleness_steps": result.staleness,
-            "ended": int((plan.ended > 0).sum()),
-            "expected": plan.to_json()["expected"],
+            **_expected(plan),
         }
         print(json.dumps(found))
         return
@@ -228,6 +228,16 @@ def show_step(result: StepResult, *, as_json: bool) -> None:
     total = plan.expected.total
     between = f"{percent(COVERAGE, 0)} within {duration(total.low)} to {duration(total.high)}"
     print(f"{files.plan}: all steps take {duration(total.mean)} by the model, {between}")
+
+
+def show_served(files: StepsFiles) -> None:
+    """Print on stdout, as one JSON object, what there is to say of a plan of which all steps are served."""
+    plan = StepsPlan.load(files.plan)
+    print(json.dumps({"step": None, "steps": int(plan.step.max()) + 1, "completions": 0, **_expected(plan)}))
+
+
+def _expected(plan: StepsPlan) -> dict[str, Any]:
+    return {"ended": int((plan.ended > 0).sum()), "expected": plan.to_json()["expected"]}
 
 
 def _summary(plan: StepsPlan) -> dict[str, Any]:
