@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ...data.bound import Bound
 from ...data.costs.cost import FloatArray
 from ...data.fleet import Fleet, Replica
+from ..programme import Programme
 from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
 
@@ -161,8 +163,6 @@ def share_weights(fleet: Fleet, stage_by: StageBy = "slots", round_by: RoundBy =
 
 def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArray:
     """Return the weight of each kind of replica from the programme over kinds of requests."""
-    from scipy.optimize import linprog
-
     # Requests of like costs are taken together, which only makes the weights a little worse.
     order = np.lexsort(costs[::-1])
     groups = np.array_split(order, min(CLASSES, len(order)))
@@ -176,8 +176,11 @@ def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArra
         capacity[k, k * classes : (k + 1) * classes] = demand[:, k] / number[k]
         capacity[k, -1] = -1.0
     served = np.hstack([np.eye(classes)] * kinds + [np.zeros((classes, 1))])
-    found = linprog(objective, A_ub=capacity, b_ub=-busy, A_eq=served, b_eq=np.ones(classes), method="highs")
-    weights = np.maximum(0.0, -found.ineqlin.marginals) if found.status == 0 else np.zeros(kinds)
+    all_served = np.ones(classes)
+    high = np.concatenate((-busy, all_served))
+    programme = Programme.within(objective, np.concatenate((capacity, served)), high)
+    found = replace(programme, low=np.concatenate((np.full(kinds, -np.inf), all_served))).solved()
+    weights = np.zeros(kinds) if found is None else np.maximum(0.0, -found.prices[:kinds])
     # Where nothing takes any time, nothing is scarce.
     total: FloatArray = weights / weights.sum() if weights.sum() > 0 else np.full(kinds, 1 / kinds)
     return total

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...data.iterations import EngineLimits
+from ..programme import Programme
 from .layer_cost import LayerCost
 
 _ROUNDING = 1e-12
@@ -146,8 +147,6 @@ def best_minorant(
     ValueError
         If the table has operations whose attention depends on several prompts at once.
     """
-    from scipy.optimize import linprog
-
     parts = _parts(cost, limits, longest, graph_tokens, put_back=put_back)
     launch = cost.attention(0, 0.0, [(0.0, 0.0)])
     starts, count = {}, len(_X)
@@ -164,18 +163,16 @@ def best_minorant(
     objective = np.zeros(count)
     objective[: len(_X)] = [-amount for amount in astuple(work)]
     free = {"drawn"} if put_back else {"decodes", "drawn"}
-    bounds: list[tuple[float | None, None]] = [(None if name in free else 0.0, None) for name in _X]
-    bounds += [(None, None)] * (count - len(_X))
+    lower, upper = np.full(count, -np.inf), np.full(count, np.inf)
+    lower[: len(_X)] = [-np.inf if name in free else 0.0 for name in _X]
     hidden = starts["decodes beside"]
     # Without decodes nothing is added, whatever the chunks.
-    signed: list[tuple[float | None, float | None]] = [*bounds]
-    signed[hidden : hidden + 3] = [(None, 0.0)] * 3
-    found = linprog(
-        objective, A_ub=np.vstack(rows), b_ub=np.concatenate(rights), bounds=signed, method="highs"
-    )
+    upper[hidden : hidden + 3] = 0.0
+    programme = Programme.within(objective, np.vstack(rows), np.concatenate(rights))
+    found = replace(programme, lower=lower, upper=upper).solved()
+    if found is None:
+        raise ValueError("no function lies under the costs")
     solution = found.x
-    if found.status != 0 or solution is None:
-        raise ValueError(f"no function lies under the costs ({found.message})")
     lowered = {
         name: part.lowered(solution[starts[name] : starts[name] + part.features.shape[1]] / scale)
         for name, part in parts.items()

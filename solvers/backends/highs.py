@@ -7,7 +7,7 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...models.formulations.linear_model import LinearModel
-from ..programme import SilentHighs
+from ...models.programme import SilentHighs
 from ..result import Limits, Status, StoppedBy
 from .backend import Answer, Backend
 from .worker import Desk

@@ -23,7 +23,7 @@ from ...models.bounds.memory_growth import (
     gained,
     growth_bound,
 )
-from ..programme import Entries, Programme
+from ...models.programme import Entries, Programme
 from .growth_curve import curved_prices
 
 MOST_SLOTS = 1024

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray, IntArray
 from ...models.bounds.rounded_packing import RoundedPacking, cheapest_rounding
+from ...models.programme import Programme
 from ..packing.patterns import PRICE_SCALE, SMALLEST_GAIN, Pattern, dear_patterns
-from ..programme import Programme
 
 ENTRY_SECONDS = 4e-9
 """Seconds that a knapsack takes for each item that it may hold and round of its capacity, about."""

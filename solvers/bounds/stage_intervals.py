@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...models.bounds.stage_intervals import PARTS, IntervalPrices, IntervalSolution, StageIntervals
-from ..programme import Programme
+from ...models.programme import Programme
 
 KINDS = 4
 """Spans that have a price of their own: of one interval, of two, and so on."""

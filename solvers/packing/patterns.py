@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...models.bounds.partition import PartitionBound, priced_bound
 from ...models.bounds.partition_heuristics import IntArray
-from ..programme import Entries, Programme
+from ...models.programme import Entries, Programme
 
 FloatArray = NDArray[np.float64]
 Pattern = tuple[int, ...]

@@ -400,12 +400,12 @@ def test_highs_and_or_tools_live_in_one_process(first: str) -> None:
     code = textwrap.dedent("""
         import importlib, sys
         import numpy as np
-        loads = {"ortools": "ortools.math_opt.python.mathopt", "highspy": "batchbound.solvers.programme"}
+        loads = {"ortools": "ortools.math_opt.python.mathopt", "highspy": "batchbound.models.programme"}
         importlib.import_module(loads.pop(sys.argv[1]))
         importlib.import_module(*loads.values())
         from ortools.math_opt.python import mathopt
         from ortools.sat.python import cp_model
-        from batchbound.solvers.programme import Programme
+        from batchbound.models.programme import Programme
         ours = Programme.within(-np.ones(2), np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([4.0, 6.0]))
         for solver in (mathopt.SolverType.HIGHS, mathopt.SolverType.GSCIP):
             assert abs(ours.solved(interior=True).cost + 2.8) < 1e-9

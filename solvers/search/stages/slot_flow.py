@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....data.costs.cost import IntArray
-from ...programme import Entries, Programme
+from ....models.programme import Entries, Programme
 
 ROUNDING_NODES = 200
 """Nodes after which a search for whole slots is given up: it succeeds at once or hardly ever."""

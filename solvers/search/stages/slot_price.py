@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....data.costs.cost import FloatArray, IntArray
-from ...programme import Programme
+from ....models.programme import Programme
 from .slot_flow import LengthProfile, Spans, pairs
 
 LOWER, BASIC, ZERO = 0, 1, 3

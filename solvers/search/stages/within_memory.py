@@ -9,7 +9,7 @@ import numpy as np
 from ....data.costs.cost import FloatArray, IntArray
 from ....data.problem import Problem
 from ....data.schedule import Schedule
-from ...programme import Programme
+from ....models.programme import Programme
 from ..backward import schedule_backwards
 from .rounding import HeldTokens, nearly_whole, settled
 from .slot_flow import LengthProfile, Spans

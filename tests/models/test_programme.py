@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from batchbound.data.costs.cost import FloatArray
-from batchbound.solvers.programme import Programme
+from batchbound.models.programme import Programme
 
 MOST = 5.0
 
