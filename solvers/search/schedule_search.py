@@ -122,9 +122,6 @@ GROUPED_SHARE = 0.4
 STEP_SECONDS = 0.01
 """Seconds that a step stands for where steps are limited."""
 
-TIMED, AGAIN = 3, 4
-"""Steps after which an annealing is timed, and those for each stage after which it may begin anew."""
-
 STRETCHED = 1e-3
 """Rounds by which stage times are first stretched where whole slots are too few, as a share of all rounds."""
 
@@ -239,7 +236,7 @@ class ScheduleSearch:
         self._untried: list[Callable[[float], Schedule | None]] = []
         self._starts_end = math.inf
         self._attempt = 0
-        self._reserve, self._next_rounding = ROUNDING_SHARE, FIRST_ROUNDING
+        self._reserve = ROUNDING_SHARE
         self._short: Schedule | None = None
 
     def begin(self, start: Schedule | None = None) -> None:
@@ -519,32 +516,20 @@ class ScheduleSearch:
         annealing = self._begun(costs)
         if annealing is None:
             return False
-        while annealing is not None:
-            self._walk(annealing)
-            # What is drawn anew is mostly as good, and the best of some is better than a longer walk.
-            again = annealing.again and best.progress < 1.0 - self._reserve
-            annealing = self._begun(costs) if again else None
-        return True
-
-    def _walk(self, annealing: StageAnnealing) -> None:
-        """Anneal until the limits are used up, or a part of them where it may begin anew; make schedules."""
-        best, steps = self.incumbent, 0
-        begun, end = best.progress, 1.0 - self._reserve
-        while best.progress < end:
-            if steps == TIMED and annealing.again:
-                took = (best.progress - begun) / steps * AGAIN * len(annealing.walk.times)
-                end = begun + (end - begun) / max(1, round((end - begun) / took))
+        begun, next_rounding = best.progress, FIRST_ROUNDING
+        while best.progress < 1.0 - self._reserve:
             best.steps += 1
-            steps += 1
-            annealing.step((best.progress - begun) / (end - begun), lambda: best.elapsed > best.seconds)
-            if self._clock >= self._next_rounding:
-                self._next_rounding *= 2
+            done = (best.progress - begun) / (1.0 - self._reserve - begun)
+            annealing.step(done, lambda: best.elapsed > best.seconds)
+            if self._clock >= next_rounding:
+                next_rounding *= 2
                 for times in annealing.walk.feasible()[:1]:
                     self._realise(times, annealing)
         for times in annealing.walk.feasible():
             self._realise(times, annealing)
         # A short walk may end where a part of a slot is lacking, and have met no better times with enough.
         self._realise(annealing.walk.times, annealing)
+        return True
 
     def _begun(self, costs: StageCosts) -> StageAnnealing | None:
         """Return an annealing from stages that make a schedule, or from few; None if all have too many."""

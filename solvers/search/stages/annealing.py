@@ -142,8 +142,6 @@ class StageAnnealing:
         As given, until more of the problem is annealed.
     walk
         The walk over its stage times.
-    again
-        Whether other starts, drawn anew, are as good.
     """
 
     def __init__(
@@ -160,7 +158,7 @@ class StageAnnealing:
         self._problem, self._costs, self._rng = problem, costs, rng
         self._few = len(problem) <= FEW
         self._cooling, self._cycle, self._steps = Cooling(HOT if self._few else COLD), 0, 0
-        self._scattered, self._lacking, self.again = False, lacking, lacking
+        self._scattered, self._lacking = False, lacking
         self._tried: list[tuple[float, IntArray]] = []
         self.split, self.profile, self._starts = split, profile, starts
         by_lengths = len(problem) >= MANY
