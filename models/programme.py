@@ -147,7 +147,10 @@ class Programme:
             self.value,
             np.zeros(len(self.cost), dtype=np.int32) if whole is None else whole,
         )
-        solver.run()
+        if solver.run() == highspy.HighsStatus.kError:
+            # Its threads are the process's, and as many as whoever else uses it has begun.
+            solver.setOptionValue("threads", 0)
+            solver.run()
         return solver
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -86,3 +89,18 @@ def test_it_prints_nothing(interior: bool, capfd: pytest.CaptureFixture[str]) ->
     assert programme.solved(interior=interior) is not None
     assert programme.solved_whole() is not None
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_process_that_uses_highs_itself_is_no_hindrance(threads: int) -> None:
+    code = textwrap.dedent("""
+        import sys
+        import highspy, numpy as np
+        from batchbound.models.programme import Programme
+        theirs = highspy.Highs()
+        theirs.setOptionValue("threads", int(sys.argv[1]))
+        theirs.maximize(theirs.addVariable(0, 3))
+        ours = Programme.within(-np.ones(1), np.ones((1, 1)), np.array([2.5]))
+        assert ours.solved().x == [2.5] and ours.solved_whole() == [2.0]
+    """)
+    subprocess.run([sys.executable, "-c", code, str(threads)], check=True, capture_output=True)
