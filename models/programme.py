@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import highspy
 import numpy as np
-import numpy.typing as npt
 
 from ..data.costs.cost import FloatArray, IntArray
 
@@ -98,7 +97,7 @@ class Programme:
         interior
             Whether by an interior point method and not a simplex.
         """
-        solver = self._run(time_limit=seconds, solver="ipm" if interior else "choose")
+        solver = self._run(seconds, solver="ipm" if interior else "choose")
         if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
         found = solver.getSolution()
@@ -119,34 +118,49 @@ class Programme:
         **options
             Further options of HiGHS.
         """
-        every = np.ones(len(self.cost), dtype=np.int32)
-        solver = self._run(every if whole is None else whole.astype(np.int32), time_limit=seconds, **options)
+        every = np.ones(len(self.cost), dtype=np.int64)
+        solver = self._run(seconds, every if whole is None else whole, **options)
         if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
         return np.array(solver.getSolution().col_value)
 
-    def _run(self, whole: npt.NDArray[np.int32] | None = None, **options: float | str) -> highspy.Highs:
-        """Return HiGHS after it has solved this in one thread."""
-        solver = SilentHighs()
-        for name, value in {"threads": 1, **options}.items():
-            solver.setOptionValue(name, value)
-        solver.passModel(
+    def give_to(self, solver: highspy.Highs, whole: IntArray | None = None) -> None:
+        """
+        Hand this over to HiGHS.
+
+        Parameters
+        ----------
+        solver
+            What is to solve it.
+        whole
+            Whether each column has to be whole, 0 or 1, shape (columns,); by default none has.
+
+        Raises
+        ------
+        ValueError
+            If HiGHS refuses it, as a number is beyond what it takes.
+        """
+        whole = np.zeros(len(self.cost), dtype=np.int64) if whole is None else whole
+        taken = solver.passModel(
             len(self.cost),
             len(self.low),
             len(self.index),
             int(highspy.MatrixFormat.kRowwise),
             int(highspy.ObjSense.kMinimize),
             0.0,
-            self.cost,
-            self.lower,
-            self.upper,
-            self.low,
-            self.high,
-            self.start.astype(np.int32),
-            self.index.astype(np.int32),
-            self.value,
-            np.zeros(len(self.cost), dtype=np.int32) if whole is None else whole,
+            *(self.cost, self.lower, self.upper, self.low, self.high),
+            *(self.start.astype(np.int32), self.index.astype(np.int32), self.value),
+            whole.astype(np.int32),
         )
+        if taken == highspy.HighsStatus.kError:
+            raise ValueError("HiGHS refuses the programme: a number is beyond what it takes")
+
+    def _run(self, seconds: float, whole: IntArray | None = None, **options: float | str) -> highspy.Highs:
+        """Return HiGHS after it has solved this in one thread."""
+        solver = SilentHighs()
+        for name, value in {"threads": 1, "time_limit": max(0.0, seconds), **options}.items():
+            solver.setOptionValue(name, value)
+        self.give_to(solver, whole)
         if solver.run() == highspy.HighsStatus.kError:
             # Its threads are the process's, and as many as whoever else uses it has begun.
             solver.setOptionValue("threads", 0)

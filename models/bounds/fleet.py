@@ -238,10 +238,9 @@ def _beside_steps(fleet: Fleet, stage_by: StageBy, round_by: RoundBy, enough: fl
 def _takes_floor(replica: Replica, stage_by: StageBy) -> bool:
     """Return whether requests pay for the floor of stages, whatever else these cost."""
     cost, cap = replica.cost, replica.prefill_token_cap
-    full = (
-        stage_by == "tokens" and cap and cost.prefill_floor > cost.prefill_base + cost.prefill_per_token * cap
-    )
-    return stage_by == "floor" or bool(full)
+    if stage_by != "tokens" or cap is None:
+        return stage_by == "floor"
+    return cost.prefill_floor > cost.prefill_base + cost.prefill_per_token * cap
 
 
 def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
@@ -249,10 +248,12 @@ def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by == "floor":
         return 0.0
+    if stage_by != "tokens" or cap is None:
+        return cost.prefill_per_token
     if _takes_floor(replica, stage_by):
         # A stage of fewer tokens than the cap takes no less a token.
-        return cost.prefill_floor / (cap or 1)
-    return cost.prefill_per_token + (cost.prefill_base / cap if stage_by == "tokens" and cap else 0.0)
+        return cost.prefill_floor / cap
+    return cost.prefill_per_token + cost.prefill_base / cap
 
 
 def _alone(fleet: Fleet) -> Bound:

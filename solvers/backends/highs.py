@@ -7,13 +7,13 @@ import numpy as np
 
 from ...data.costs.cost import FloatArray
 from ...models.formulations.linear_model import LinearModel
-from ...models.programme import SilentHighs
+from ...models.programme import Programme, SilentHighs
 from ..result import Limits, Status, StoppedBy
 from .backend import Answer, Backend
 from .worker import Desk
 
 MOST_NODES = 2**31 - 1
-"""The most that HiGHS can be told."""
+"""Nodes that HiGHS can be told at most."""
 
 _PROOFS = {
     highspy.HighsModelStatus.kOptimal: Status.OPTIMAL,
@@ -34,17 +34,10 @@ def solve(
     solver = SilentHighs(callbacks=True)
     for option, value in _options(limits, desk.remaining()).items():
         solver.setOptionValue(option, value)
-    solver.passModel(
-        model.columns,
-        model.rows,
-        len(model.matrix.data),
-        int(highspy.MatrixFormat.kRowwise),
-        int(highspy.ObjSense.kMinimize),
-        0.0,
-        *(model.objective, model.lower, model.upper, model.row_lower, model.row_upper),
-        *(model.matrix.indptr.astype(np.int32), model.matrix.indices.astype(np.int32), model.matrix.data),
-        model.integer.astype(np.int32),
-    )
+    places = (model.matrix.indptr.astype(np.int64), model.matrix.indices.astype(np.int64))
+    ends = (model.row_lower, model.row_upper, model.lower, model.upper)
+    programme = Programme(model.objective, *places, model.matrix.data, *ends)
+    programme.give_to(solver, model.integer.astype(np.int64))
     if start is not None:
         point = highspy.HighsSolution()
         point.col_value = start.tolist()

@@ -32,9 +32,9 @@ def rows_and_columns(draw: st.DrawFn) -> tuple[FloatArray, FloatArray, FloatArra
 
 @given(rows_and_columns(), st.booleans())
 def test_the_optimum_is_another_solvers(
-    given: tuple[FloatArray, FloatArray, FloatArray], interior: bool
+    drawn: tuple[FloatArray, FloatArray, FloatArray], interior: bool
 ) -> None:
-    cost, matrix, high = given
+    cost, matrix, high = drawn
     found = Programme.within(cost, matrix, high).solved(interior=interior)
     other = linprog(cost, A_ub=matrix, b_ub=high)
     assert (found is not None) == (other.status == 0)
@@ -47,8 +47,8 @@ def test_the_optimum_is_another_solvers(
 
 
 @given(rows_and_columns())
-def test_the_best_whole_values_are_another_solvers(given: tuple[FloatArray, FloatArray, FloatArray]) -> None:
-    cost, matrix, high = given
+def test_the_best_whole_values_are_another_solvers(drawn: tuple[FloatArray, FloatArray, FloatArray]) -> None:
+    cost, matrix, high = drawn
     programme = replace(Programme.within(cost, matrix, high), upper=np.full(len(cost), MOST))
     found = programme.solved_whole()
     other = milp(
@@ -104,3 +104,14 @@ def test_a_process_that_uses_highs_itself_is_no_hindrance(threads: int) -> None:
         assert ours.solved().x == [2.5] and ours.solved_whole() == [2.0]
     """)
     subprocess.run([sys.executable, "-c", code, str(threads)], check=True, capture_output=True)
+
+
+def test_a_programme_without_time_has_no_optimum() -> None:
+    programme = Programme.within(-np.ones(2), np.ones((3, 2)), np.ones(3))
+    assert programme.solved(1.0) is not None
+    assert programme.solved(-1.0) is None
+
+
+def test_a_number_beyond_what_highs_takes_is_refused() -> None:
+    with pytest.raises(ValueError, match="HiGHS refuses the programme"):
+        Programme.within(-np.ones(1), np.array([[1e20]]), np.ones(1)).solved()
