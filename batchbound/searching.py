@@ -280,16 +280,7 @@ def search(
 
 
 def refuse_timeless(cost: CostModel, file: str | None = None) -> None:
-    """
-    Raise InputError if prefilling or decoding takes no time: a search weighs the one against the other.
-
-    Parameters
-    ----------
-    cost
-        The cost model.
-    file
-        Where it stands.
-    """
+    """Raise InputError if prefilling or decoding takes no time: a search weighs the one against the other."""
     if 0 in (cost.prefill_seconds(1), cost.decode_seconds(1, 1)):
         what = "prefilling or decoding takes no time, and a search weighs the one against the other"
         raise InputError(what, file=file, hint="Measure a model with `batchbound profile`.")
@@ -333,8 +324,6 @@ def planned_configuration(
     ----------
     timeline
         Of the lengths planned for.
-    config
-        The configuration.
     latency_bound
         Seconds, that it was chosen under.
     """
@@ -378,8 +367,6 @@ def timelines_of(
         Of a model on one kind of device, one for each tensor-parallel degree, that of degree 1 first.
     lengths
         Of prompts, and of completions in decode iterations.
-    devices
-        How many there are.
     slots
         Requests that run at once at most; 0 for any number.
     kv_capacity

@@ -124,8 +124,6 @@ def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
 
     Parameters
     ----------
-    problem
-        The problem.
     bin_of
         The bin in which each request begins, shape (requests,).
     bins

@@ -59,13 +59,6 @@ def limit_of(name: str, value: SupportsIndex, least: int) -> int:
     """
     Return a limit as a Python integer.
 
-    Parameters
-    ----------
-    name, value
-        Of the limit.
-    least
-        That it can be.
-
     Raises
     ------
     ValueError

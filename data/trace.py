@@ -74,8 +74,6 @@ class Stage:
 
         Parameters
         ----------
-        cost
-            The model.
         overheads
             Whether to count what the engine adds: padding that attention read, and the change of the batch.
         """

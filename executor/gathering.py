@@ -64,8 +64,6 @@ class Gathering:
 
         Parameters
         ----------
-        prompt
-            Token ids.
         max_tokens
             Tokens after which the completion ends.
         **sampling

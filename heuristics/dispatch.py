@@ -111,11 +111,6 @@ def mico(units: Units) -> IntArray:
     from the longest group on, one to each replica in turn (as many as its share). Where a group does not
     come out even, the row is filled from the next group, and who gets the borrowed ones goes round. Within
     a row, the longest prompts go where the sum :math:`M_k` of prompt tokens is least.
-
-    Parameters
-    ----------
-    units
-        What to dispatch.
     """
     longest = int(units.answer_tokens.max())
     label = np.minimum(units.answer_tokens * BUCKETS // (longest + 1), BUCKETS - 1)

@@ -65,8 +65,6 @@ def remaining_schedule(problem: Problem, schedule: Schedule, keep: npt.ArrayLike
 
     Parameters
     ----------
-    problem, schedule
-        The plan.
     keep
         Positions of the requests that are left, at least one, each once; the new problem has their order.
     """

@@ -15,11 +15,6 @@ def padding_tokens(problem: Problem, schedule: Schedule) -> int:
 
     BATON's batch is that wide once the padding common to all rows is released; an engine that releases it
     less often reads more, one whose rows have lengths of their own reads none.
-
-    Parameters
-    ----------
-    problem, schedule
-        The schedule, and the problem it is of.
     """
     starts = schedule.starts[schedule.bin_of]
     ends = starts + problem.rounds

@@ -67,8 +67,6 @@ class Programme:
         ----------
         cost, low, high, lower, upper
             As of the class, or a limit for all.
-        entries
-            Of the matrix.
         """
         row = np.concatenate([rows for rows, _, _ in entries])
         place = row * len(cost) + np.concatenate([columns for _, columns, _ in entries])
@@ -115,8 +113,6 @@ class Programme:
             Whether each column has to be whole, 0 or 1, shape (columns,); by default all have.
         seconds
             Time allowed.
-        **options
-            Further options of HiGHS.
         """
         every = np.ones(len(self.cost), dtype=np.int64)
         solver = self._run(seconds, every if whole is None else whole, **options)
@@ -130,8 +126,6 @@ class Programme:
 
         Parameters
         ----------
-        solver
-            What is to solve it.
         whole
             Whether each column has to be whole, 0 or 1, shape (columns,); by default none has.
 

@@ -47,8 +47,6 @@ def solve_full(
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     formulation
         ``slot-free``; ``repaired``, the paper's (1)-(25) put right; or ``literal``, as printed, whose optimum
         is handed back only if the referee accepts it, and whose bound is none.

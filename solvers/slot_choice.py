@@ -63,8 +63,6 @@ def choose_slots(
         The problem; its own number of slots is not looked at.
     seconds
         Wall-clock limit of the searches together.
-    seed
-        Of the searches.
     most
         The most slots to try, such as those that the cost model was measured with; None for all that fit.
     """

@@ -161,8 +161,6 @@ def read_inputs(args: argparse.Namespace, *, keep_arrivals: bool) -> Inputs:
 
     Parameters
     ----------
-    args
-        The parsed options.
     keep_arrivals
         Whether requests arrive when the workload says, or are all there at the start.
 
@@ -373,8 +371,6 @@ def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
     ----------
     args
         The parsed options; ``KIND:FILE`` names a file, too.
-    outputs
-        The options that name what the command writes.
     """
     given = [value for name, value in vars(args).items() if name not in outputs]
     words = [word for value in given for word in (value if isinstance(value, list) else [value])]

@@ -283,14 +283,7 @@ def _what(plan: IterationPlan) -> str:
 
 
 def iteration_summary(plan: IterationPlan) -> dict[str, object]:
-    """
-    Return what there is to say about a plan for mixing engines, by the names that programs know.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    """
+    """Return what there is to say about a plan for mixing engines, by the names that programs know."""
     each, least = [share.predicted for share in plan.shares], plan.least_seconds
     return {
         "for": plan.engine,

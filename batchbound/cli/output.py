@@ -87,16 +87,7 @@ def whose_seconds(cost_source: Mapping[str, object]) -> str:
 
 
 def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
-    """
-    Return what there is to say about a plan, by the names that programs know.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    seconds
-        What planning took in all.
-    """
+    """Return what there is to say about a plan, by the names that programs know."""
     fleet, expected = plan.fleet, plan.expected
     several = len(fleet.replicas) > 1
     shares = [

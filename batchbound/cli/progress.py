@@ -17,16 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """
-    Yield a function that is told how much is done.
-
-    Parameters
-    ----------
-    total
-        How much there is to do.
-    unit
-        Of what.
-    """
+    """Yield a function that is told how much is done."""
     from tqdm import tqdm
 
     with tqdm(

@@ -50,8 +50,6 @@ def say_reached(configuration: PlannedConfiguration, reached: Reached | None, tr
         That was planned.
     reached
         What came of it; None if the run was too short for a steady state.
-    trace
-        Of the run.
     """
     if reached is None:
         note("the run was too short to reach its steady state: nothing to compare with the plan")

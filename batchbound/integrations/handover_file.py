@@ -60,8 +60,6 @@ def write_handover(
     ----------
     handover, plan
         What to write, and the plan it comes from.
-    plan_path
-        Of the plan.
     batch
         The file of the requests, or None for a job of lengths.
     """

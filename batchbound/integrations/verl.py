@@ -102,8 +102,6 @@ def planned_load_balancer(placement: Placement, base: type | None = None) -> typ
 
     Parameters
     ----------
-    placement
-        Of the rows.
     base
         verl's ``GlobalRequestLoadBalancer``; found in the verl that is installed by default.
     """

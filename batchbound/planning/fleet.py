@@ -116,8 +116,6 @@ def make_robust_fleet_plan(
     ----------
     fleet
         Requests, with the lengths as predicted and their groups, and replicas.
-    error
-        What is known about the predictions' error.
     groups, rule, provenance
         As of :func:`make_fleet_plan`.
     longest

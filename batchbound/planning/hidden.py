@@ -115,8 +115,6 @@ def simulate_hidden_steps(
         The requests of all steps with their true lengths, step by step.
     step
         The step of each, shape (requests,).
-    way
-        When a step ends.
     policy, known
         As of :func:`simulate_hidden`.
     """

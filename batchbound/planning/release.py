@@ -134,10 +134,6 @@ def best_release(
 
     Parameters
     ----------
-    work
-        The requests.
-    limits
-        Of the engine.
     planned
         The order of a plan, or None.
     seed

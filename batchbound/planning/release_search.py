@@ -70,10 +70,6 @@ def search_release(
 
     Parameters
     ----------
-    work
-        The requests.
-    limits
-        Of the engine.
     prices
         Tell the seconds of iterations.
     budget

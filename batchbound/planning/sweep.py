@@ -73,8 +73,6 @@ def sweep(
     ----------
     problem
         The job, and the costs and limits of a replica; its own number of slots is not looked at.
-    slots, replicas
-        To try.
     limits
         Of all plans together: each gets its part of the seconds.
     groups

@@ -142,8 +142,6 @@ def make_robust_plan(
     ----------
     problem
         The problem with the lengths as predicted.
-    error
-        What is known about their error.
     longest
         Most tokens of each completion (its ``max_tokens``), shape (requests,); None for no limit.
     slots

@@ -31,14 +31,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
-    """
-    Raise InputError if an option would be passed over by a run in one process on one replica.
-
-    Parameters
-    ----------
-    plan, path, options
-        The plan, where it stands, and the options.
-    """
+    """Raise InputError if an option would be passed over by a run in one process on one replica."""
     if options.ray_address is not None:
         raise InputError("--ray-address is for several replicas", hint="Leave it out, or give --replicas N.")
     handed_over = plan.configuration is not None and plan.configuration.handed_over

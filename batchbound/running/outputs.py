@@ -31,8 +31,6 @@ def trace_paths(trace: str, replicas: int) -> list[Path]:
     trace
         What ``run --trace`` names: ``trace.jsonl`` itself for one machine, and for a fleet
         ``trace.0.jsonl``, ``trace.1.jsonl`` and on.
-    replicas
-        How many.
     """
     return (
         [Path(trace)] if replicas == 1 else [Path(trace).with_suffix(f".{k}.jsonl") for k in range(replicas)]

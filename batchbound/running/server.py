@@ -184,10 +184,6 @@ def run_on_servers(
 
     Parameters
     ----------
-    plan
-        The plan, or the requests themselves.
-    options
-        The servers.
     outputs
         The files of the completions and of the trace.
     overwrite

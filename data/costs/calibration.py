@@ -81,8 +81,6 @@ class CalibratedCost:
 
         Parameters
         ----------
-        slots
-            Of the plan.
         longest
             Tokens of its longest prompt.
         held

@@ -35,8 +35,6 @@ def with_all_reduce(profile: LayerProfile, link: Link, *, gathered: bool = False
     profile
         Of one device of the group, without synchronisation; returned as it is at degree 1, or if it was
         measured with it.
-    link
-        Between the devices.
     gathered
         Whether experts return each device the sums of its share of the tokens, which are gathered then
         (vLLM's sequence parallelism around experts that replicas share).
@@ -96,8 +94,6 @@ def exchange_seconds(shape: ModelShape, link: Link, tokens: Sequence[float]) -> 
     ----------
     shape
         The model.
-    link
-        Between the devices.
     tokens
         That each device brings.
     """

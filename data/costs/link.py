@@ -48,8 +48,6 @@ class Link:
 
         Parameters
         ----------
-        devices
-            Of the group.
         data
             Bytes of the array.
         """
@@ -63,8 +61,6 @@ class Link:
 
         Parameters
         ----------
-        devices
-            Of the group.
         data
             Bytes of the whole array.
         """

@@ -25,13 +25,6 @@ def reading_arrow(path: str | os.PathLike[str], hint: str = "Write it again.") -
     """
     Turn whatever is raised while a Parquet or Arrow file is read into an error that names the file.
 
-    Parameters
-    ----------
-    path
-        The file.
-    hint
-        How to mend it.
-
     Raises
     ------
     InputError

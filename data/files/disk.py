@@ -156,8 +156,6 @@ def parsed_json(
 
     Parameters
     ----------
-    text
-        One JSON value.
     path, line
         The file it stands in, and its line counted from one; 0 where the file is one value.
     hint

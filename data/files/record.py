@@ -70,10 +70,6 @@ def record(
 
     Parameters
     ----------
-    kind
-        The dataclass.
-    value
-        Its fields by name.
     file, within, line
         Where the record stands, for the errors: the file, the field it is in, the line counted from one.
     hint

@@ -147,8 +147,6 @@ class Deconvolution:
         ----------
         rng
             Draws the weights and the values.
-        samples
-            How many.
         """
         weights = rng.gamma(np.maximum(self._counts, 1e-9), size=(samples, len(self._counts)))
         weights /= weights.sum(axis=1, keepdims=True)

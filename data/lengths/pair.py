@@ -39,8 +39,6 @@ class LengthPair:
 
         Parameters
         ----------
-        workload
-            Observed requests.
         independent
             Forget which input belongs to which output, as ExeGPT's simulator does (section 6).
         """

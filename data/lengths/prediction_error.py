@@ -62,8 +62,6 @@ class PredictionError(Protocol):
             As in :meth:`expected`.
         rng
             Draws the samples.
-        samples
-            How many.
         """
         ...
 

@@ -44,8 +44,6 @@ class LengthRepair:
 
         Parameters
         ----------
-        request
-            Its position.
         tokens
             Of its completion; the mean, if it has several.
         """

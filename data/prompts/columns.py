@@ -50,16 +50,7 @@ class PromptColumns:
         yield from (name for name in (self.prompt, self.id, self.max_tokens) if name is not None)
 
     def check(self, found: Sequence[str], file: str | os.PathLike[str]) -> None:
-        """
-        Raise InputError if a column is not there, with those that are and the one that was perhaps meant.
-
-        Parameters
-        ----------
-        found
-            The table's columns.
-        file
-            Where they stand.
-        """
+        """Raise InputError if a column is not there; say which are, and which was perhaps meant."""
         for name in self.names():
             if name not in found:
                 near = _nearest(name, found)

@@ -41,14 +41,10 @@ def answer_line(
     ----------
     record
         The request completed, or one of the completions it asks for.
-    text
-        The completion.
     prompt_tokens, completion_tokens
         Tokens read and written.
     finish_reason
         ``stop`` or ``length``.
-    model
-        The model's name.
     created
         When the completion was finished, in seconds since 1970.
     logprobs

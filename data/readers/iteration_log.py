@@ -61,8 +61,6 @@ def read_iteration_log(path: str | os.PathLike[str], span: tuple[int, int] | Non
 
     Parameters
     ----------
-    path
-        The server's output.
     span
         First and last number of the iterations to return; None for all.
 

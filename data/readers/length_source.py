@@ -113,8 +113,6 @@ class LengthSource:
 
         Parameters
         ----------
-        ids
-            The requests' names.
         caps
             Most tokens each request allows (its ``max_tokens``), None where it sets none.
         known

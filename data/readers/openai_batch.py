@@ -125,8 +125,6 @@ def read_batch(
 
     Parameters
     ----------
-    path
-        The file, or a dataset's folder.
     columns
         Of a table; None for a batch file.
 
@@ -151,8 +149,6 @@ def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]
     ----------
     ids
         Each with its line.
-    path
-        The file.
 
     Raises
     ------
@@ -176,13 +172,6 @@ def each_sample(
 ) -> tuple[PromptRecord, ...]:
     """
     Return a record for each completion of each request, those of one request side by side.
-
-    Parameters
-    ----------
-    records
-        The requests, one a line.
-    path
-        Their file, for an error.
 
     Raises
     ------

@@ -217,8 +217,6 @@ def read_table(path: Path, columns: tuple[str, ...], *, text: tuple[str, ...] = 
 
     Parameters
     ----------
-    path
-        The file.
     columns
         It must have; all but those of ``text`` hold numbers.
     text

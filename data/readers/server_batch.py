@@ -78,8 +78,6 @@ def read_server_batch(
 
     Parameters
     ----------
-    path
-        The file, or a dataset's folder.
     columns
         Of a table; None for a batch file.
 

@@ -192,8 +192,6 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
     ----------
     path
         As in :func:`read_lengths`.
-    name
-        The column's.
 
     Raises
     ------

@@ -152,11 +152,6 @@ def repeats_keys(model: Any) -> bool:
     """
     Tell whether transformers would repeat keys and values in every decode step of this model.
 
-    Parameters
-    ----------
-    model
-        A transformers causal language model.
-
     Returns
     -------
     bool
@@ -191,8 +186,6 @@ def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.T
 
     Parameters
     ----------
-    model
-        A transformers causal language model.
     name
         Under which to register the function.
     function

@@ -518,8 +518,6 @@ def score(sampler: TokenRule, logits: torch.Tensor, chosen: torch.Tensor) -> tor
 
     Parameters
     ----------
-    sampler
-        What chose the tokens.
     logits, chosen
         Of each row, shapes (rows, vocabulary) and (rows,).
 

@@ -162,11 +162,6 @@ class KeyValueSlots(KeyValueStore):
         """
         Return where the coming keys and values go.
 
-        Parameters
-        ----------
-        heads
-            Key-value heads of the layer.
-
         Returns
         -------
         torch.Tensor
@@ -178,14 +173,7 @@ class KeyValueSlots(KeyValueStore):
         return self._targets[heads]
 
     def reserve(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """
-        See to it that each row can hold a number of tokens.
-
-        Parameters
-        ----------
-        rows, tokens
-            The rows, and the tokens of each.
-        """
+        """See to it that each row can hold a number of tokens."""
         self.make_room(max(tokens))
 
     def reserve_rounds(self, rounds: int) -> int:
@@ -218,8 +206,6 @@ class KeyValueSlots(KeyValueStore):
 
         Parameters
         ----------
-        buffer
-            Keys or values of a layer.
         first, last
             First row, and row past the last.
         begin, end

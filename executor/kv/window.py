@@ -246,11 +246,6 @@ class KeyValueWindow(KeyValueStore):
         """
         Return which columns hold a token of their row or will hold one.
 
-        Parameters
-        ----------
-        device
-            Where to put the answer.
-
         Returns
         -------
         torch.Tensor

@@ -133,8 +133,6 @@ def padded_prompts(
     ----------
     prompts
         Token ids of each prompt.
-    device
-        Where to put the answer.
 
     Returns
     -------

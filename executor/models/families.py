@@ -46,11 +46,6 @@ def check_supported(config: Any) -> None:
     """
     Refuse a model that the window cannot run, before its weights are loaded.
 
-    Parameters
-    ----------
-    config
-        The model's transformers configuration.
-
     Raises
     ------
     UnsupportedModelError
@@ -66,11 +61,6 @@ def check_supported(config: Any) -> None:
 def check_ragged(config: Any) -> None:
     """
     Refuse a model that the ragged tier cannot run: its function has to be all there is to attention.
-
-    Parameters
-    ----------
-    config
-        The model's transformers configuration.
 
     Raises
     ------
@@ -118,11 +108,6 @@ def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
 def needs_padding_mask(config: Any) -> bool:
     """
     Tell whether the model derives its position bias from a two-dimensional padding mask.
-
-    Parameters
-    ----------
-    config
-        The model's transformers configuration.
 
     Returns
     -------

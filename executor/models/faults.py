@@ -84,11 +84,6 @@ def out_of_memory(error: BaseException) -> bool:
     """
     Tell whether an error means that memory ran out.
 
-    Parameters
-    ----------
-    error
-        What torch or Python raised.
-
     Returns
     -------
     bool

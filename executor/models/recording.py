@@ -179,8 +179,6 @@ class Recorder:
 
         Parameters
         ----------
-        stream
-            The request's.
         tokens
             Tokens of its completion.
         first

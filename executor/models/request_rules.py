@@ -36,10 +36,6 @@ def rules_of(
         By the id of each request, at least one.
     prompts, most_tokens
         Of each, in the same order.
-    tokenizer
-        Of the model.
-    eos
-        The model's end tokens.
     pinned
         Whether lengths are given, so that nothing else ends a completion.
     begun
@@ -166,10 +162,6 @@ def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -
 
     Parameters
     ----------
-    texts
-        That end a completion.
-    tokenizer
-        Of the model.
     vocabulary
         Tokens the model knows.
     """

@@ -115,11 +115,6 @@ class Sampler:
         """
         Name the random stream of one request.
 
-        Parameters
-        ----------
-        request_id
-            The request's id.
-
         Returns
         -------
         int

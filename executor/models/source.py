@@ -278,8 +278,6 @@ def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
 
     Parameters
     ----------
-    config
-        Its transformers configuration.
     seed
         Seed of the weights.
     dtype

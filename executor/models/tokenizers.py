@@ -43,11 +43,6 @@ class Tokenizer(Protocol):
         """
         Return the token ids of a prompt.
 
-        Parameters
-        ----------
-        text
-            The prompt.
-
         Returns
         -------
         list of int
@@ -63,8 +58,6 @@ class Tokenizer(Protocol):
 
         Parameters
         ----------
-        messages
-            The conversation so far.
         **options
             What the chat template is told besides.
 
@@ -84,11 +77,6 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """
         Return the text of a completion.
-
-        Parameters
-        ----------
-        ids
-            Token ids.
 
         Returns
         -------
@@ -188,11 +176,6 @@ def _refuse_options(options: Mapping[str, Any], name: str) -> None:
 def plain_chat(messages: Sequence[Message]) -> str:
     """
     Write a conversation as lines, for models without a chat template.
-
-    Parameters
-    ----------
-    messages
-        The conversation so far.
 
     Returns
     -------

@@ -61,8 +61,6 @@ class EncoderPredictor:
 
         Parameters
         ----------
-        examples
-            What to learn from.
         encoder
             Hub name or local folder of the encoder; a folder saved by an earlier training is refreshed.
         buckets

@@ -143,10 +143,6 @@ def learn(method: str, examples: Examples, *, seed: int = 0, encoder: str | None
     ----------
     method
         One of :data:`METHODS`.
-    examples
-        What to learn from.
-    seed
-        Of everything random.
     encoder
         For ``encoder``: a hub name or local folder of the encoder to fine-tune; DistilBERT by default.
 
@@ -180,8 +176,6 @@ def load_predictor(method: str, folder: Path, fields: Any) -> LengthPredictor:
     ----------
     method
         One of :data:`METHODS`.
-    folder
-        What it wrote to.
     fields
         What its ``save`` returned.
 

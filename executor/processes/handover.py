@@ -91,8 +91,6 @@ def unpack(
 
     Parameters
     ----------
-    layout
-        Of the model.
     tokens
         That each request holds.
     states

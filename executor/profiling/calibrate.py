@@ -115,14 +115,7 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
 
 
 def calibrate_to_profile(profile: LayerProfile) -> CalibratedCost:
-    """
-    Return the cost model nearest to what a layer profile composes over stages of all sizes, with its error.
-
-    Parameters
-    ----------
-    profile
-        Of a model on one device.
-    """
+    """Return the cost model nearest to what the layer profile of one device composes, and its error."""
     cost, layers = LayerCost(profile), profile.shape.layers
     stages = []
     for batch in _BATCHES:

@@ -62,10 +62,6 @@ def fitted_audit(
 
     Parameters
     ----------
-    job
-        What ran.
-    limits
-        Of the engine, to simulate it.
     proven
         As far as they are known, for the bound.
     orders
@@ -108,8 +104,6 @@ def proven_rates(rates: Minorant, *, put_back: bool) -> Minorant:
 
     Parameters
     ----------
-    rates
-        Of iterations.
     put_back
         Whether requests may be put back.
     """
@@ -127,8 +121,6 @@ def simulated_orders(
 
     Parameters
     ----------
-    sequences, limits
-        What is computed, and on which engine.
     orders
         Of the sequences, all there at the start, by name.
     """

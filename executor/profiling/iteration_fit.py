@@ -146,13 +146,6 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
     first and last token is a mark on two clocks: the seconds it was there after, and the work that the
     simulation had done by then. The rates are what turns the one into the other. None where a job is too
     large to simulate.
-
-    Parameters
-    ----------
-    job
-        What ran.
-    limits
-        Of the engine.
     """
     sequences = job.sequences
     if not simulable(sequences, limits) or not fits(sequences, limits):
@@ -171,14 +164,7 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
 
 
 def fit_log(log: IterationLog) -> IterationFit:
-    """
-    Return what an iteration took by a server's own log of them.
-
-    Parameters
-    ----------
-    log
-        Its iterations.
-    """
+    """Return what an iteration took by a server's own log of them."""
     work = np.zeros((len(log), len(fields(Work))))
     work[:, :3] = np.stack((np.ones(len(log)), log.decodes, log.chunk_tokens), axis=1)
     at = np.unique(np.linspace(0, len(log) - 1, min(len(log), _MOST_MARKS)).astype(np.int64))
@@ -244,10 +230,6 @@ def replay_at(
 
     Parameters
     ----------
-    job
-        What ran.
-    limits
-        Of the engine.
     rates
         Seconds of its iterations.
     order

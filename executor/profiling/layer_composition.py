@@ -89,8 +89,6 @@ def composed(shape: ModelShape, measured: Measurements) -> LayerProfile:
 
     Parameters
     ----------
-    shape
-        Of the model.
     measured
         At the points of a grid.
     """

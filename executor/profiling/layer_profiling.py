@@ -123,8 +123,6 @@ def profile_layers(
 
     Parameters
     ----------
-    profiled
-        The model, and how it is run.
     grid
         What to measure; points beyond the model's positions are left out.
     measured

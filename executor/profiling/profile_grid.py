@@ -100,8 +100,6 @@ def decoding(length: int, batch: int, rounds: int = ROUNDS_BEFORE) -> list[int]:
     ----------
     length
         Mean tokens of a prompt; more where the rounds alone are too much for the shortest.
-    batch
-        Requests.
     rounds
         Decode steps of each; requests of a running batch differ in them, too.
     """

@@ -59,13 +59,6 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
 
     Prompts are taken to share no prefix.
 
-    Parameters
-    ----------
-    run
-        The run.
-    cost
-        Of its model on its device.
-
     Raises
     ------
     ValueError

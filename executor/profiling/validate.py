@@ -78,8 +78,6 @@ def validate_trace(trace: Trace, cost: CostModel) -> Validation:
 
     Parameters
     ----------
-    trace
-        Measured.
     cost
         The model to judge. Time in which nothing ran, waiting for an arrival, is kept as it was.
     """

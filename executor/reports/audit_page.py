@@ -87,16 +87,8 @@ def save_audit_page(
 
     Parameters
     ----------
-    path
-        The file.
-    title
-        What was audited.
-    losses
-        A picture each.
     runs
         Drawn on one clock.
-    tables
-        The figures, by title.
     clock
         What the clock of the runs counts: ``iterations`` or ``seconds``.
 

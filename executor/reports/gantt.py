@@ -88,10 +88,6 @@ class Panel:
 
         Parameters
         ----------
-        title
-            What run it is.
-        cost
-            Of its plan.
         trace, report
             Of the run, on whichever clock.
         """
@@ -110,8 +106,6 @@ def save_gantt(path: str | os.PathLike[str], *panels: Panel) -> None:
     ----------
     path
         A ``.png`` or ``.svg`` file.
-    *panels
-        The runs, from the top.
 
     Raises
     ------

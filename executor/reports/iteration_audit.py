@@ -87,8 +87,6 @@ def audit_iterations(run: ServerRun, limits: EngineLimits, *, budget_known: bool
 
     Parameters
     ----------
-    run
-        The run.
     limits
         Of its servers together, as planned.
     budget_known

@@ -44,13 +44,6 @@ def audit_log(log: IterationLog, sequences: int) -> LogAudit:
     """
     Return where the slots of an engine stood empty.
 
-    Parameters
-    ----------
-    log
-        Its iterations.
-    sequences
-        Its slots.
-
     Raises
     ------
     ValueError

@@ -26,8 +26,6 @@ def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Pan
 
     Parameters
     ----------
-    path
-        The file.
     report
         Of the run, or of the plan where nothing has run.
     panels

@@ -15,16 +15,7 @@ Event = dict[str, object]
 
 
 def save_perfetto(path: str | os.PathLike[str], traces: Sequence[Trace]) -> None:
-    """
-    Write runs as one Chrome trace file, whole or not at all.
-
-    Parameters
-    ----------
-    path
-        The JSON file to write.
-    traces
-        One run per replica.
-    """
+    """Write runs as one Chrome trace file, whole or not at all."""
     with atomic_write(path) as stream:
         stream.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = ""
@@ -42,13 +33,6 @@ def chrome_events(trace: Trace, *, replica: int = 0) -> list[Event]:
     A request is a slice in the thread of its slot, from the start of its (last) prefill stage to its last
     token, with the prefill nested in it. The stages have a thread of their own after the slots, and two
     counters show the active slots and the keys and values held.
-
-    Parameters
-    ----------
-    trace
-        The run.
-    replica
-        The process number.
     """
     engine = trace.slots
     events = [_meta("process_name", replica, 0, {"name": f"replica {replica}"})]

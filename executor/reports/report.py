@@ -77,8 +77,6 @@ def plan_report(
 
     Parameters
     ----------
-    plan
-        What was run.
     traces
         What each replica did, in the plan's order.
     fit, run_bound
@@ -110,10 +108,6 @@ def fleet_report(
 
     Parameters
     ----------
-    fleet
-        What was to be served, and by what.
-    traces
-        What each replica did.
     bound, run_bound
         As of :func:`report`.
     served_by
@@ -321,8 +315,6 @@ def model_seconds(cost: CostModel, trace: Trace, *, overheads: bool = True) -> f
 
     Parameters
     ----------
-    cost, trace
-        The model and the run.
     overheads
         Whether to count what the engine adds: padding that attention read, and changes of the batch.
     """
@@ -335,11 +327,6 @@ def in_model_seconds(cost: CostModel, trace: Trace) -> Trace:
     Return a run as it would have been at a cost model's pace, with no time between stages.
 
     On that clock, and on no other, a run may stand beside a proven bound.
-
-    Parameters
-    ----------
-    cost, trace
-        The model and the run.
     """
     if not trace.stages:
         return trace

@@ -42,11 +42,6 @@ def steady_state(trace: Trace) -> SteadyState | None:
     Return what a run reached after the longest completion's rounds and before the last prefill stages.
 
     None if the run is too short to have such a time.
-
-    Parameters
-    ----------
-    trace
-        Of a run of a configuration.
     """
     if not len(trace):
         return None
@@ -72,8 +67,6 @@ def reached(configuration: PlannedConfiguration, trace: Trace) -> Reached | None
     ----------
     configuration
         As planned.
-    trace
-        Of its run.
     """
     state = steady_state(trace)
     if state is None:

@@ -38,10 +38,6 @@ def run_on_replicas(
     ----------
     job
         The requests; its model is looked at, not run.
-    journal
-        Takes each completion as it finishes.
-    spec
-        What each replica loads.
     address
         Of a running Ray cluster; None for a Ray of this machine that ends with the run.
     patience
@@ -107,8 +103,6 @@ def remaining_shares(plan: Plan, left: IntArray) -> tuple[Fleet, FleetSchedule]:
 
     Parameters
     ----------
-    plan
-        The plan.
     left
         The requests that are left, ascending.
     """

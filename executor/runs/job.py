@@ -155,8 +155,6 @@ class Job:
 
         Parameters
         ----------
-        journal
-            Takes each completion as it finishes.
         on_stage
             Called after each stage with its record and the number of requests finished in this run.
 
@@ -337,8 +335,6 @@ def answer_of(
         The request, and the tokens of its prompt.
     tokens
         Its completion, an end-of-sequence token included if that ended it.
-    model, tokenizer
-        What completed it.
     ends
         The :func:`end tokens <batchbound.executor.models.tokenizers.end_tokens>` of both; None where its
         length was given. Finding them looks at every module of the model, so they are found once a run.

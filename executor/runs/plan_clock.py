@@ -126,8 +126,6 @@ class PlanClock:
 
         Parameters
         ----------
-        stage
-            What ran last.
         finished
             Requests that this run has finished.
         """

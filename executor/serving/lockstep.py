@@ -27,8 +27,6 @@ def serve_in_step(jobs: Sequence[ServingJob], device: GroupDevice) -> list[Servi
     ----------
     jobs
         One a replica, each with its own requests, policy and ledger, begun by nobody yet.
-    device
-        Of the group.
 
     Raises
     ------

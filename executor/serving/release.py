@@ -77,8 +77,6 @@ def predict(
 
     Parameters
     ----------
-    sequences, limits
-        What is computed, and on which engine.
     order
         Positions of the sequences, first to be admitted first, shape (sequences,).
     in_flight
@@ -173,8 +171,6 @@ def choose_release(
 
     Parameters
     ----------
-    sequences, limits
-        What is computed, and on which engine.
     orders
         To choose from, by name, each of shape (sequences,).
     preferred
@@ -208,8 +204,6 @@ def shuffled_orders(tokens: IntArray, completions: int, rng: np.random.Generator
         Of each request, prompt and completions, shape (requests,).
     completions
         Tokens of all completions: there are fewer orders of a larger job, whose simulation takes longer.
-    rng
-        Of the shuffling.
     """
     orders = {}
     for k in range(min(MOST_SHUFFLED, MOST_TRIED // max(1, completions))):

@@ -98,8 +98,6 @@ def own_answer(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     ----------
     model
         A transformers causal language model in evaluation mode.
-    prompt
-        Token ids.
     tokens
         Of the completion; no token ends it before.
     """

@@ -100,8 +100,6 @@ def simulate_serving(
         The requests, with their true lengths, arrivals and deadlines.
     policy
         Fresh.
-    cost
-        Of an iteration.
     kv_capacity
         Tokens of keys and values the device holds.
     block_tokens
@@ -146,8 +144,6 @@ def serve_on_device(
     ----------
     workload, policy, predicted
         As :func:`simulate_serving` says.
-    device
-        Carries the iterations out.
     ledger
         Its keys and values, all free.
     ahead

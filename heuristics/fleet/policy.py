@@ -111,8 +111,6 @@ def choose_fleet_policy(
     ----------
     fleet
         The job, with the lengths as predicted, and its replicas.
-    error
-        What is known about the predictions' error.
     samples
         Sets of lengths that may come out, to simulate each candidate on.
     seed
@@ -176,8 +174,6 @@ def serve_with_backoff(
     ----------
     fleet, replica_of, output_tokens, backoff
         As of :func:`~batchbound.heuristics.fleet.simulation.simulate_fleet`.
-    policy
-        What each replica follows.
     """
     return simulate_fleet(
         fleet,

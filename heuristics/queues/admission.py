@@ -55,8 +55,6 @@ class Admission:
 
         Parameters
         ----------
-        state
-            The job as it stands.
         requests
             Waiting requests in the order they would be taken.
 

@@ -30,8 +30,6 @@ def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
 
     Parameters
     ----------
-    problem
-        The problem.
     classes
         Longer classes of requests go first, each group by group: so many for each halving of the decode
         steps; 0 for one class of all.

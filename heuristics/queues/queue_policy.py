@@ -20,8 +20,6 @@ class Queue(Protocol):
 
         Parameters
         ----------
-        state
-            The job as it stands.
         free
             The free slots, ascending; at least one.
         """

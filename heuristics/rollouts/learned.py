@@ -90,8 +90,6 @@ class Learner:
 
         Parameters
         ----------
-        state
-            The job as it stands.
         now
             Whether what has been decoded since the last end counts, too.
         """

@@ -56,8 +56,6 @@ class FreedBlocks:
         ----------
         request
             Any request.
-        blocks
-            That it had.
         filled
             Of these, blocks that it may take up again, from its first one on.
         """

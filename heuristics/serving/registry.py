@@ -76,8 +76,6 @@ def serving_policy(name: str, options: ServingOptions | None = None) -> ServingP
     ----------
     name
         A key of :data:`SERVING_POLICIES`.
-    options
-        What it is made from.
 
     Raises
     ------

@@ -129,14 +129,8 @@ def best_minorant(
 
     Parameters
     ----------
-    cost
-        Of the model on its device.
-    limits
-        Of the engine.
     longest
         Tokens of a prompt and its completion at most.
-    work
-        Of the job.
     graph_tokens
         Numbers of tokens the engine rounds up to, ascending.
     put_back
@@ -412,8 +406,6 @@ def dearest_excess(
     ----------
     cost, limits, longest
         As of :func:`best_minorant`.
-    minorant
-        To try.
     """
     most, room = min(limits.sequences, limits.batched_tokens), _room(limits)
     worst: tuple[float, Work] | None = None

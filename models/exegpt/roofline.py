@@ -275,10 +275,6 @@ def roofline_profile(
 
     Parameters
     ----------
-    shape
-        The model.
-    device
-        The device.
     tensor_parallel
         Devices that share every layer evenly.
     link

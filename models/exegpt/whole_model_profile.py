@@ -23,8 +23,6 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
     ----------
     cost
         Fitted or assumed.
-    source
-        Where it comes from.
     """
     tokens = np.array([0.0, *_corners(cost)])
     tokens = np.unique(np.append(tokens, tokens.max() + _MANY))

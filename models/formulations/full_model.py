@@ -192,8 +192,6 @@ def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
 
     Parameters
     ----------
-    full
-        The model.
     values
         A solution, shape (columns,).
     """

@@ -20,8 +20,6 @@ def write_mps(model: LinearModel, path: str | os.PathLike[str]) -> None:
     ----------
     model
         To be minimised, as all of ours are.
-    path
-        The file; replaced if it exists.
 
     Raises
     ------
@@ -105,11 +103,6 @@ def read_mps(path: str | os.PathLike[str]) -> LinearModel:
 
     A model to be maximised comes back with its objective negated: ours are minimised. An integer column
     without bounds is taken as zero or one, as SCIP and OR-Tools take it.
-
-    Parameters
-    ----------
-    path
-        The file.
 
     Raises
     ------

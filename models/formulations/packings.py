@@ -23,8 +23,6 @@ def packings(
     ----------
     rounds
         Decode steps of each request, at least 1, shape (requests,).
-    slots
-        Number of slots.
     capacity
         Most rounds of the requests of a slot.
     tick

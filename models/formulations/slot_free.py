@@ -149,8 +149,6 @@ def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     stages
         Stages at most.
 
@@ -178,8 +176,6 @@ def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     tokens
         Whether the prompt tokens are among them; with a floor or a bend they are not the same for all.
     """
@@ -205,8 +201,6 @@ def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:
 
     Parameters
     ----------
-    model
-        What was solved.
     values
         Of its columns in a feasible solution, shape (columns,).
     """
@@ -377,8 +371,6 @@ def schedule_of_starts(problem: Problem, starts: IntArray, stages: IntArray | No
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     starts
         The round each request starts at, shape (requests,).
     stages

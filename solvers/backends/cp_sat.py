@@ -44,8 +44,6 @@ def solve_intervals(
 
     Parameters
     ----------
-    model
-        The problem.
     limits
         Work is in milliseconds of deterministic time.
     start

@@ -68,8 +68,6 @@ def solve_linear(
 
     Parameters
     ----------
-    model
-        To be minimised.
     backend
         A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits

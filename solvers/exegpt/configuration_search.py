@@ -120,8 +120,6 @@ def branch_and_bound(
     ----------
     evaluate
         Simulates a configuration; asked once for each.
-    variables
-        The grid.
     latency_bound
         :math:`L_b`, seconds.
     gap

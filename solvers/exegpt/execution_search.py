@@ -126,10 +126,6 @@ def spaces(
 
     Parameters
     ----------
-    timeline
-        The model, cluster and lengths.
-    strategy, tensor_degree
-        Of the configurations.
     encode_batches
         Range of :math:`B_E`.
     decode_rounds
@@ -332,8 +328,6 @@ def search_all(
     ----------
     timeline, latency_bound, encode_batches, decode_rounds
         As in :func:`search`.
-    strategies
-        Those to search.
     """
     found = [
         search(

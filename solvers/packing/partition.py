@@ -137,8 +137,6 @@ def packed_full(
         As of :func:`solve_partition`.
     tries
         Machines relieved for one step down before it counts as not found.
-    rng
-        Source of every random choice.
     seconds
         Seconds after which it stops with what it has.
     """

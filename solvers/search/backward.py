@@ -130,8 +130,6 @@ def schedule_backwards(problem: Problem, running: IntArray, back: IntArray) -> S
 
     Parameters
     ----------
-    problem
-        The problem.
     running
         The requests that take a round at least, shape (running,).
     back

@@ -26,8 +26,6 @@ def merge_stages(problem: Problem, schedule: Schedule, late: Callable[[], bool] 
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     schedule
         It keeps every rule, and has no idle rounds. With several stages in one round, or requests of no
         round, it is returned as it is.

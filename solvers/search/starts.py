@@ -114,8 +114,6 @@ def simulated_schedule(
 
     Parameters
     ----------
-    problem
-        The problem.
     policy
         Its name in :data:`~batchbound.heuristics.registry.POLICIES`.
     least

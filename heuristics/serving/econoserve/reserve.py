@@ -39,8 +39,6 @@ class PromptReserve:
 
         Parameters
         ----------
-        ledger
-            Of the device.
         leaving
             A request whose blocks count no more.
         """

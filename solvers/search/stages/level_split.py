@@ -43,8 +43,6 @@ class LevelSplit:
 
         Parameters
         ----------
-        problem
-            The problem split.
         spare
             Full levels left to the rest.
         """

@@ -162,8 +162,6 @@ def settled(times: IntArray, spans: Spans, used: IntArray, profile: LengthProfil
         The rounds of the stages and the end, shape (stages + 1,).
     spans, used
         The spans, and the slots in each, shape (spans,), no fewer than there are requests.
-    profile
-        The requests' lengths.
 
     Returns
     -------

@@ -90,8 +90,6 @@ class Spans:
         ----------
         times
             The rounds of the stages and the end, not decreasing, shape (stages + 1,).
-        profile
-            The requests' lengths.
         """
         begin, count = cls._reach(times, profile)
         first = np.repeat(np.arange(len(times)), count)
@@ -148,8 +146,6 @@ class Spans:
         ----------
         rank, ranks
             Of the spans, by :meth:`demand`, and how many there are.
-        stages
-            Of the schedule.
         """
         column, point, level = np.arange(len(self)), np.arange(stages), np.arange(ranks)
         idle, held = len(self) + point, len(self) + stages + level
@@ -184,12 +180,6 @@ def whole_slots(
     ----------
     times
         The rounds of the stages and the end, not decreasing, shape (stages + 1,).
-    profile
-        The requests' lengths.
-    slots
-        Slots there are.
-    seconds
-        Time allowed.
     most
         Most requests that each stage starts, shape (stages,), if there is a limit.
 
@@ -257,8 +247,6 @@ def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArr
 
     Parameters
     ----------
-    spans
-        The spans.
     used
         Slots in each, shape (spans,).
     rounds

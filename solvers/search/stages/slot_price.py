@@ -66,8 +66,6 @@ def slot_price(
     ----------
     times
         The rounds of the stages and the end, not decreasing, shape (stages + 1,).
-    profile
-        The requests' lengths.
     near
         Prices for as many stages, best those of similar times; None to begin from nothing.
     most
@@ -231,8 +229,6 @@ def slots_at_least(
         Shape (candidates, stages + 1); each row not decreasing.
     values, starts
         Prices (:class:`SlotPrice`), shape (prices, candidates or 1, stages + 1) and (..., stages).
-    profile
-        The requests' lengths.
 
     Returns
     -------
@@ -275,8 +271,6 @@ def slots_by_lengths(times: IntArray, profile: LengthProfile) -> FloatArray:
     ----------
     times
         Shape (candidates, stages + 1); each row not decreasing.
-    profile
-        The requests' lengths.
 
     Returns
     -------

@@ -38,8 +38,6 @@ def spread_times(
 
     Parameters
     ----------
-    profile
-        The requests' lengths.
     costs
         What a stage and a round cost, and the slots.
     rng

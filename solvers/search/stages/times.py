@@ -387,8 +387,6 @@ def moved(times: IntArray, profile: LengthProfile, rng: np.random.Generator, cou
     ----------
     times
         Rounds of the stages and the end, shape (stages + 1,).
-    profile
-        The requests' lengths.
     rng
         Draws the moves.
     count

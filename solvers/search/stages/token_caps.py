@@ -70,8 +70,6 @@ def evened_out(problem: Problem, times: IntArray, spans: Spans, used: IntArray) 
         The problem, with a token cap.
     times
         The rounds of the stages and the end, shape (stages + 1,).
-    spans
-        The spans.
     used
         Slots in each span, shape (spans,).
     """
