@@ -36,8 +36,6 @@ class SlotTrial:
         Of the best schedule found, seconds.
     bound
         A proven bound with so many slots, seconds.
-    schedule
-        The schedule.
     """
 
     slots: int

@@ -23,8 +23,6 @@ class AttentionCall(NamedTuple):
 
     Parameters
     ----------
-    module
-        The attention layer.
     query
         Shape (rows, heads, tokens, head size).
     key, value

@@ -128,8 +128,6 @@ class Dispatch:
 
     Parameters
     ----------
-    requests
-        What to send.
     clients
         The servers: replicas of one another.
     in_flight

@@ -24,8 +24,6 @@ class ServerFacts:
         Whether it answers.
     engine
         ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
-    version
-        Of the engine.
     models
         Names it serves.
     slots
@@ -91,8 +89,6 @@ class Watch:
 
     Parameters
     ----------
-    client
-        The server.
     every
         Seconds between two readings.
     on_read

@@ -55,8 +55,6 @@ class PackedAttention:
 
     Parameters
     ----------
-    decoder
-        The model.
     store
         Where the keys and values lie; its segments say which prompts are packed.
     """

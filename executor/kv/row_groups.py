@@ -56,8 +56,6 @@ class RowGroups:
 
     Parameters
     ----------
-    decoder
-        The model.
     store
         Where the rows lie.
     """

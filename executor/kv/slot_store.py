@@ -25,14 +25,10 @@ class Segment:
 
     Parameters
     ----------
-    row
-        The row.
     offset
         The column of its first token: tokens of the same prompt that earlier calls stored.
     begin
         Where the call's input has the tokens.
-    tokens
-        How many.
     """
 
     row: int
@@ -92,8 +88,6 @@ class KeyValueSlots(KeyValueStore):
 
     Parameters
     ----------
-    slots
-        Rows to allocate.
     columns
         Columns to allocate, tokens; more are allocated when they run out.
     sliding_windows

@@ -58,8 +58,6 @@ class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
     ----------
     frame, sliding_window
         Those of :class:`~.store.StoreLayer`.
-    slots
-        Rows to allocate.
     """
 
     def __init__(self, frame: Frame, slots: int, sliding_window: int | None) -> None:
@@ -142,8 +140,6 @@ class KeyValueWindow(KeyValueStore):
 
     Parameters
     ----------
-    slots
-        Rows to allocate.
     columns
         Columns to allocate, tokens; more are allocated when they run out.
     sliding_windows

@@ -119,8 +119,6 @@ class HubTokenizer:
     ----------
     name
         What the user called it.
-    tokenizer
-        The transformers tokenizer.
     eos_ids
         Tokens that end a completion, beyond the tokenizer's own.
     """

@@ -127,8 +127,6 @@ class RayFleet:
     ----------
     spec
         What each loads.
-    replicas
-        How many.
     address
         Of a running cluster; None for a Ray of this machine that ends with the fleet.
     patience

@@ -187,8 +187,6 @@ class Releasing:
         What to replay; None to serve the longest first.
     requests
         The job's number of each request of the share.
-    following
-        What to follow instead of either.
     """
 
     def __init__(

@@ -66,8 +66,6 @@ class Job:
 
     Parameters
     ----------
-    plan
-        What to run.
     prompts
         Of the plan's requests, in its order.
     model, tokenizer

@@ -79,8 +79,6 @@ class PlanClock:
 
     Parameters
     ----------
-    problem, schedule
-        The plan.
     left
         Requests that this run serves, ascending; another run has completed the others.
     bound

@@ -43,8 +43,6 @@ class StepsJob:
 
     Parameters
     ----------
-    plan
-        What to serve.
     prompts
         Token ids of each request's prompt, in the plan's order.
     asked

@@ -26,8 +26,6 @@ class Row:
     ----------
     begin
         Where the call's input has its tokens.
-    tokens
-        How many.
     held
         Tokens of its keys and values when the call is done.
     spans

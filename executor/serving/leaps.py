@@ -56,8 +56,6 @@ class LeapingEngine:
     ----------
     prompt, output
         Tokens of each request, in the order they are admitted.
-    limits
-        Of the engine.
     in_flight, lag
         As :func:`~.release.predict` says.
     """

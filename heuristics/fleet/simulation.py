@@ -162,8 +162,6 @@ class _Replica:
 
     Parameters
     ----------
-    execution
-        Its policy and engine.
     busy
         Seconds it is busy before.
     remaining

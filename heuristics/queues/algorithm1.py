@@ -22,8 +22,6 @@ class SortingPreemptive(Assigned):
 
     Parameters
     ----------
-    problem
-        The problem.
     assignment
         The slot of each request, shape (requests,): the paper's :math:`x_{ij}`.
     """

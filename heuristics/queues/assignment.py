@@ -25,8 +25,6 @@ class Assigned:
 
     Parameters
     ----------
-    problem
-        The problem.
     assignment
         The slot of each request, shape (requests,).
     order

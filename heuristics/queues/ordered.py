@@ -51,11 +51,6 @@ class Ordered:
     ----------
     order
         All requests, shape (requests,).
-
-    Attributes
-    ----------
-    order
-        As given.
     """
 
     def __init__(self, order: IntArray) -> None:

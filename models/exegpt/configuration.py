@@ -29,8 +29,6 @@ class ExecConfig:
 
     Parameters
     ----------
-    strategy
-        The strategy.
     encode_batch
         Prompts of an encoding phase, the paper's :math:`B_E`.
     decode_rounds

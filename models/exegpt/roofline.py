@@ -29,8 +29,6 @@ class RooflineDevice:
 
     Parameters
     ----------
-    name
-        The device.
     flops
         Multiplications and additions a second, at 16 bits, dense.
     bandwidth
@@ -151,10 +149,6 @@ class Roofline:
 
     Parameters
     ----------
-    shape
-        The model.
-    device
-        The device.
     degree
         Devices that share every layer.
     efficiency

@@ -30,8 +30,6 @@ class Timeline:
     ----------
     costs
         Of the model's layers, by tensor-parallel degree.
-    cluster
-        The devices.
     lengths
         Of the requests; outputs are decode iterations.
     """

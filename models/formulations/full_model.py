@@ -37,8 +37,6 @@ class FullModel:
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     model
         Its linear model, in seconds.
     columns

@@ -68,8 +68,6 @@ class FullRows:
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     bins
         The paper's :math:`K`.
     """

@@ -36,8 +36,6 @@ class SlotFreeModel:
 
     Parameters
     ----------
-    problem
-        What is scheduled.
     model
         Its linear model, in seconds. All its columns are whole, unless short prefill stages cost a floor.
     p, d, v

@@ -36,8 +36,6 @@ class Space:
 
     Parameters
     ----------
-    strategy
-        The strategy.
     tensor_degree, tensor_groups
         Of the configurations.
     variables

@@ -174,8 +174,6 @@ class _Construction:
 
     Parameters
     ----------
-    problem
-        The problem.
     requests
         Those to serve, each of a round at least.
     keys

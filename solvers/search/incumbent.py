@@ -19,8 +19,6 @@ class Incumbent:
 
     Parameters
     ----------
-    problem
-        The problem scheduled.
     seconds
         Wall-clock limit of the search; None for no limit.
     steps

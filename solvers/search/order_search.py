@@ -38,8 +38,6 @@ class OrderSearch:
 
     Parameters
     ----------
-    problem
-        The problem scheduled.
     rng
         Draws the changes.
     """

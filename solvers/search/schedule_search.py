@@ -152,8 +152,6 @@ class ScheduleSearchOutcome:
         The best schedule, which keeps every rule of the problem, without idle rounds.
     makespan
         Its seconds.
-    iterations
-        Steps of the search done.
     improvements
         Seconds since the search began and the makespan found then, in order.
     """

@@ -91,8 +91,6 @@ class _Units:
 
     Parameters
     ----------
-    problem
-        The problem.
     together
         Whether those that share a prompt are together; else each counts with the whole of it.
     """

@@ -121,16 +121,10 @@ class StageAnnealing:
 
     Parameters
     ----------
-    problem
-        The problem.
-    costs
-        What a stage and a round cost.
     rng
         Draws the moves.
     split
         The problem's full levels and the rest, whose stage times are annealed.
-    profile
-        The lengths of the rest.
     starts
         Stage times of the rest: where the walk begins, and where its next cycles may.
     lacking
@@ -140,8 +134,6 @@ class StageAnnealing:
     ----------
     split, profile
         As given, until more of the problem is annealed.
-    walk
-        The walk over its stage times.
     """
 
     def __init__(

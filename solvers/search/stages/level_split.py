@@ -21,8 +21,6 @@ class LevelSplit:
 
     Parameters
     ----------
-    problem
-        The whole problem.
     levels
         Requests of each level, shape (levels, slots).
     rest

@@ -139,10 +139,6 @@ class StageTimesSearch:
 
     Parameters
     ----------
-    profile
-        The requests' lengths.
-    costs
-        What stages and rounds cost.
     times
         Where the walk starts: rounds of the stages and the end, not decreasing, shape (stages + 1,).
     rng

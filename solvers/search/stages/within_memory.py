@@ -108,8 +108,6 @@ class _Flow:
     ----------
     times
         The rounds of the stages and the end, shape (stages + 1,).
-    profile
-        The requests' lengths.
     spans
         The spans between two of the times.
     held
