@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,6 @@ from ..data.trace import Trace
 from ..models.exegpt.length_drift import LengthDrift
 from .inputs import positive
 from .output import note
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..solvers.bounds.proven_bound import proven_bound
-from ..solvers.result import Limits, Result, Status
+from ..solvers.result import Limits, Status
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
 
 
@@ -61,16 +59,12 @@ def make_plan(
     # A plan's bound is one that `verify` can derive again without the solver.
     bound = proven_bound(problem) if result.repeatable is None else result.repeatable
     optimal = bound.proves(result.schedule.makespan(problem))
-    maker = _maker(replace(result, status=Status.OPTIMAL if optimal else Status.FEASIBLE), limits.seed)
-    return Plan.of(problem, result.schedule, bound, maker, provenance=provenance or Provenance())
-
-
-def _maker(result: Result, seed: int) -> Maker:
-    return Maker(
+    maker = Maker(
         solver=result.solver,
         version=result.version,
-        status=result.status,
+        status=Status.OPTIMAL if optimal else Status.FEASIBLE,
         stopped_by=result.stopped_by,
         seconds=result.seconds,
-        seed=seed,
+        seed=limits.seed,
     )
+    return Plan.of(problem, result.schedule, bound, maker, provenance=provenance or Provenance())

@@ -137,7 +137,8 @@ def load_steps_job(
         tokenizer = load_tokenizer(options.tokenizer or source.model)
         vocabulary = min(vocabulary_of(model), tokenizer.vocab_size)
         prompts = Prompts.random(workload, vocabulary, source.seed or 0)
-        asked, caps = _asked((), len(workload), source, options), _no_caps(len(workload))
+        asked = _asked((), len(workload), source, options)
+        caps: list[int | None] = [None] * len(workload)
     else:
         counted = _tokenizer_of(planned.tokenizer, path, source, options)
         tokenizer = load_tokenizer(options.tokenizer or counted)
@@ -162,10 +163,6 @@ def load_steps_job(
         options.kv_tokens,
     )
     return job, prompts
-
-
-def _no_caps(count: int) -> list[int | None]:
-    return [None] * count
 
 
 def _most_tokens(
@@ -205,12 +202,17 @@ def _said(options: RunOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in SAMPLING if name != "seed"}
 
 
-def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, ...]:
+def refuse_changed(path: Path, planned: PromptSource) -> None:
+    """Raise InputError if a file is gone, or no longer holds the prompts that were planned."""
     hint = "Give the planned file with --prompts, or plan again."
     if not path.exists():
         raise InputError("the plan's prompts are not there", file=path, hint=hint)
     if prompts_digest(path) != planned.sha256:
         raise InputError("the file is not what was planned: it has changed since", file=path, hint=hint)
+
+
+def _planned_records(planned: PromptSource, path: Path) -> tuple[PromptRecord, ...]:
+    refuse_changed(path, planned)
     return each_sample(read_batch(path, planned.columns), path)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -190,15 +190,11 @@ def _run_on_model(
         written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
         return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
     serve = _serving(chosen, job, source, options, remark)
-    journal = Journal(journal_path(files.output), identity)
-    try:
+    with Journal(journal_path(files.output), identity) as journal:
         refuse_outputs(files.all, overwrite or journal.ending, read)
-    except InputError:
-        with journal:
-            raise
-    with journal, (watching or _unwatched)(chosen, journal) as on_stage:
-        outcome = serve(journal, on_stage=on_stage)
-        journal.end()
+        with nullcontext() if watching is None else watching(chosen, journal) as on_stage:
+            outcome = serve(journal, on_stage=on_stage)
+            journal.end()
     files.save(chosen, outcome.traces, path.parent, run_digest(identity))
     job.write_answers(journal, files.output)
     completions = tuple(batch_completions(job.lines(journal)))
@@ -249,8 +245,3 @@ def _serving(
         address=options.ray_address,
         patience=options.patience,
     )
-
-
-@contextmanager
-def _unwatched(plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
-    yield lambda stage, done: None

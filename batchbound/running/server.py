@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -35,6 +35,7 @@ from ..planning.release import (
     named_release,
     plan_order,
 )
+from .job import refuse_changed
 from .outputs import is_whole, run_digest
 from .server_result import ServerResult
 
@@ -238,18 +239,14 @@ def run_on_servers(
         options = replace(options, order="plan")
     release = _release(options, batch, limits, remark)
     job = _ordered(job, release, slots, options, batch.output if again else None)
-    journal = Journal(journal_path(output), identity | served)
-    try:
+    with Journal(journal_path(output), identity | served) as journal:
         refuse_outputs(outputs, overwrite or journal.ending, read)
-    except InputError:
-        with journal:
-            raise
-    resumed = len(journal.finished)
-    left = sum(request.custom_id not in journal.finished for request in batch.requests)
-    with journal, (watching or _unwatched)(left, journal) as advance:
-        outcome = job.run(journal, facts, on_served=advance, remark=remark)
-        if outcome.stopped is None:
-            journal.end()
+        resumed = len(journal.finished)
+        left = sum(request.custom_id not in journal.finished for request in batch.requests)
+        with nullcontext() if watching is None else watching(left, journal) as advance:
+            outcome = job.run(journal, facts, on_served=advance, remark=remark)
+            if outcome.stopped is None:
+                journal.end()
     if outcome.stopped is not None:
         raise RunStoppedError(outcome.stopped)
     # Cut off before its trace: one without requests tells the finished job from another's.
@@ -398,11 +395,7 @@ def _planned(plan: Plan | IterationPlan, path: Path, options: ServerOptions, slo
         hint = "Plan a batch file of prompts: a server needs something to complete."
         raise InputError("the plan is of lengths only", file=path, hint=hint)
     prompts = Path(options.prompts) if options.prompts else path.resolve().parent / source.path
-    hint = "Give the planned file with --prompts, or plan again."
-    if not prompts.exists():
-        raise InputError("the plan's prompts are not there", file=prompts, hint=hint)
-    if prompts_digest(prompts) != source.sha256:
-        raise InputError("the file is not what was planned: it has changed since", file=prompts, hint=hint)
+    refuse_changed(prompts, source)
     requests = read_server_batch(prompts, source.columns)
     mixing = isinstance(plan, IterationPlan)
     names = completion_ids(requests) if mixing else [request.custom_id for request in requests]
@@ -524,8 +517,3 @@ def _release(
         saved = f" ({change:+.1%} of the file's order)"
     remark(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{put_back}{saved}")
     return found
-
-
-@contextmanager
-def _unwatched(left: int, journal: Journal) -> Iterator[Callable[[int], None]]:
-    yield lambda done: None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby
@@ -170,7 +170,7 @@ def run_step(
     if before is not None:
         _clear(files, before, anew=overwrite)
     serving = _Step(job, encoded, files, progress, path)
-    return serving.run(_identity(job, step, source, chosen), watching or _unwatched)
+    return serving.run(_identity(job, step, source, chosen), watching)
 
 
 def _refuse_unserved(plan: StepsPlan, path: Path, options: RunOptions) -> None:
@@ -228,7 +228,7 @@ class _Step:
         self._job, self._prompts, self._files, self._progress = job, prompts, files, progress
         self._step, self._planned_at = len(progress.steps), planned_at
 
-    def run(self, identity: Mapping[str, object], watching: Watching) -> StepResult | None:
+    def run(self, identity: Mapping[str, object], watching: Watching | None) -> StepResult | None:
         """Serve it, and write what is to be kept."""
         from ..executor.runs.journal import Journal
         from ..executor.runs.steps_job import LiveSteps
@@ -239,7 +239,8 @@ class _Step:
         begun = time.perf_counter()
         with Journal(_journal(self._files, self._step), identity) as journal:
             there = {place[name]: len(_tokens(entry)) for name, entry in journal.finished.items()}
-            with watching(len(place) - sum(steps.run.kept), journal) as on_stage:
+            left = len(place) - sum(steps.run.kept)
+            with nullcontext() if watching is None else watching(left, journal) as on_stage:
                 steps.advance(partial(self._keep, journal), there, on_stage)
             seconds = time.perf_counter() - begun
             journal.end()
@@ -341,8 +342,3 @@ def _choice(line: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tokens(line: Mapping[str, Any]) -> list[int]:
     found: list[int] = _choice(line)["token_ids"]
     return found
-
-
-@contextmanager
-def _unwatched(left: int, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
-    yield lambda stage, done: None
