@@ -23,7 +23,7 @@ from .data.readers.profile_readers import read_profile
 from .data.readers.server_run import ServerRun, is_timed, read_timed_requests
 from .data.readers.tables import read_lengths
 from .executor.profiling.fitted_audit import fitted_audit, simulated_orders
-from .executor.profiling.iteration_fit import IterationFit, TimedJob, fit_log
+from .executor.profiling.iteration_fit import IterationFit, PricedRun, TimedJob, fit_log
 from .executor.reports.audit_page import Losses, Occupancy, save_audit_page
 from .executor.reports.iteration_audit import audit_iterations, order_audit, orders_of
 from .executor.reports.log_audit import WORK, audit_log
@@ -111,6 +111,14 @@ class _Asked:
         except ValueError as error:
             hint = "Correct --kv-tokens or --block-tokens."
             raise InputError(str(error), file=self.path, hint=hint) from None
+
+    def stated(self, silent: str) -> EngineLimits:
+        """Return the limits as the caller alone says them, of a run of which the file says none."""
+        if self.slots is None:
+            raise InputError(f"{silent} not say the slots", file=self.path, hint="Say --slots.")
+        return self.limits(
+            self.slots, self.batched_tokens or _BUDGET, self.kv_tokens, self.block_tokens or 16
+        )
 
 
 def audit(
@@ -233,15 +241,20 @@ def _with_seconds(
     }
     said = "the seconds of an iteration are fitted to the job's own times: the bound in seconds is of them"
     runs = [_under_way("the run", job.start if job.first is None else job.first, job.last)]
-    runs += [
-        Occupancy(f"{name}, simulated", run.run.start + run.run.seconds, run.under_way)
-        for name, run in found.orders.items()
-        if name != "shortest first"
-    ]
+    runs += _simulated(found.orders)
     lost = Losses("seconds", found.measured, found.bound, found.losses)
     shown = {**tables, "seconds": seconds, **_fitted(found.fit)}
     drawn = tuple(runs if job.first is not None else runs[1:])
     return Audit(shown, (said,), (lost,), drawn, "seconds", _rates(found.fit))
+
+
+def _simulated(orders: Mapping[str, PricedRun]) -> tuple[Occupancy, ...]:
+    """Return how many requests simulated orders have under way; shortest first is not worth a line."""
+    return tuple(
+        Occupancy(f"{name}, simulated", run.run.start + run.run.seconds, run.under_way)
+        for name, run in orders.items()
+        if name != "shortest first"
+    )
 
 
 def _under_way(name: str, begin: FloatArray, end: FloatArray) -> Occupancy:
@@ -302,11 +315,7 @@ def _log(asked: _Asked, iterations: tuple[int, int] | None) -> Audit:
 def _timed(asked: _Asked) -> Audit:
     """Return what a run lost whose requests' times are known."""
     ran = read_timed_requests(asked.path)
-    if asked.slots is None:
-        raise InputError("times of requests do not say the slots", file=asked.path, hint="Say --slots.")
-    limits = EngineLimits(
-        asked.slots, asked.batched_tokens or _BUDGET, asked.kv_tokens, asked.block_tokens or 16
-    )
+    limits = asked.stated("times of requests do")
     sequences, known = Sequences(ran.prompt, ran.output), asked.batched_tokens is not None
     job = TimedJob(sequences, np.arange(len(sequences)), ran.start, ran.last, ran.first)
     tables = _by_order(sequences, limits, budget_known=known)
@@ -316,19 +325,10 @@ def _timed(asked: _Asked) -> Audit:
 
 def _lengths(asked: _Asked) -> Audit:
     work = read_lengths(asked.path)
-    if asked.slots is None:
-        raise InputError("a table of lengths does not say the slots", file=asked.path, hint="Say --slots.")
-    limits = asked.limits(
-        asked.slots, asked.batched_tokens or _BUDGET, asked.kv_tokens, asked.block_tokens or 16
-    )
+    limits = asked.stated("a table of lengths does")
     sequences = Sequences(work.input_tokens, work.output_tokens)
     tables = _by_order(sequences, limits, budget_known=asked.batched_tokens is not None)
-    runs = [
-        Occupancy(f"{name}, simulated", run.run.start + run.run.seconds, run.under_way)
-        for name, run in simulated_orders(sequences, limits, orders_of(sequences)).items()
-        if name != "shortest first"
-    ]
-    return Audit(tables, runs=tuple(runs))
+    return Audit(tables, runs=_simulated(simulated_orders(sequences, limits, orders_of(sequences))))
 
 
 def _measured(asked: _Asked, profile: str | os.PathLike[str] | None) -> Audit:

@@ -292,3 +292,15 @@ def test_metrics_pages_are_read_whoever_wrote_them() -> None:
     sglang = parse_metrics("sglang:num_running_reqs 2\nsglang:max_total_num_tokens 512\n")
     assert (sglang.engine, sglang.running, sglang.kv_tokens) == ("sglang", 2, 512)
     assert parse_metrics("<html>").engine == "unknown"
+
+
+@pytest.mark.parametrize(
+    "header", ["id,prompt_tokens,completion_tokens,start,first,last", "id,input_tokens,output_tokens"]
+)
+def test_a_room_smaller_than_a_block_is_an_error_of_the_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str
+) -> None:
+    values = ["a", "5", "4", "0", "1", "2"][: header.count(",") + 1]
+    (tmp_path / "run.csv").write_text(f"{header}\n{','.join(values)}\n")
+    assert main(["audit", str(tmp_path / "run.csv"), "--slots", "4", "--kv-tokens", "3"]) == 2
+    assert "3 tokens make no block of 16. Correct --kv-tokens or --block-tokens." in capsys.readouterr().err
