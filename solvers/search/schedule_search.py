@@ -25,7 +25,7 @@ from .stage_merge import merge_stages
 from .stage_split import stages_capped
 from .stages.annealing import FEW, StageAnnealing
 from .stages.rounding import settled
-from .stages.slot_flow import Spans, stages_of_requests, stretched, whole_slots
+from .stages.slot_flow import Spans, stretched, whole_slots
 from .stages.spread import MOST_SPANS
 from .stages.times import StageCosts
 from .stages.token_caps import stages_within_cap
@@ -598,4 +598,4 @@ class ScheduleSearch:
         if flow is None:
             return None
         times, spans = settled(times, *flow, profile)
-        return split.schedule(stages_of_requests(spans, flow[1], split.rest.rounds), np.diff(times))
+        return split.schedule(spans.first[spans.of_requests(flow[1], split.rest.rounds)], np.diff(times))

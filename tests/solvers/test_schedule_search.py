@@ -23,7 +23,7 @@ from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages import annealing as stage_annealing
 from batchbound.solvers.search.stages.annealing import StageAnnealing
 from batchbound.solvers.search.stages.level_split import LevelSplit
-from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, stages_of_requests, whole_slots
+from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import (
     SlotPrice,
     slot_price,
@@ -189,7 +189,8 @@ def test_whole_slots_serve_every_request(seed: int) -> None:
     flow = whole_slots(times, profile, slots, 5.0)
     if flow is None:
         return
-    stage = stages_of_requests(*flow, rounds)
+    spans, used = flow
+    stage = spans.first[spans.of_requests(used, rounds)]
     starts = times[stage]
     assert (starts + rounds <= times[-1]).all()
     running = [(starts <= r) & (r < starts + rounds) for r in range(int(times[-1]))]

@@ -17,7 +17,7 @@ from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages.rounding import nearly_whole, settled
-from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, stages_of_requests, whole_slots
+from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
 from batchbound.solvers.search.stages.slot_price import slot_price
 from batchbound.solvers.search.stages.spread import spread_times
 from batchbound.solvers.search.stages.times import StageCosts
@@ -62,7 +62,7 @@ def test_a_request_too_long_for_its_span_moves_the_stages_that_follow() -> None:
     spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([4, 4]))
     moved, between = settled(times, spans, np.array([2, 2]), profile)
     assert moved.tolist() in ([0, 5, 9], [0, 4, 9])
-    stages = stages_of_requests(between, np.array([2, 2]), np.array([5, 4, 4, 4]))
+    stages = between.first[between.of_requests(np.array([2, 2]), np.array([5, 4, 4, 4]))]
     problem = Problem(Workload.from_lengths([1] * 4, [5, 4, 4, 4]), CostModel.paper(), 2)
     assert Schedule.from_bins(problem, stages, np.diff(moved)).check(problem) is None
 
@@ -92,7 +92,8 @@ def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed
     net = np.bincount(spans.first, used, len(times)) - np.bincount(spans.last, used, len(times))
     assert np.cumsum(net)[:-1].max() <= 12
     moved, between = settled(times, spans, used, profile)
-    schedule = Schedule.from_bins(problem, stages_of_requests(between, used, problem.rounds), np.diff(moved))
+    stage = between.first[between.of_requests(used, problem.rounds)]
+    schedule = Schedule.from_bins(problem, stage, np.diff(moved))
     assert schedule.check(problem) is None
 
 

@@ -135,6 +135,23 @@ class Spans:
         """Tell whether the longest request has a span."""
         return len(self) > 0 and bool(self.rounds.max() >= profile.longest)
 
+    def of_requests(self, used: IntArray, rounds: IntArray) -> IntArray:
+        """
+        Return the span of each request, shape (requests,): the longest requests take the longest spans.
+
+        Parameters
+        ----------
+        used
+            Slots in each span, shape (spans,), no fewer than there are requests.
+        rounds
+            Rounds each request needs, shape (requests,).
+        """
+        longest_first = np.argsort(-self.rounds, kind="stable")
+        span = np.empty(len(rounds), dtype=np.int64)
+        offered = np.repeat(longest_first, used[longest_first])
+        span[np.argsort(-rounds, kind="stable")] = offered[: len(rounds)]
+        return span
+
     def flow(self, rank: IntArray, stages: int, ranks: int) -> list[Entries]:
         """
         Return the rows of a flow of slots: rows, columns and factors.
@@ -239,21 +256,3 @@ def whole_slots(
         if found is not None:
             return spans, np.rint(found[: len(spans)]).astype(np.int64)
     return None
-
-
-def stages_of_requests(spans: Spans, used: IntArray, rounds: IntArray) -> IntArray:
-    """
-    Return the stage at which each request starts: the longest requests take the longest spans.
-
-    Parameters
-    ----------
-    used
-        Slots in each, shape (spans,).
-    rounds
-        Rounds each request needs, shape (requests,).
-    """
-    by_length = np.argsort(-spans.rounds, kind="stable")
-    offered = np.repeat(by_length, used[by_length])[: len(rounds)]
-    stage = np.empty(len(rounds), dtype=np.int64)
-    stage[np.argsort(-rounds, kind="stable")] = spans.first[offered]
-    return stage

@@ -10,7 +10,7 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..stage_split import split_stages
 from .rounding import settled
-from .slot_flow import LengthProfile, Spans, stages_of_requests, stretched, whole_slots
+from .slot_flow import LengthProfile, Spans, stretched, whole_slots
 
 MOST_SPANS = 400
 """Spans between the stages up to which it is tried: of more, whole slots take as long as a search."""
@@ -46,7 +46,7 @@ def with_stages_of(problem: Problem, other: Schedule, seconds: float) -> Schedul
         flow = whole_slots(later, profile, problem.slots, left) if left > 0 else None
         if flow is not None:
             settled_times, spans = settled(later, *flow, profile)
-            stage = stages_of_requests(spans, flow[1], problem.rounds)
+            stage = spans.first[spans.of_requests(flow[1], problem.rounds)]
             schedule = Schedule.from_bins(problem, stage, np.diff(settled_times))
             return split_stages(problem, schedule.without_idle_rounds(problem))
     return None

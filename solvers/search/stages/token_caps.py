@@ -76,10 +76,7 @@ def evened_out(problem: Problem, times: IntArray, spans: Spans, used: IntArray) 
     cap = problem.prefill_token_cap
     assert cap is not None
     prompt, rounds = problem.prompt_tokens, problem.rounds
-    by_length = np.argsort(-spans.rounds, kind="stable")
-    offered = np.repeat(by_length, used[by_length])[: len(problem)]
-    span = np.empty(len(problem), dtype=np.int64)
-    span[np.argsort(-rounds, kind="stable")] = offered
+    span = spans.of_requests(used, rounds)
     room, stage = spans.rounds[span], spans.first[span]
     tokens = np.bincount(stage, weights=prompt, minlength=len(times) - 1).astype(np.int64)
     for _ in range(4 * len(problem)):

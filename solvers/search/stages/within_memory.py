@@ -83,12 +83,8 @@ def served_within_memory(
     if used is None:
         return None
     times, spans = settled(times, spans, used, profile)
-    lengths = times[spans.last] - times[spans.first]
-    longest_first = np.argsort(-lengths, kind="stable")
-    offered = np.repeat(longest_first, used[longest_first])[: len(rounds)]
-    start, room = np.empty_like(rounds), np.empty_like(rounds)
-    by_length = np.argsort(-rounds, kind="stable")
-    start[by_length], room[by_length] = times[spans.first[offered]], lengths[offered]
+    span = spans.of_requests(used, rounds)
+    start, room = times[spans.first[span]], spans.rounds[span]
     best = _Exchanges(start, room, rounds, first, capacity)
     for _ in range(WALKS):
         walk = _Exchanges(start, room, rounds, first, capacity)
