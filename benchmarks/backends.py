@@ -74,8 +74,6 @@ def measure(name: str, backend: str, model: PartitionModel, weights: IntArray, s
     limits = Limits(seconds=seconds, threads=1)
     version = f"{backend} ({BACKENDS[backend].version})"
     print(row(name, version, "none", solve_linear(model.model, backend, limits)), flush=True)
-    if not BACKENDS[backend].takes_start:
-        return
     assignment = longest_processing_time(weights, len(model.loads))
     start = write_partition(model, weights, assignment)
     lightest = f"LPT, {start[model.largest]:.0f}"

@@ -218,9 +218,8 @@ class KeyValueWindow(KeyValueStore):
         start, end = self.frame.starts[row], self.frame.end
         views = []
         for layer in self._window_layers:
-            assert layer.keys is not None
-            assert layer.values is not None
-            views.append((layer.keys[row, :, start:end], layer.values[row, :, start:end]))
+            keys, values = layer.buffers
+            views.append((keys[row, :, start:end], values[row, :, start:end]))
         return views
 
     def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -231,10 +230,8 @@ class KeyValueWindow(KeyValueStore):
         for layer, (keys, values) in zip(self._window_layers, layers, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys[row, :, start:end] = keys
-            layer.values[row, :, start:end] = values
+            for buffer, states in zip(layer.buffers, (keys, values), strict=True):
+                buffer[row, :, start:end] = states
         self.frame.starts[row] = start
         self.frame.low = min(self.frame.low, start)
 

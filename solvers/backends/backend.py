@@ -84,10 +84,6 @@ class Backend:
         What that module imports.
     distribution
         The package that the library comes in, for its version.
-    takes_start
-        Whether it starts from a solution given to it.
-    stops_when_asked
-        Whether it ends early, with its best solution, on Ctrl-C.
     whole_numbers_only
         Whether it solves only models whose columns and coefficients are all whole.
     """
@@ -96,8 +92,6 @@ class Backend:
     module: str
     imports: str
     distribution: str
-    takes_start: bool
-    stops_when_asked: bool
     whole_numbers_only: bool = False
 
     @property
@@ -138,45 +132,20 @@ def whole_scale(costs: FloatArray) -> int | None:
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
+        Backend("highs", "batchbound.solvers.backends.highs", imports="highspy", distribution="highspy"),
+        Backend("scip", "batchbound.solvers.backends.scip", imports="pyscipopt", distribution="pyscipopt"),
+        Backend("cbc", "batchbound.solvers.backends.pulp", imports="pulp", distribution="pulp"),
         Backend(
-            name="highs",
-            module="batchbound.solvers.backends.highs",
-            imports="highspy",
-            distribution="highspy",
-            takes_start=True,
-            stops_when_asked=True,
-        ),
-        Backend(
-            name="scip",
-            module="batchbound.solvers.backends.scip",
-            imports="pyscipopt",
-            distribution="pyscipopt",
-            takes_start=True,
-            stops_when_asked=True,
-        ),
-        Backend(
-            name="cbc",
-            module="batchbound.solvers.backends.pulp",
-            imports="pulp",
-            distribution="pulp",
-            takes_start=True,
-            stops_when_asked=True,
-        ),
-        Backend(
-            name="ortools-scip",
-            module="batchbound.solvers.backends.ortools",
+            "ortools-scip",
+            "batchbound.solvers.backends.ortools",
             imports="ortools.math_opt.python.mathopt",
             distribution="ortools",
-            takes_start=True,
-            stops_when_asked=True,
         ),
         Backend(
             name="ortools-cp-sat",
             module="batchbound.solvers.backends.ortools",
             imports="ortools.math_opt.python.mathopt",
             distribution="ortools",
-            takes_start=True,
-            stops_when_asked=True,
             whole_numbers_only=True,
         ),
     )

@@ -98,7 +98,6 @@ def solve_linear(
         "solve_here",
         (chosen, model, limits, point),
         limits.seconds,
-        stops_when_asked=chosen.stops_when_asked,
     )
     return _checked(model, chosen, point, outcome)
 

@@ -143,8 +143,6 @@ def run_in_worker(
     function: str,
     task: tuple[object, ...],
     seconds: float | None,
-    *,
-    stops_when_asked: bool = True,
 ) -> Outcome:
     """
     Call a function in a process of its own and return what became of it.
@@ -157,8 +155,6 @@ def run_in_worker(
         What it is called with; anything that can be pickled.
     seconds
         Wall-clock limit from the moment the function calls :meth:`Desk.ready`, or None.
-    stops_when_asked
-        Whether it is worth waiting for the task after Ctrl-C.
 
     Raises
     ------
@@ -178,7 +174,7 @@ def run_in_worker(
             start_new_session=True,
         )
         there.close()
-        call = _Call(here, seconds, stops_when_asked)
+        call = _Call(here, seconds)
         try:
             with here:
                 call.hold([path for path in sys.path if path], (module, function, task, seconds))
@@ -195,10 +191,9 @@ def run_in_worker(
 class _Call:
     """The parent's side of one task."""
 
-    def __init__(self, channel: Connection, seconds: float | None, stops_when_asked: bool) -> None:
+    def __init__(self, channel: Connection, seconds: float | None) -> None:
         self.channel = channel
         self.seconds = seconds
-        self.stops_when_asked = stops_when_asked
         self.deadline: float | None = time.monotonic() + START_UP_SECONDS
         self.answer: object = None
         self.reports: dict[str, object] = {}
@@ -250,9 +245,7 @@ class _Call:
     def _ask(self, why: StoppedBy) -> None:
         self.asked = True
         self.stopped_by = why
-        self.deadline = time.monotonic()
-        if self.stops_when_asked or why is not StoppedBy.INTERRUPT:
-            self.deadline += GRACE_SECONDS + GRACE_SHARE * (self.seconds or 0.0)
+        self.deadline = time.monotonic() + GRACE_SECONDS + GRACE_SHARE * (self.seconds or 0.0)
         self.send("stop")
 
     def _take(self, message: tuple[str, object]) -> bool:

@@ -278,14 +278,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake(module: str, imports: str = "json") -> Backend:
-    return Backend(
-        name=module,
-        module=module,
-        imports=imports,
-        distribution="numpy",
-        takes_start=False,
-        stops_when_asked=True,
-    )
+    return Backend(name=module, module=module, imports=imports, distribution="numpy")
 
 
 Faker = Callable[[str], Callable[..., LinearResult]]
