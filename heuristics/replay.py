@@ -117,10 +117,6 @@ class Replay:
         self._gone[requests] = True
         self._disturb()
 
-    @property
-    def _disturbed(self) -> bool:
-        return bool(self._gone[self._nothing])
-
     def _disturb(self) -> None:
         self._gone[self._nothing] = True
 
@@ -148,7 +144,8 @@ class Replay:
         return np.zeros(0, dtype=np.int64)
 
     def _intact(self, state: State, members: IntArray) -> bool:
-        there = state.waiting[members] if self._disturbed else ~self._gone[members]
+        disturbed = self._gone[self._nothing]
+        there = state.waiting[members] if disturbed else ~self._gone[members]
         return bool(
             there.all()
             and not self._gone[members].any()

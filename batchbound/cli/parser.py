@@ -37,7 +37,8 @@ class Parser(argparse.ArgumentParser):
         if choice is not None:
             what = "command" if choice[1] == "COMMAND" else choice[1]
             known = [word.strip().strip("'") for word in choice[3].split(",")]
-            message = f"{what}: there is no {choice[2]!r}{_proposed(choice[2], known) or _listed(known)}"
+            meant = _proposed(choice[2], known) or f"; there are {', '.join(known)}"
+            message = f"{what}: there is no {choice[2]!r}{meant}"
         message = re.sub(r"^argument ([^:]+): ", r"\1: ", message)
         message = message.replace("expected one argument", "a value is missing after it")
         message = re.sub(r"invalid float value: ('.*')", r"\1 is not a number", message)
@@ -133,7 +134,3 @@ def _proposed(word: str, known: Iterable[str]) -> str:
     begun = [name for name in names if len(word) > 2 and name.startswith(word)]
     near = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.66)
     return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def _listed(known: Sequence[str]) -> str:
-    return f"; there are {', '.join(known)}"

@@ -179,7 +179,8 @@ def _measured(
             return _of_result(name, label, instance, solve(instance, solver, limits=limits))
         raise BackendError(f"{solver} takes linear models")
     except (BackendError, UnsupportedProblemError, ImportError) as error:
-        return _refused(name, label, time.perf_counter() - begun, str(error))
+        took = time.perf_counter() - begun
+        return Measurement(name, label, None, None, None, took, NOT_APPLICABLE, "", "", str(error))
 
 
 def _linear(name: str, model: LinearModel, label: str, solver: Solver, limits: Limits) -> Measurement:
@@ -289,10 +290,6 @@ def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measu
         "" if bound is None else bound.source,
         result.improvements or _point(result.seconds, value),
     )
-
-
-def _refused(name: str, label: str, seconds: float, message: str) -> Measurement:
-    return Measurement(name, label, None, None, None, seconds, NOT_APPLICABLE, "", "", message)
 
 
 def _point(seconds: float, value: float | None) -> tuple[tuple[float, float], ...]:

@@ -148,7 +148,8 @@ def best_release(
         shuffled = shuffled_orders(work.tokens, int(sequences.output.sum()), rng)
         return _chosen(work, limits, orders | shuffled, in_flight)
     found = _chosen(work, limits, orders, in_flight)
-    if found.predicted is None or found.predicted.iterations <= _NEAR * _least(sequences, limits):
+    least = iteration_bound(sequences, limits).iterations
+    if found.predicted is None or found.predicted.iterations <= _NEAR * least:
         return found
     if not work.exact or (work.choices > 1).any() or int(sequences.output.sum()) > MOST_SIMULATED:
         return found
@@ -185,10 +186,6 @@ def named_release(
 ) -> Release:
     """Return the order of that name with what it is predicted to take; KeyError if there is none."""
     return _chosen(work, limits, {name: named_orders(work, planned)[name]}, in_flight)
-
-
-def _least(sequences: Sequences, limits: EngineLimits) -> int:
-    return iteration_bound(sequences, limits).iterations
 
 
 def _chosen(

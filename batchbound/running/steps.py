@@ -238,13 +238,16 @@ class _Step:
             return None
         begun = time.perf_counter()
         with Journal(_journal(self._files, self._step), identity) as journal:
-            there = {place[name]: len(_tokens(entry)) for name, entry in journal.finished.items()}
+            there = {
+                place[name]: len(_choice(entry)["token_ids"]) for name, entry in journal.finished.items()
+            }
             left = len(place) - sum(steps.run.kept)
             with nullcontext() if watching is None else watching(left, journal) as on_stage:
                 steps.advance(partial(self._keep, journal), there, on_stage)
             seconds = time.perf_counter() - begun
             journal.end()
-            whole, waiting = self._whole(steps, self._lines(journal))
+            # All that has ended and was not written before.
+            whole, waiting = self._whole(steps, {**self._progress.waiting, **journal.finished})
             lines = list(self._joined(whole))
             write_completions(self._files.completions(self._step), lines)
             # From here on the step is over.
@@ -290,10 +293,6 @@ class _Step:
         choice["versions"] = [[step + 1, count] for step, count in one.versions]
         journal.append(self._job.names[one.request], line)
 
-    def _lines(self, journal: Journal) -> dict[str, Mapping[str, Any]]:
-        """Return the lines of all that has ended and was not written before, by name."""
-        return {**self._progress.waiting, **journal.finished}
-
     def _whole(
         self, steps: LiveSteps, lines: Mapping[str, Mapping[str, Any]]
     ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
@@ -336,9 +335,4 @@ class _Step:
 
 def _choice(line: Mapping[str, Any]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = line["response"]["body"]["choices"][0]
-    return found
-
-
-def _tokens(line: Mapping[str, Any]) -> list[int]:
-    found: list[int] = _choice(line)["token_ids"]
     return found

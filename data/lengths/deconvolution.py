@@ -52,7 +52,8 @@ class Deconvolution:
         top = high if ceiling is None else max(min(high, ceiling), low)
         self._spacing = max(min(sd / 4, (high - low) / POINTS), (high - low) / MOST_POINTS, 1e-6)
         self._grid = top - self._spacing * np.arange(int((top - low) / self._spacing) + 1)
-        self._bin, counts = self._binned(noisy, low)
+        self._bin = np.rint((noisy - low) / self._spacing).astype(np.int64)
+        counts = np.bincount(self._bin)
         self._counts = counts.astype(np.float64)
         centres = low + self._spacing * np.arange(len(counts))
         distance = (centres[:, None] - self._grid[None, :]) / sd
@@ -65,10 +66,6 @@ class Deconvolution:
         self._prior = self._em(
             self._shares, self._flat(self._ends_at(np.array([sum(UNDECIDED) / 2]))), ITERATIONS
         )
-
-    def _binned(self, noisy: FloatArray, low: float) -> tuple[IntArray, IntArray]:
-        bins = np.rint((noisy - low) / self._spacing).astype(np.int64)
-        return bins, np.bincount(bins)
 
     def _spread(self, sd: float) -> float:
         return float(sd * np.sqrt(2 * np.pi) / self._spacing)

@@ -81,7 +81,7 @@ class OffloadingBatch:
     @property
     def kv_tokens(self) -> int:
         """Tokens held by all requests under way."""
-        return self._batch.kv_tokens + self._held_on_host
+        return self._batch.kv_tokens + sum(suspended.tokens for suspended in self._parked.values())
 
     @property
     def padding_read(self) -> float:
@@ -122,7 +122,8 @@ class OffloadingBatch:
         """
         tokens: list[int] = []
         while len(tokens) < len(requests):
-            self._make_room(1)
+            while self._batch.active >= self.slots:
+                self._park(next(reversed(self._slot_of)))
             room = min(self.slots - self._batch.active, self._prompts_at_once)
             part = slice(len(tokens), len(tokens) + room)
             slots = self._free_slots()[: len(requests[part])]
@@ -266,17 +267,9 @@ class OffloadingBatch:
             self._unpark(request)
         return True
 
-    @property
-    def _held_on_host(self) -> int:
-        return sum(suspended.tokens for suspended in self._parked.values())
-
     def _free_slots(self) -> list[int]:
         taken = set(self._slot_of.values())
         return [slot for slot in range(self.slots) if slot not in taken]
-
-    def _make_room(self, slots: int) -> None:
-        while self._batch.active + slots > self.slots:
-            self._park(next(reversed(self._slot_of)))
 
     def _park(self, request: int) -> None:
         self._parked[request] = self._batch.take(self._slot_of.pop(request))

@@ -250,7 +250,10 @@ def load_tokenizer(spec: str) -> Tokenizer:
     hint = "name a directory with tokenizer.json, or with vocab.json and merges.txt, or use 'bytes'"
     try:
         if path.is_dir() and _only_gpt2_files(path):
-            return HubTokenizer(spec, _gpt2(path), _declared_eos(path))
+            from transformers import GPT2Tokenizer
+
+            # AutoTokenizer would ask for a config.json as well.
+            return HubTokenizer(spec, GPT2Tokenizer.from_pretrained(spec), _declared_eos(path))
         if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER_FILES):
             raise ModelLoadError(spec, "the directory has no tokenizer", hint)
         from transformers import AutoTokenizer
@@ -277,13 +280,6 @@ _TOKENIZER_FILES = (
 def _only_gpt2_files(path: Path) -> bool:
     needed = (path / "vocab.json").is_file() and (path / "merges.txt").is_file()
     return needed and not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-
-
-def _gpt2(path: Path) -> Any:
-    """Build GPT-2's byte-level BPE from its two files: AutoTokenizer would ask for a config.json as well."""
-    from transformers import GPT2Tokenizer
-
-    return GPT2Tokenizer.from_pretrained(str(path))
 
 
 def _declared_eos(path: Path) -> list[int]:

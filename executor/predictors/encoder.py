@@ -76,7 +76,8 @@ class EncoderPredictor:
             If torch, transformers or accelerate is not installed.
         """
         _need_transformers()
-        _need_accelerate()
+        if find_spec("accelerate") is None:
+            raise ImportError("transformers' Trainer needs accelerate: pip install 'batchbound[encoder]'")
         import torch
         from transformers import (
             AutoModelForSequenceClassification,
@@ -195,8 +196,3 @@ def _need_transformers() -> None:
         raise ImportError(
             "an encoder needs torch and transformers: pip install 'batchbound[engine]'"
         ) from None
-
-
-def _need_accelerate() -> None:
-    if find_spec("accelerate") is None:
-        raise ImportError("transformers' Trainer needs accelerate: pip install 'batchbound[encoder]'")

@@ -282,7 +282,8 @@ class _Serving:
             if not self._streams:
                 self._orphans.update(*self._held)
                 if len(self._lost) == len(self._actors):
-                    raise FleetLostError(f"all {len(self._actors)} replicas died: {self._reasons()}")
+                    why = "; ".join(f"replica {k}: {why}" for k, why in sorted(self._lost.items()))
+                    raise FleetLostError(f"all {len(self._actors)} replicas died: {why}")
                 for k in range(len(self._actors)):
                     self._start(k)
             ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=1.0)
@@ -304,9 +305,6 @@ class _Serving:
                 ray.get(reply)
             except ray.exceptions.RayActorError as error:
                 self._count_as_lost(asked[reply], _why(error))
-
-    def _reasons(self) -> str:
-        return "; ".join(f"replica {k}: {why}" for k, why in sorted(self._lost.items()))
 
     def _give_up_the_hung(self) -> None:
         """Count as lost who has been silent for too long, so that those who live serve its requests."""

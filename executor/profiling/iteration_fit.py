@@ -134,8 +134,9 @@ def fit_rates(work: FloatArray, seconds: FloatArray, after: IntArray | None = No
     )
     if found.x is None:
         raise ValueError(f"the seconds of the iterations could not be fitted ({found.message})")
-    rates = np.maximum(0.0, found.x[:known]) * size / unit
-    return _minorant(rates), float(found.x[known]) * size
+    each, decode, prompt, kv = (np.maximum(0.0, found.x[:known]) * size / unit).tolist()
+    rates = Minorant(each, decode, prompt, drawn=0.0, kv_tokens=kv, pairs=0.0)
+    return rates, float(found.x[known]) * size
 
 
 def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
@@ -194,7 +195,8 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
             _, miss = fit_rates(work[rest], seconds[rest], after)
         else:
             rates, _ = fit_rates(work[rest], seconds[rest])
-            miss = took - float(_priced(rates, work[part[-1]] - work[part[0] - 1]))
+            between = work[part[-1]] - work[part[0] - 1]
+            miss = took - float(between @ np.array(astuple(rates)[:-1]))
         missed.append(abs(miss) / took)
     return float(np.mean(missed))
 
@@ -328,14 +330,3 @@ def _marks(job: TimedJob, priced: PricedRun) -> tuple[FloatArray, FloatArray]:
     # Where nothing had arrived the device stood still: seconds without work.
     stood = (ends - np.cumsum(run.seconds))[at[by]]
     return np.cumsum(priced.work, axis=0)[at[by]], measured[by] - stood
-
-
-def _priced(rates: Minorant, work: FloatArray) -> FloatArray:
-    total: FloatArray = work @ np.array(astuple(rates)[:-1])
-    return total
-
-
-def _minorant(rates: FloatArray) -> Minorant:
-    """Return the rates of :data:`_FITTED`, and none for what is not told apart."""
-    each, decode, prompt, kv = rates.tolist()
-    return Minorant(each, decode, prompt, drawn=0.0, kv_tokens=kv, pairs=0.0)

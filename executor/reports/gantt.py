@@ -299,8 +299,9 @@ def _frame(axis: Axes, panel: Panel) -> None:
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     axis.set_title(_headline(panel), loc="left", fontsize=12, fontweight="bold", pad=22)
+    shares = [f"{cause} {100 * report.share(cause):.1f} %" for cause in _shown([report])]
     axis.annotate(
-        _summary(report),
+        f"of {report.slots:,} slots' time: " + " \N{MIDDLE DOT} ".join(shares),
         (0, 1),
         (0, 5),
         xycoords="axes fraction",
@@ -320,11 +321,6 @@ def _headline(panel: Panel) -> str:
     if report.run_bound is None or report.run_gap is None:
         return f"{text}, no proven bound"
     return f"{text}, {100 * report.run_gap:z.2f} % above the proven bound of {_seconds(report.run_bound)}"
-
-
-def _summary(report: Report) -> str:
-    shares = [f"{cause} {100 * report.share(cause):.1f} %" for cause in _shown([report])]
-    return f"of {report.slots:,} slots' time: " + " \N{MIDDLE DOT} ".join(shares)
 
 
 def _shown(reports: Sequence[Report]) -> list[str]:

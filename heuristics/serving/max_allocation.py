@@ -98,7 +98,10 @@ class ShortestRemaining(_Preemptive):
             heapq.heappush(self._queue, (float(state.predicted[request]), request, request))
         leaving: list[int] = []
         if state.arrived and self._queue:
-            left = {request: self._left(state, request) for request in self._active}
+            left = {
+                request: max(1.0, float(state.predicted[request] - state.generated[request]))
+                for request in self._active
+            }
             for key, _, _ in heapq.nsmallest(len(left), self._queue):
                 longest = max(left, key=left.__getitem__, default=-1)
                 if longest < 0 or left[longest] <= key:
@@ -107,10 +110,6 @@ class ShortestRemaining(_Preemptive):
                 heapq.heappush(self._queue, (left.pop(longest), longest, longest))
                 del self._active[longest]
         return self._change(state, leaving)
-
-    @staticmethod
-    def _left(state: ServingState, request: int) -> float:
-        return max(1.0, float(state.predicted[request] - state.generated[request]))
 
 
 class FastServe(_Preemptive):

@@ -312,7 +312,9 @@ def refuse_unsaid(problem: Problem) -> None:
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("this formulation has no equation for arrival times")
     refuse_shared(problem)
-    if problem.kv_capacity is not None and int(_largest_together(problem)) > problem.kv_capacity:
+    # A bound on the tokens ever held: those of as many requests as there are slots, the largest.
+    most_held = int(np.sort(problem.kv_peak)[-problem.slots :].sum())
+    if problem.kv_capacity is not None and most_held > problem.kv_capacity:
         raise UnsupportedProblemError(
             "this formulation has no equation for the KV capacity, and some requests do not fit together"
         )
@@ -335,8 +337,3 @@ def refuse_large(columns: int, coefficients: int = 0) -> None:
             raise UnsupportedProblemError(
                 f"this formulation of so large a job has {size:,} {what}, more than {most:,}"
             )
-
-
-def _largest_together(problem: Problem) -> int:
-    """Return a bound on the tokens ever held: those of as many requests as there are slots, the largest."""
-    return int(np.sort(problem.kv_peak)[-problem.slots :].sum())

@@ -17,7 +17,6 @@ from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
 from ...data.readers.completions import lengths_by_name
 from ...data.readers.tables import read_column
-from ...data.workload import Workload
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
@@ -130,7 +129,10 @@ def steps_planned(args: argparse.Namespace) -> StepsPlan:
     inputs = read_inputs(args, keep_arrivals=False)
     step, problem = _steps(args, inputs), inputs.problem
     if inputs.job.records:
-        problem = replace(problem, workload=_apart(problem.workload, step))
+        # A prompt that comes again in another step begins a group of its own.
+        work = problem.workload
+        group = np.where(work.group < 0, -1, work.group * (int(step.max()) + 1) + step)
+        problem = replace(problem, workload=replace(work, group=group).with_shared_prompts())
     paths = each_once(args.history)
     column = None if args.steps.isdecimal() else args.steps
     history = read_history({path: file_digest(path) for path in paths}, column)
@@ -177,12 +179,6 @@ def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
         labels = [labels[row[one.line]] for one in inputs.job.records]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return np.array([number[label] for label in labels], dtype=np.int64)
-
-
-def _apart(workload: Workload, step: IntArray) -> Workload:
-    """Return prompts of which one that comes again in another step begins a group of its own."""
-    group = np.where(workload.group < 0, -1, workload.group * (int(step.max()) + 1) + step)
-    return replace(workload, group=group).with_shared_prompts()
 
 
 def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
