@@ -276,7 +276,7 @@ class LLM:
         if isinstance(prompts, str | Mapping):
             raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
         prompts = list(prompts)
-        asked = _asked(
+        asked = each_asked(
             sampling,
             fields,
             declared_sampling(self.model) if sampling is None else {},
@@ -522,7 +522,7 @@ def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
             )
 
 
-def _asked(
+def each_asked(
     sampling: Sampling | Sequence[Sampling] | None,
     fields: Mapping[str, Any],
     declared: Mapping[str, Any],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,12 @@ from ..heuristics.rollouts.lengths import NOTHING, Known
 from ..heuristics.rollouts.queues import group_numbers, place_in_group
 from ..heuristics.rollouts.steps import StepsRun
 from .engines.huggingface import vocabulary_of
-from .llm import LLM, Completion, Prompt
+from .llm import LLM, Completion, Prompt, each_asked
 from .models.endings import Ending
 from .models.faults import RunStoppedError
 from .models.request_rules import ended_by_tokens
 from .models.tokenizers import end_tokens
-from .models.wrapped import unwrapped
-from .rollout import Rollout, RolloutSettings
+from .rollout import Rollout, RolloutSettings, refuse_other_model
 from .runs.steps_job import Ended, LiveSteps, StepsJob
 
 
@@ -102,14 +101,9 @@ class PlannedSteps:
         log_probabilities: bool | LogprobsMode = False,
         on_completion: Callable[[Completion], None] | None = None,
     ) -> None:
-        asked = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
-        if len(asked) != len(prompts):
-            raise ValueError(f"sampling was given for {len(asked)} of {len(prompts)} prompts")
+        asked = each_asked(sampling, {}, {}, len(prompts), log_probabilities)
         if any(one.n != 1 for one in asked):
             raise ValueError("n has no effect here: the plan has each completion as a request of its own")
-        if log_probabilities:
-            mode: LogprobsMode = "raw" if log_probabilities is True else log_probabilities
-            asked = [replace(one, logprobs=one.logprobs or 0, logprobs_mode=mode) for one in asked]
         asked = ended_by_tokens(asked, engine.tokenizer, vocabulary_of(engine.model))
         slots = plan.problem.slots
         if slots != engine.slots:
@@ -260,7 +254,9 @@ def planned_rollout_function(
 
     def rollout(asked: Sequence[Prompt], trainer: object = None) -> dict[str, Any]:
         settings = RolloutSettings.of(trainer, plan.longest, sampling)
-        _check_trainer(trainer, engine)
+        refuse_other_model(trainer, engine)
+        if int(getattr(getattr(trainer, "args", None), "world_size", 1)) > 1:
+            raise ValueError("a plan of several steps is for one process, and the trainer has several")
         if not steps:
             made = PlannedSteps(
                 engine,
@@ -321,13 +317,3 @@ class _WholeGroups:
         if len(found) > count:
             raise ValueError(f"{count} completions are asked for, which are no whole groups of the plan's")
         return found
-
-
-def _check_trainer(trainer: object, engine: LLM) -> None:
-    """Refuse a trainer that trains another model, or in several processes."""
-    if trainer is None:
-        return
-    if unwrapped(trainer.model) is not unwrapped(engine.model):  # type: ignore[attr-defined]
-        raise ValueError("the trainer trains another model than the engine's: make LLM with trainer.model")
-    if int(getattr(getattr(trainer, "args", None), "world_size", 1)) > 1:
-        raise ValueError("a plan of several steps is for one process, and the trainer has several")

@@ -86,10 +86,7 @@ def rollout_function(
 
     def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
         settings = RolloutSettings.of(trainer, max_tokens, sampling)
-        if trainer is not None and unwrapped(_model_of(trainer)) is not unwrapped(engine.model):
-            raise ValueError(
-                "the trainer trains another model than the engine's: make LLM with trainer.model"
-            )
+        refuse_other_model(trainer, engine)
         seed = seed_of_call(settings.sampling.seed, settings.process, settings.step, next(calls))
         kept = (
             None
@@ -214,8 +211,10 @@ def _dictionary(given: Any) -> dict[str, Any]:
     return dict(json.loads(given) if isinstance(given, str) else given)
 
 
-def _model_of(trainer: object) -> Any:
-    return trainer.model  # type: ignore[attr-defined]
+def refuse_other_model(trainer: Any, engine: LLM) -> None:
+    """Raise ValueError if a trainer trains another model than the engine's."""
+    if trainer is not None and unwrapped(trainer.model) is not unwrapped(engine.model):
+        raise ValueError("the trainer trains another model than the engine's: make LLM with trainer.model")
 
 
 def seed_of_call(seed: int, process: int, step: int, call: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,7 +108,7 @@ class PromptRecord:
         """The prompt as it was given: text, token ids, or messages."""
         if self.prompt is not None:
             return self.prompt
-        return [{"role": one.role, "content": one.content} for one in self.messages]
+        return self.chat_messages
 
     def sampling(self, **given: Any) -> Sampling:
         """Return what the request asks; what is given here takes precedence."""
@@ -199,9 +199,33 @@ def each_sample(
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class BatchLine:
+    """A line of a batch file while it is read: where it stands, to say what is wrong with it."""
+
     path: str | os.PathLike[str]
     number: int
+
+    def error(self, field: str, message: str, hint: str) -> InputError:
+        """Return the error of a field of the line."""
+        return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
+
+    def url(self, given: object, body: Mapping[str, object]) -> str:
+        """Return the endpoint of a body, which may be left out where the body tells it."""
+        needed = {CHAT: "messages", COMPLETIONS: "prompt"}
+        if given is None:
+            given = next((url for url, field in needed.items() if field in body), None)
+            if given is None:
+                raise self.error("body", "has neither messages nor prompt", "Give one of them.")
+        if not isinstance(given, str) or given not in needed:
+            hint = f"Use {CHAT} or {COMPLETIONS}."
+            raise self.error("url", f"{shown(given)} is not an endpoint that generates text here", hint)
+        if needed[given] not in body:
+            raise self.error(f"body.{needed[given]}", "is missing", f"{given} needs {needed[given]}.")
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class _Line(BatchLine):
     entry: dict[str, object]
 
     def record(self) -> PromptRecord:
@@ -226,7 +250,7 @@ class _Line:
         method = entry.get("method", "POST")
         if method != "POST":
             raise self.error("method", f"{shown(method)} is not POST", "Write POST, or leave it out.")
-        url = self.url(body)
+        url = self.url(entry.get("url"), body)
         try:
             asked, template = asked_of(body, chat=url == CHAT)
         except FieldError as error:
@@ -246,25 +270,6 @@ class _Line:
             template=template,
             each_output_tokens=pinned,
         )
-
-    def error(self, field: str, message: str, hint: str) -> InputError:
-        return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
-
-    def url(self, body: dict[str, object]) -> str:
-        url = self.entry.get("url")
-        if url is None:
-            if "messages" in body:
-                return CHAT
-            if "prompt" in body:
-                return COMPLETIONS
-            raise self.error("body", "has neither messages nor prompt", "Give one of them.")
-        if url not in (CHAT, COMPLETIONS):
-            hint = f"Use {CHAT} or {COMPLETIONS}."
-            raise self.error("url", f"{shown(url)} is not an endpoint that generates text here", hint)
-        needed = "messages" if url == CHAT else "prompt"
-        if needed not in body:
-            raise self.error(f"body.{needed}", "is missing", f"{url} needs {needed}.")
-        return str(url)
 
     def messages(self, body: dict[str, object]) -> tuple[Message, ...]:
         given = body["messages"]

@@ -7,12 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..files.disk import InputError
 from ..files.record import whole
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
-from .openai_batch import CHAT, COMPLETIONS, refuse_repeated
+from .openai_batch import COMPLETIONS, BatchLine, refuse_repeated
 
 _CAPS = ("max_completion_tokens", "max_tokens")
 _BYTES_PER_TOKEN = 4
@@ -103,14 +102,7 @@ def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    path: str | os.PathLike[str]
-    number: int
-
-    def error(self, field: str, message: str, hint: str) -> InputError:
-        return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
-
+class _Line(BatchLine):
     def request(self, entry: dict[str, object]) -> ServerRequest:
         name, body = entry.get("custom_id"), entry.get("body")
         if not isinstance(name, str) or not name.strip() or "\0" in name:
@@ -131,24 +123,11 @@ class _Line:
             hint = "Write null, or leave the field out."
             raise self.error("body", "holds NaN or an infinite number, which JSON has not", hint) from None
         tokens = self.whole(entry.get("output_tokens"), "output_tokens")
-        return ServerRequest(name, self.url(entry.get("url"), body), self.number, body, tokens)
-
-    def url(self, given: object, body: Mapping[str, object]) -> str:
-        needed = {CHAT: "messages", COMPLETIONS: "prompt"}
-        if given is None:
-            given = next((url for url, field in needed.items() if field in body), None)
-            if given is None:
-                raise self.error("body", "has neither messages nor prompt", "Give one of them.")
-        if not isinstance(given, str) or given not in needed:
-            hint = f"Use {CHAT} or {COMPLETIONS}."
-            raise self.error("url", f"{given!r} is not an endpoint that generates text here", hint)
-        if needed[given] not in body:
-            raise self.error(f"body.{needed[given]}", "is missing", f"{given} needs {needed[given]}.")
-        prompt = body.get("prompt")
-        if given == COMPLETIONS and isinstance(prompt, list) and not all(type(one) is int for one in prompt):
+        url, prompt = self.url(entry.get("url"), body), body.get("prompt")
+        if url == COMPLETIONS and isinstance(prompt, list) and not all(type(one) is int for one in prompt):
             hint = "Give one text, or one list of token ids; several prompts need a line each."
             raise self.error("body.prompt", "is a list of prompts", hint)
-        return given
+        return ServerRequest(name, url, self.number, body, tokens)
 
     def whole(self, value: object, field: str) -> int | None:
         if value is None:

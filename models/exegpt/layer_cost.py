@@ -300,7 +300,7 @@ class _Phase:
             if operation.phase not in ("both", phase):
                 continue
             if operation.axes in (("tokens",), ("sequences",)):
-                curve = Curve(*_line(operation))
+                curve = _curve(operation)
                 sums = self.by_tokens if operation.axes == ("tokens",) else self.by_sequences
                 sums[operation.per_layer] = sums[operation.per_layer].plus(curve, operation.times)
             else:
@@ -368,10 +368,8 @@ class _Phase:
         return of
 
     def many(self, sequences: FloatArray, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        seconds = {
-            key: self.by_tokens[key].many(sequences) + self.by_sequences[key].many(sequences)
-            for key in (True, False)
-        }
+        per_layer, once = self.rest_many(sequences, sequences)
+        seconds = {True: per_layer, False: once}
         values = {"sequences": sequences, "decodes": sequences, "context": contexts, "length": contexts}
         for operation, surface in self.others:
             one = surface.many(*(values[axis] for axis in operation.axes))
@@ -408,12 +406,12 @@ class _Phase:
 def _through(operation: Operation) -> Curve | Surface:
     if len(operation.axes) > 1:
         return Surface(operation.points, operation.seconds)
-    return Curve(*_line(operation))
+    return _curve(operation)
 
 
-def _line(operation: Operation) -> tuple[list[float], list[float]]:
+def _curve(operation: Operation) -> Curve:
     order = np.argsort(operation.points[:, 0], kind="stable")
-    return operation.points[order, 0].tolist(), operation.seconds[order].tolist()
+    return Curve(operation.points[order, 0].tolist(), operation.seconds[order].tolist())
 
 
 def _launch(surface: Curve | Surface, operation: Operation) -> float:
