@@ -24,7 +24,7 @@ from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
 from .models.exegpt.configuration import Cluster, ExecConfig, Strategy, Targets
 from .models.exegpt.layer_cost import LayerCost
-from .models.exegpt.roofline import RooflineDevice, roofline_profile
+from .models.exegpt.roofline import Roofline, RooflineDevice
 from .models.exegpt.run_profile import can_hand_over, profile_of_run
 from .models.exegpt.timeline import Timeline
 from .models.exegpt.whole_model_profile import whole_model_profile
@@ -311,7 +311,7 @@ def roofline_profiles(
             raise
         raise InputError(str(error).removeprefix("config, ").removeprefix("config: "), file=path) from None
     degrees = [degree for degree in (1, 2, 4, 8) if degree <= devices]
-    return [roofline_profile(shape, device, degree, link) for degree in degrees]
+    return [Roofline(shape, device, degree, link=link).profile() for degree in degrees]
 
 
 def planned_configuration(

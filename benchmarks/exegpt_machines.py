@@ -7,7 +7,7 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.models.exegpt.configuration import Cluster
 from batchbound.models.exegpt.layer_cost import LayerCost
-from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
+from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Roofline
 
 
 def _decoder(name: str, layers: int, hidden: int, heads: int, vocabulary: int = 50257) -> ModelShape:
@@ -31,7 +31,7 @@ def paper_machine(name: str) -> tuple[dict[int, LayerCost], Cluster]:
     rates, link = ROOFLINE_DEVICES[device], usual_link(device)
     assert link is not None
     degrees = [degree for degree in (1, 2, 4, 8) if degree <= count]
-    costs = {degree: LayerCost(roofline_profile(shape, rates, degree, link)) for degree in degrees}
+    costs = {degree: LayerCost(Roofline(shape, rates, degree, link=link).profile()) for degree in degrees}
     cluster = Cluster(count, rates.memory, link_bandwidth=link.bandwidth, link_latency=link.latency)
     return costs, cluster
 

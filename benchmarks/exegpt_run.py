@@ -54,7 +54,7 @@ from batchbound.executor.runs.journal import Journal
 from batchbound.heuristics.exegpt.configured import dynamic_batch, rra_policy
 from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
 from batchbound.heuristics.exegpt.workload_aware import WorkloadAwareAllocation
-from batchbound.heuristics.loop import iterate
+from batchbound.heuristics.loop import Execution
 from batchbound.models.exegpt.configuration import ExecConfig, Performance, Strategy
 from batchbound.models.exegpt.timeline import Timeline
 from batchbound.searching import planned_configuration, timelines_of
@@ -232,7 +232,7 @@ class _Run:
         else:
             self.engine = HuggingFaceEngine(problem, model, prompts.tokens, **options)
             policy = rra_policy(planned)
-        self.paused = PausedRun(iterate(problem, policy, self.engine), self._clock, len(problem))
+        self.paused = PausedRun(Execution(problem, policy, self.engine).run(), self._clock, len(problem))
 
     def steady_state(self) -> SteadyState | None:
         """Return what the run reached, ``None`` where it was too short."""

@@ -48,7 +48,7 @@ def execute(
     PolicyError
         If the policy breaks a rule of the state, or does nothing while nothing is under way.
     """
-    serving = iterate(problem, policy, engine, on_stage=on_stage)
+    serving = Execution(problem, policy, engine, on_stage=on_stage).run()
     while True:
         try:
             request = next(serving)
@@ -57,34 +57,6 @@ def execute(
             return trace
         if on_finish is not None:
             on_finish(request)
-
-
-def iterate(
-    problem: Problem,
-    policy: Policy,
-    engine: Engine,
-    *,
-    on_stage: Callable[[Stage, int], None] | None = None,
-) -> Generator[int, None, Trace]:
-    """
-    Yield each request as it finishes; the job goes on as the caller asks for the next.
-
-    Parameters
-    ----------
-    problem, policy, engine, on_stage
-        As :func:`execute` takes them.
-
-    Returns
-    -------
-    Trace
-        Of the whole job, as the generator's value once it is exhausted.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`execute` does.
-    """
-    return (yield from Execution(problem, policy, engine, on_stage=on_stage).run())
 
 
 def schedule_of(trace: Trace) -> Schedule:

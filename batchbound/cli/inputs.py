@@ -271,14 +271,7 @@ def read_cost(spec: str) -> tuple[CostModel, dict[str, object]]:
 
 
 def measured_capacity(source: Mapping[str, object]) -> int | None:
-    """
-    Return the tokens of keys and values that fitted where a cost model was measured, or None if unknown.
-
-    Parameters
-    ----------
-    source
-        Where the costs come from, as :func:`read_cost` returns it.
-    """
+    """Return the tokens of KV cache that fitted where costs were measured; None if the source has none."""
     tokens = source.get("kv_tokens")
     return tokens if isinstance(tokens, int) and tokens > 0 else None
 

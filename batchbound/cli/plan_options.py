@@ -67,14 +67,7 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_unused(args: argparse.Namespace) -> None:
-    """
-    Raise InputError if an option of ``plan`` has no effect beside the others.
-
-    Parameters
-    ----------
-    args
-        The options of ``plan``.
-    """
+    """Raise InputError if an option of ``plan`` has no effect beside the others."""
     if args.sweep is not None:
         _refuse_beside_sweep(args)
     elif args.replicas is None:

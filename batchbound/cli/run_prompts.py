@@ -66,14 +66,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
 
 
 def has_prompts(args: argparse.Namespace) -> bool:
-    """
-    Tell whether ``run`` is given requests instead of a plan.
-
-    Parameters
-    ----------
-    args
-        The options of ``run``.
-    """
+    """Tell whether ``run`` is given requests instead of a plan."""
     return args.prompt_column is not None or Path(args.plan).is_dir() or holds_requests(args.plan)
 
 
@@ -82,11 +75,6 @@ def planned_beside(args: argparse.Namespace) -> Path:
     Return the plan of a run's prompts, made now or by an earlier run of the same command.
 
     It stands beside the completions: after an interruption the run goes on with it.
-
-    Parameters
-    ----------
-    args
-        The options of ``run``.
 
     Raises
     ------
@@ -120,14 +108,7 @@ def planned_beside(args: argparse.Namespace) -> Path:
 
 
 def refuse_planning(args: argparse.Namespace) -> None:
-    """
-    Raise InputError if an option of planning is given beside a plan.
-
-    Parameters
-    ----------
-    args
-        The options of ``run``.
-    """
+    """Raise InputError if an option of planning is given beside a plan."""
     for name in PLANNING:
         if getattr(args, name) is not None:
             what = f"--{name.replace('_', '-')} has no effect on a plan, which has settled it"

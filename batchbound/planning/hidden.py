@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..data.costs.cost import IntArray
-from ..data.lengths.steps_plan import Interval, Way
+from ..data.lengths.steps_plan import Way
 from ..data.problem import Problem
 from ..data.trace import Trace
 from ..heuristics.rollouts.hidden import CHOSEN, hidden_policy, without_lengths, without_sharing
@@ -26,17 +26,16 @@ SAMPLES_OF_MANY = 39
 MANY = 1000
 
 
-def expected_makespan(
+def drawn_makespans(
     problem: Problem,
     history: History,
-    *,
-    policy: str = CHOSEN,
-    longest: int | None = None,
+    policy: str,
+    longest: int | None,
     swap: float | None = None,
     seed: int = 0,
-) -> Interval:
+) -> list[float]:
     """
-    Return the makespan to expect before a job begins, by what earlier ones were like.
+    Return makespans that a job may turn out to have, one for each sampled set of lengths, all alike.
 
     Each set of lengths that is drawn is longer or shorter by a factor of its own, as steps differ.
 
@@ -52,22 +51,7 @@ def expected_makespan(
         Decode steps after which every completion is cut; None for no limit.
     swap
         Seconds a token of KV cache takes to the host or back; None if it cannot be moved.
-    seed
-        Draws the lengths.
     """
-    return Interval.of(drawn_makespans(problem, history, policy, longest=longest, swap=swap, seed=seed))
-
-
-def drawn_makespans(
-    problem: Problem,
-    history: History,
-    policy: str = CHOSEN,
-    *,
-    longest: int | None = None,
-    swap: float | None = None,
-    seed: int = 0,
-) -> list[float]:
-    """Return makespans that a job may turn out to have, one for each sampled set of lengths, all alike."""
     blind, rng = without_lengths(problem), np.random.default_rng(seed)
     known, predictive = history.known(problem, longest), history.predictive(problem, longest)
     step, seen, seconds = np.zeros(len(problem), dtype=np.int64), Seen.nothing(len(problem)), []

@@ -39,16 +39,7 @@ class SweepPoint:
 
 
 def device_hours(replicas: int, seconds: float) -> float:
-    """
-    Return the hours that devices are held.
-
-    Parameters
-    ----------
-    replicas
-        A device each, all held until the last is done.
-    seconds
-        Until then.
-    """
+    """Return the hours that devices, one a replica, are held until so many seconds are over."""
     return replicas * seconds / HOUR
 
 

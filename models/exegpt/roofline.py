@@ -259,19 +259,3 @@ class Roofline:
             f" are {low:.2f} to {high:.2f} times the measured ones, half of them below {ERROR_MEDIAN:.2f}",
             measured=False,
         )
-
-
-def roofline_profile(
-    shape: ModelShape, device: RooflineDevice, tensor_parallel: int = 1, link: Link | None = None
-) -> LayerProfile:
-    """
-    Return the profile of a model at the rates that engines reach of a device's, which says that it is one.
-
-    Parameters
-    ----------
-    tensor_parallel
-        Devices that share every layer evenly.
-    link
-        Between them; by default the device's usual one.
-    """
-    return Roofline(shape, device, tensor_parallel, link=link).profile()

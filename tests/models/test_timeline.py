@@ -19,7 +19,7 @@ from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
 from batchbound.models.exegpt.completion import Occupancy
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
 from batchbound.models.exegpt.layer_cost import LayerCost
-from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Efficiency, Roofline, roofline_profile
+from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Efficiency, Roofline
 from batchbound.models.exegpt.seconds_table import SecondsTable
 from batchbound.models.exegpt.timeline import Timeline
 
@@ -243,7 +243,7 @@ def test_correlated_lengths_are_measured() -> None:
 
 
 def test_a_roofline_says_that_it_is_not_measured() -> None:
-    profile = roofline_profile(SHAPE, ROOFLINE_DEVICES["a100-80gb"])
+    profile = Roofline(SHAPE, ROOFLINE_DEVICES["a100-80gb"]).profile()
     assert not profile.measured
     assert "not measured" in profile.source
 

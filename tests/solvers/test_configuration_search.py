@@ -20,7 +20,7 @@ from batchbound.data.readers.generators import GENERATORS
 from batchbound.data.readers.profile_readers import read_layer_profiles
 from batchbound.models.exegpt.configuration import Cluster, Performance, Strategy, Targets
 from batchbound.models.exegpt.layer_cost import LayerCost
-from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
+from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Roofline
 from batchbound.models.exegpt.row import Probe
 from batchbound.models.exegpt.timeline import Timeline
 from batchbound.solvers.exegpt.configuration_search import (
@@ -133,7 +133,7 @@ def test_a_fall_is_reported() -> None:
 def _timeline(devices: int, task: str = "S") -> Timeline:
     generator = GENERATORS[f"exegpt-{task}"]
     device = ROOFLINE_DEVICES["a100-80gb"]
-    costs = {degree: LayerCost(roofline_profile(LLAMA, device, degree)) for degree in (1, 2)}
+    costs = {degree: LayerCost(Roofline(LLAMA, device, degree).profile()) for degree in (1, 2)}
     pair = LengthPair(generator.input_tokens(), generator.output_tokens())
     return Timeline(costs, Cluster(devices, device.memory), pair)
 

@@ -11,14 +11,14 @@ from batchbound.data.lengths.distributions import LengthDistribution
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.models.exegpt.configuration import Cluster, ExecConfig, Strategy
 from batchbound.models.exegpt.layer_cost import LayerCost
-from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, roofline_profile
+from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES, Roofline
 from batchbound.models.exegpt.timeline import Timeline
 from batchbound.solvers.exegpt.execution_search import search
 from batchbound.solvers.exegpt.replan import replan
 
 LLAMA = ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
 DEVICE = ROOFLINE_DEVICES["a100-80gb"]
-COSTS = {1: LayerCost(roofline_profile(LLAMA, DEVICE))}
+COSTS = {1: LayerCost(Roofline(LLAMA, DEVICE).profile())}
 
 
 def _timeline(mean: float, devices: int) -> Timeline:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...data.files.disk import InputError
-from ...data.lengths.steps_plan import BARRIER, COVERAGE, Way
+from ...data.lengths.steps_plan import BARRIER, COVERAGE, Interval, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_column
 from ...data.trace import Trace
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...heuristics.rollouts.queues import has_groups
 from ...planning.hidden import (
-    expected_makespan,
+    drawn_makespans,
     shared_variance,
     simulate_hidden,
     simulate_hidden_steps,
@@ -165,7 +165,7 @@ def _one(args: argparse.Namespace, problem: Problem, history: History) -> tuple[
         "slots": problem.slots,
     }
     if history.workloads:
-        expected = expected_makespan(problem, history, policy=name, longest=longest, swap=args.swap)
+        expected = Interval.of(drawn_makespans(problem, history, name, longest, args.swap))
         found |= {f"expected_{key}_s": value for key, value in asdict(expected).items()}
         found["coverage"] = COVERAGE
     return trace, found
