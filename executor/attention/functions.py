@@ -168,11 +168,6 @@ def grouped(model: Any) -> AbstractContextManager[None]:
     ----------
     model
         A transformers causal language model whose masks are built by the caller.
-
-    Returns
-    -------
-    context manager
-        The function is in place within it.
     """
     return attending(model, _NAME, grouped_attention)
 

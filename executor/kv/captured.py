@@ -46,17 +46,12 @@ _WARM_UPS = 2
 
 def cuda_graph(round_: Round) -> Round:
     """
-    Capture a round in a CUDA graph.
+    Return what replays a round, captured in a CUDA graph.
 
     Parameters
     ----------
     round_
         Reads and writes tensors that stay in place, and never waits for the device.
-
-    Returns
-    -------
-    callable
-        Replays the round.
     """
     stream, outside = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(outside)

@@ -67,17 +67,12 @@ def require_engine() -> None:
 
 def load_config(spec: str) -> Any:
     """
-    Read a model's configuration, without its weights.
+    Read the transformers configuration of a model that the window supports, without its weights.
 
     Parameters
     ----------
     spec
         ``tiny:FAMILY`` or ``tiny:FAMILY:SEED``, a directory written by ``save_pretrained``, or a hub name.
-
-    Returns
-    -------
-    transformers.PretrainedConfig
-        The configuration, of a model that the window supports.
 
     Raises
     ------
@@ -141,7 +136,7 @@ def load_model(
     seed: int = 0,
 ) -> Any:
     """
-    Load or build a causal language model, in evaluation mode.
+    Load or build a causal language model of transformers, in evaluation mode.
 
     Parameters
     ----------
@@ -156,11 +151,6 @@ def load_model(
         ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for CUDA where there is one.
     seed
         Seed of random weights; a seed in ``spec`` takes precedence.
-
-    Returns
-    -------
-    transformers.PreTrainedModel
-        The model.
 
     Raises
     ------
@@ -271,7 +261,7 @@ def take_generation_settings(model: Any, spec: str) -> None:
 
 def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
     """
-    Build a causal language model with seeded random weights.
+    Build a causal language model of transformers with seeded random weights, on the CPU.
 
     The weights are wide enough that greedy tokens vary: with the small initial weights that training starts
     from, a random model tends to repeat one token for ever, and a comparison of tokens would prove nothing.
@@ -282,11 +272,6 @@ def build_random(config: Any, *, seed: int, dtype: str = "auto") -> Any:
         Seed of the weights.
     dtype
         As for :func:`load_model`; ``auto`` takes the configuration's, or float32.
-
-    Returns
-    -------
-    transformers.PreTrainedModel
-        The model, on the CPU.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -169,17 +169,12 @@ def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
 
 def tiny_config(family: str) -> Any:
     """
-    Return a tiny configuration of a family.
+    Return a transformers configuration of a family: two layers, some hundred thousand weights.
 
     Parameters
     ----------
     family
         A name in :data:`FAMILIES`, or :data:`SPELLER`.
-
-    Returns
-    -------
-    transformers.PretrainedConfig
-        A configuration of two layers and some hundred thousand weights.
 
     Raises
     ------

@@ -75,14 +75,7 @@ class Tokenizer(Protocol):
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """
-        Return the text of a completion.
-
-        Returns
-        -------
-        str
-            Their text, without special tokens.
-        """
+        """Return the text of a completion, without special tokens."""
 
 
 class ByteTokenizer:
@@ -229,11 +222,6 @@ def load_tokenizer(spec: str) -> Tokenizer:
     spec
         ``bytes`` or ``tiny:...`` for one token per byte, a directory (``tokenizer.json``, or GPT-2's
         ``vocab.json`` and ``merges.txt`` alone), or a hub name.
-
-    Returns
-    -------
-    Tokenizer
-        The tokenizer.
 
     Raises
     ------

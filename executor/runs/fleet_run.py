@@ -45,11 +45,6 @@ def run_on_replicas(
     on_stage
         Called after each stage of any replica with its record and the number of requests finished so far.
 
-    Returns
-    -------
-    Outcome
-        What each replica did.
-
     Raises
     ------
     RunStoppedError

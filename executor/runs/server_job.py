@@ -130,11 +130,6 @@ class ServerJob:
             Called with the number of requests this run is done with.
         remark
             Told what a server makes the run wait for.
-
-        Returns
-        -------
-        ServerOutcome
-            What was done, and why it stopped, if it did.
         """
         return asyncio.run(self._run(journal, facts, on_served, remark))
 

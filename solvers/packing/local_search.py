@@ -49,11 +49,6 @@ def subset_of_sum(items: list[int], values: list[int], total: int) -> list[int]:
     total
         A sum that some subset has.
 
-    Returns
-    -------
-    list of int
-        The chosen items.
-
     Raises
     ------
     ValueError
@@ -123,11 +118,6 @@ class Resplit:
             Seconds after which the search gives up.
         tries
             Machines relieved, or looked at in vain, after which it does.
-
-        Returns
-        -------
-        bool
-            Whether the target is met.
         """
         deadline = time.perf_counter() + seconds
         while (worst := max(self.loads)) > self.target:

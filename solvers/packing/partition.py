@@ -64,14 +64,7 @@ class PartitionResult:
 
     @property
     def optimal(self) -> bool:
-        """
-        Return whether the makespan is proven optimal.
-
-        Returns
-        -------
-        bool
-            True when makespan and bound meet.
-        """
+        """Return whether the makespan is proven optimal."""
         return self.makespan == self.bound
 
     @property

@@ -162,11 +162,6 @@ def settled(times: IntArray, spans: Spans, used: IntArray, profile: LengthProfil
         The rounds of the stages and the end, shape (stages + 1,).
     spans, used
         The spans, and the slots in each, shape (spans,), no fewer than there are requests.
-
-    Returns
-    -------
-    tuple
-        The times, and the spans between them.
     """
     longest_first = np.argsort(-(times[spans.last] - times[spans.first]), kind="stable")
     taken = np.repeat(longest_first, used[longest_first])[: profile.requests]
