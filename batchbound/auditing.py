@@ -228,7 +228,7 @@ def _with_seconds(
             f"an iteration's seconds changed during the run, a fit misses what it has not seen by {error:.0%}"
         )
         return Audit(tables, (f"no seconds are told: {why}",))
-    rates = {name: value for name, value in asdict(found.proven).items() if name != "points"}
+    rates = found.proven.rates
     _confirm(verify_iteration_seconds(job.sequences, proven, found.iterations, rates, found.bound))
     seconds: dict[str, object] = {
         "measured": found.measured,
@@ -282,8 +282,7 @@ def _fitted(fit: IterationFit) -> dict[str, Mapping[str, object]]:
 
 def _rates(fit: IterationFit) -> IterationRates | None:
     """Return the rates of a fit for a file; None if it says that no iteration takes any time."""
-    rates = asdict(fit.rates)
-    del rates["points"]
+    rates = fit.rates.rates
     return IterationRates(**rates, source="fitted to a run", error=fit.error) if any(rates.values()) else None
 
 
@@ -382,8 +381,7 @@ def _in_seconds(
         found = audit_seconds(ran, LayerCost(table if link is None else with_all_reduce(table, link)))
     except ValueError as error:
         raise InputError(str(error), file=profile, hint="Give another profile, or leave it out.") from None
-    work, rates = ran.workload, asdict(found.minorant)
-    del rates["points"]
+    work, rates = ran.workload, found.minorant.rates
     sequences = Sequences(work.input_tokens, work.output_tokens)
     _confirm(
         verify_iteration_seconds(sequences, limits, found.iterations, rates, found.bound, resumed_known=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ..executor.profiling.seconds_audit import needed_work
 from ..executor.serving.release import fits, predict
 from ..heuristics.dispatch import RULES, dispatch
 from ..models.bounds.iterations import iteration_bound
-from ..models.exegpt.iteration_minorant import Minorant, best_minorant
+from ..models.exegpt.iteration_minorant import Minorant, Work, best_minorant
 from ..models.exegpt.layer_cost import LayerCost
 from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
@@ -329,8 +329,8 @@ def _least_seconds(job: MixedJob, engines: Engines) -> SecondsBound | None:
         assert engines.profile is not None
         longest = int((rows.prompt + rows.output).max())
         least = best_minorant(LayerCost(engines.profile), limits, longest, work, put_back=put_back)
-    rates = dict(zip(_RATES, astuple(least)[:-1], strict=True))
-    return SecondsBound(least.seconds(work) / count * (1 - _ROUNDING), rates, iterations, limits)
+    seconds = least.seconds(work) / count * (1 - _ROUNDING)
+    return SecondsBound(seconds, least.rates, iterations, limits)
 
 
 _FEW = 50_000
@@ -345,8 +345,6 @@ _SHARING = 0.4
 _ROUNDING = 1e-12
 """Share by which seconds proven are lowered: long sums of the same seconds differ by as much."""
 
-_RATES = ("iterations", "decodes", "prompt_tokens", "drawn", "kv_tokens", "pairs")
-
 
 def _minorant(rates: IterationRates) -> Minorant:
-    return Minorant(*(getattr(rates, name) for name in _RATES))
+    return Minorant(**{each.name: getattr(rates, each.name) for each in fields(Work)})

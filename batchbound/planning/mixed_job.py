@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.requests import nothing_to_drop, read_workload
-from ..data.readers.server_batch import ServerRequest, completion_ids, read_server_batch
+from ..data.readers.server_batch import ServerRequest, completion_ids, planned_lengths, read_server_batch
 from ..data.readers.tables import is_table
 from ..data.workload import Workload, WorkloadError
 
@@ -146,23 +146,9 @@ def read_mixed_job(
     if drop_unanswered:
         raise nothing_to_drop(name)
     requests = read_server_batch(name, columns)
-    known = [request.output_tokens for request in requests]
-    source = replace(
-        LengthSource.parse(("cap" if None in known else "known") if lengths is None else lengths),
-        longest=longest,
-    )
-    output = source.resolve(
-        [request.custom_id for request in requests],
-        caps=[request.max_tokens for request in requests],
-        known=known,
-        prompts=[_says(request) for request in requests],
-    )
+    output, source = planned_lengths(requests, lengths, longest)
     job = _sent(requests, output, tokenizer, name, prefix_caching=prefix_caching)
     return ReadJob(replace(job, exact=source.kind == "known"), name, source, prompts_digest(name))
-
-
-def _says(request: ServerRequest) -> Any:
-    return request.body.get("prompt", request.body.get("messages"))
 
 
 def _sent(
@@ -206,7 +192,7 @@ def _sent(
 
 def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:
     """Return a prompt's token ids, or None where nobody can tell them."""
-    prompt = _says(request)
+    prompt = request.says
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return prompt
     if tokenizer is None:

@@ -22,8 +22,7 @@ from ..data.plan import Plan, holds_requests
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import is_prompt_table, prompts_digest
 from ..data.readers.completions import is_parquet_name, read_completions, write_completions
-from ..data.readers.length_source import LengthSource
-from ..data.readers.server_batch import ServerRequest, completion_ids, read_server_batch
+from ..data.readers.server_batch import ServerRequest, completion_ids, planned_lengths, read_server_batch
 from ..data.readers.server_metrics import ServerMetrics
 from ..data.readers.server_run import ServerCount, ServerRun
 from ..planning.release import (
@@ -368,14 +367,7 @@ def _read(path: Path, options: ServerOptions) -> _Batch:
             hint = "Plan first with `batchbound plan`, or choose another order."
             raise InputError("there is no plan whose order could be kept", file=path, hint=hint)
         requests = read_server_batch(path, options.columns)
-        known = [request.output_tokens for request in requests]
-        source = LengthSource.parse(
-            ("cap" if None in known else "known") if options.lengths is None else options.lengths
-        )
-        ids = [request.custom_id for request in requests]
-        caps = [request.max_tokens for request in requests]
-        says = [request.body.get("prompt", request.body.get("messages")) for request in requests]
-        output = source.resolve(ids, caps=caps, known=known, prompts=says)
+        output, _ = planned_lengths(requests, options.lengths)
         return _Batch(path, requests, output, None, None)
     if options.lengths is not None:
         raise InputError("the plan says how long completions are", hint="Leave --lengths out, or plan again.")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ..costs.cost import IntArray
 from ..files.record import whole
 from ..prompts.columns import PromptColumns
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
+from .length_source import LengthSource
 from .openai_batch import COMPLETIONS, BatchLine, refuse_repeated
 
 _CAPS = ("max_completion_tokens", "max_tokens")
@@ -46,6 +49,11 @@ class ServerRequest:
     def choices(self) -> int:
         """How many completions of the prompt are asked for (``n``): each takes a slot of its own."""
         return max(whole(self.body.get("n")) or 1, 1)
+
+    @property
+    def says(self) -> Any:
+        """The prompt as it was given: text, token ids, or messages."""
+        return self.body.get("prompt", self.body.get("messages"))
 
     @property
     def max_tokens(self) -> int | None:
@@ -91,6 +99,26 @@ def read_server_batch(
     ]
     refuse_repeated(((number, request.custom_id) for number, request in requests), path)
     return tuple(request for _, request in requests)
+
+
+def planned_lengths(
+    requests: Sequence[ServerRequest], lengths: str | None, longest: int | None = None
+) -> tuple[IntArray, LengthSource]:
+    """
+    Return the tokens that each completion is planned to have, shape (requests,), and where these come from.
+
+    By default they are those stated, else the caps; InputError if a request lacks what the source needs.
+    """
+    known = [request.output_tokens for request in requests]
+    source = LengthSource.parse(("cap" if None in known else "known") if lengths is None else lengths)
+    source = replace(source, longest=longest)
+    output = source.resolve(
+        [request.custom_id for request in requests],
+        caps=[request.max_tokens for request in requests],
+        known=known,
+        prompts=[request.says for request in requests],
+    )
+    return output, source
 
 
 def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:

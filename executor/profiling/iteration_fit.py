@@ -196,7 +196,7 @@ def _error(work: FloatArray, seconds: FloatArray) -> float | None:
         else:
             rates, _ = fit_rates(work[rest], seconds[rest])
             between = work[part[-1]] - work[part[0] - 1]
-            miss = took - float(between @ np.array(astuple(rates)[:-1]))
+            miss = took - float(between @ np.array([*rates.rates.values()]))
         missed.append(abs(miss) / took)
     return float(np.mean(missed))
 

@@ -273,8 +273,7 @@ class _Mending:
 def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
     """Return a number for the prompt of each request, equal where prompts are, shape (requests,)."""
     numbers: dict[str, int] = {}
-    prompts = (request.body.get("prompt", request.body.get("messages")) for request in requests)
-    texts = (json.dumps(prompt, sort_keys=True) for prompt in prompts)
+    texts = (json.dumps(request.says, sort_keys=True) for request in requests)
     return np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
 
 

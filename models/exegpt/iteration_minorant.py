@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -73,9 +73,14 @@ class Minorant:
     pairs: float
     points: int = 0
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """The seconds of an iteration, and per unit of each kind of work, by its name."""
+        return {each.name: getattr(self, each.name) for each in fields(Work)}
+
     def seconds(self, work: Work) -> float:
         """Return the seconds some work takes at least."""
-        mine = astuple(self)[:-1]
+        mine = self.rates.values()
         return float(sum(rate * amount for rate, amount in zip(mine, astuple(work), strict=True)))
 
 
