@@ -141,13 +141,17 @@ class IterationPlan:
         return least_known(work.output_tokens, self.proven)
 
     @property
-    def order(self) -> IntArray:
-        """Positions of all completions, the shares' taken in turn, first to begin first."""
+    def ranks(self) -> IntArray:
+        """Place of each completion in its share's order, counted from zero, shape (completions,)."""
         rank = np.empty(len(self.workload), dtype=np.int64)
         for share in self.shares:
             rank[share.requests] = np.arange(len(share.requests))
-        found: IntArray = np.argsort(rank, kind="stable")
-        return found
+        return rank
+
+    @property
+    def order(self) -> IntArray:
+        """Positions of all completions, the shares' taken in turn, first to begin first."""
+        return np.argsort(self.ranks, kind="stable")
 
     @property
     def replica_of(self) -> IntArray:

@@ -251,21 +251,7 @@ def _fleet(name: str, fleet: Fleet, label: str, solver: Solver, limits: Limits) 
     if solver != DEFAULT_SOLVER:
         raise BackendError(f"{label} takes the problem of one machine, not a fleet")
     plan = make_fleet_plan(fleet, limits=limits)
-    assert plan.bound is not None
-    return Measurement(
-        name,
-        label,
-        plan.makespan,
-        plan.bound.seconds,
-        None,
-        plan.maker.seconds,
-        plan.maker.status,
-        plan.maker.stopped_by,
-        plan.maker.version,
-        "",
-        plan.bound.source,
-        _point(plan.maker.seconds, plan.makespan),
-    )
+    return replace(_known(name, plan), solver=label, version=plan.maker.version, message="")
 
 
 def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measurement:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..data.costs.cost import IntArray
 from ..data.iteration_plan import IterationPlan
 from .handover_file import ENGINES
@@ -61,14 +59,6 @@ def hand_over(plan: IterationPlan, *, max_position: int | None = None) -> Handov
     return _HANDOVERS[plan.engine](plan, max_position)
 
 
-def _ranks_in(plan: IterationPlan) -> IntArray:
-    """Return the place of each completion in its share's order, counted from zero, shape (completions,)."""
-    rank = np.zeros(len(plan.workload), dtype=np.int64)
-    for share in plan.shares:
-        rank[share.requests] = np.arange(len(share.requests))
-    return rank
-
-
 def _vllm(plan: IterationPlan, max_position: int | None) -> Handover:
     words = ["--max-num-seqs", str(_slots(plan)), "--scheduling-policy", "priority"]
     words += _budget(plan, "--max-num-batched-tokens")
@@ -77,7 +67,7 @@ def _vllm(plan: IterationPlan, max_position: int | None) -> Handover:
     words += ["--no-enable-prefix-caching"] if plan.counted and plan.cached is None else []
     return Handover(
         "vllm",
-        _ranks_in(plan),
+        plan.ranks,
         ("vllm", "serve", "MODEL", *words),
         remarks=("A vLLM without --scheduling-policy priority takes the field and ignores it in silence.",),
     )
@@ -91,11 +81,10 @@ def _sglang(plan: IterationPlan, max_position: int | None) -> Handover:
     words += _block(plan, "--page-size")
     words += [] if max_position is None else ["--context-length", str(max_position)]
     words += ["--disable-radix-cache"] if plan.counted and plan.cached is None else []
-    rank = _ranks_in(plan)
     most = max(len(share.requests) for share in plan.shares)
     return Handover(
         "sglang",
-        most - rank,
+        most - plan.ranks,
         ("python", "-m", "sglang.launch_server", "--model-path", "MODEL", *words),
         remarks=("Other policies than fcfs and lof take priorities and ignore them.",),
     )
@@ -113,7 +102,7 @@ def _verl(plan: IterationPlan, max_position: int | None) -> Handover:
         settings[cap[0]] = cap[1]
     return Handover(
         "verl",
-        _ranks_in(plan) + 1,
+        plan.ranks + 1,
         settings=settings,
         remarks=(
             "batchbound.integrations.verl.set_priorities puts the column into a batch, before"
