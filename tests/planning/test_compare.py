@@ -17,6 +17,7 @@ from batchbound.comparing.result import NOT_APPLICABLE, Comparison, Measurement
 from batchbound.comparing.runner import OwnLinearSolver, compare
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.readers.requests import read_workload
@@ -25,6 +26,7 @@ from batchbound.data.workload import Workload
 from batchbound.models.formulations.full_model import repaired_model
 from batchbound.models.formulations.linear_files import read_mps, write_mps
 from batchbound.models.formulations.linear_model import LinearModel
+from batchbound.planning.fleet import make_fleet_plan
 from batchbound.solvers.backends.linear import LinearResult
 from batchbound.solvers.result import Limits, Result, Status, StoppedBy
 from batchbound.solvers.search.constructive import ski_rental_schedule
@@ -199,6 +201,19 @@ def test_an_own_linear_solver_that_breaks_a_rule_is_found_out(tmp_path: Path) ->
     (tmp_path / "knapsack.mps").write_text(KNAPSACK)
     with pytest.raises(ValueError, match="the values of 'greedy' for 'knapsack' break a rule"):
         compare({"knapsack": read_mps(tmp_path / "knapsack.mps")}, {"greedy": OwnLinearSolver(greedy)})
+
+
+def test_a_fleet_is_planned_by_search_and_by_no_other_solver() -> None:
+    fleet, limits = Fleet.of(small(0), 2), Limits(work=1)
+    searched, other = compare({"f": fleet}, ["search", "highs"], limits).rows
+    plan = make_fleet_plan(fleet, limits=limits)
+    assert plan.bound is not None
+    assert (searched.instance, searched.solver, searched.value) == ("f", "search", plan.makespan)
+    assert searched.bound is not None
+    assert 0 < searched.bound <= searched.value
+    assert (searched.bound_source, searched.version) == (plan.bound.source, plan.maker.version)
+    assert other.value is None
+    assert "takes the problem of one machine, not a fleet" in other.message
 
 
 def test_instances_a_solver_cannot_be_asked_for_do_not_count_against_it() -> None:
