@@ -282,8 +282,12 @@ def in_equal_order(problem: Problem, bin_of: IntArray) -> IntArray:
 
 def equal_requests(problem: Problem) -> list[IntArray]:
     """Return the groups of two or more requests with the same prompt and answer lengths."""
-    lengths = np.stack((problem.prompt_tokens, problem.rounds), axis=1)
-    _, group, sizes = np.unique(lengths, axis=0, return_inverse=True, return_counts=True)
+    return alike(problem.prompt_tokens, problem.rounds)
+
+
+def alike(*numbers: IntArray) -> list[IntArray]:
+    """Return the groups of two or more requests that have the same numbers, each of shape (requests,)."""
+    _, group, sizes = np.unique(np.stack(numbers), axis=1, return_inverse=True, return_counts=True)
     return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
 
 

@@ -270,13 +270,17 @@ class FullRows:
 
     def work_fits(self, z: IntArray, rounds: IntArray) -> None:
         r"""Bound the rounds, :math:`\sum_k r_k \ge \lceil \sum_i N^d_i / J \rceil`, and the stages."""
-        work, slots = int(self.problem.rounds.sum()), self.problem.slots
-        least_rounds = max(-(-work // slots), int(self.problem.rounds.max()))
-        self.builder.rows("least_rounds", [(1, rounds[None, :])], lower=least_rounds)
-        self.builder.rows("least_stages", [(1, z[None, :])], lower=-(-len(self.problem) // slots))
+        self.builder.rows("least_rounds", [(1, rounds[None, :])], lower=least_rounds(self.problem))
+        stages = -(-len(self.problem) // self.problem.slots)
+        self.builder.rows("least_stages", [(1, z[None, :])], lower=stages)
 
     def _prompts(self) -> IntArray:
         return np.repeat(self.problem.prompt_tokens, self.problem.slots)
 
     def _by_bin(self, columns: IntArray) -> IntArray:
         return columns.reshape(-1, self.bins).T
+
+
+def least_rounds(problem: Problem) -> int:
+    """Return a lower bound on the decode steps: the slots' share of the work, the longest request."""
+    return max(-(-int(problem.rounds.sum()) // problem.slots), int(problem.rounds.max()))

@@ -20,12 +20,14 @@ from ...data.schedule import Schedule
 from ..bounds.difference_set import RoundUp, useful_differences
 from .full_model import (
     UnsupportedProblemError,
+    alike,
     bins_needed,
     refuse_large,
     refuse_shared,
     refuse_unsaid,
     without_empty_bins,
 )
+from .full_rows import least_rounds
 from .linear_model import LinearModel, ModelBuilder
 
 
@@ -136,11 +138,6 @@ def floor_binds(problem: Problem) -> bool:
     return problem.cost.prefill_floor > problem.cost.prefill_base + problem.cost.prefill_per_token * shortest
 
 
-def least_rounds(problem: Problem) -> int:
-    """Return a lower bound on the decode steps: the slots' share of the work, the longest request."""
-    return max(-(-int(problem.rounds.sum()) // problem.slots), int(problem.rounds.max()))
-
-
 def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
     """
     Return how many decode steps so many prefill stages take at least, by the difference-set argument.
@@ -185,12 +182,10 @@ def constant_seconds(problem: Problem, *, tokens: bool = True) -> float:
 
 def interchangeable(problem: Problem) -> list[IntArray]:
     """Return the groups of two or more requests that can trade places without anyone noticing."""
-    notes = [problem.rounds]
     limited = problem.prefill_token_cap is not None or problem.kv_capacity is not None
     if limited or not stages_are_affine(problem):
-        notes.append(problem.prompt_tokens)
-    _, group, sizes = np.unique(np.stack(notes), axis=1, return_inverse=True, return_counts=True)
-    return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
+        return alike(problem.rounds, problem.prompt_tokens)
+    return alike(problem.rounds)
 
 
 def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:

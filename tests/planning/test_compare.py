@@ -210,7 +210,7 @@ def test_a_fleet_is_planned_by_search_and_by_no_other_solver() -> None:
     assert plan.bound is not None
     assert (searched.instance, searched.solver, searched.value) == ("f", "search", plan.makespan)
     assert searched.bound is not None
-    assert 0 < searched.bound <= searched.value
+    assert 0 < searched.bound <= plan.makespan
     assert (searched.bound_source, searched.version) == (plan.bound.source, plan.maker.version)
     assert other.value is None
     assert "takes the problem of one machine, not a fleet" in other.message
