@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ..data.costs.calibration import CalibratedCost
 from ..data.costs.cost import CostModel
@@ -369,6 +370,22 @@ def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
     words = [word for value in given for word in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]
     return [name for text in texts for name in {text, text.rpartition(":")[2]} if Path(name).is_file()]
+
+
+def refuse_given(
+    args: argparse.Namespace,
+    names: Iterable[str],
+    where: str,
+    hint: str = "Leave one of them out.",
+    *,
+    usual: Mapping[str, object] = MappingProxyType({}),
+    file: str | None = None,
+) -> None:
+    """Raise InputError if one of these options, which have no effect there, is not at its usual value."""
+    for name in names:
+        unset = (usual[name],) if name in usual else (None, False)
+        if getattr(args, name) not in unset:
+            raise InputError(f"--{name.replace('_', '-')} has no effect {where}", file=file, hint=hint)
 
 
 def each_once(files: Iterable[str]) -> list[str]:

@@ -31,7 +31,7 @@ from ..planning.plan import PlanningError
 from ..solvers.result import Limits, StoppedBy
 from ..solvers.solve import DEFAULT_SOLVER
 from . import INTERRUPTED
-from .inputs import columns_of, positive, refuse_uncounting
+from .inputs import columns_of, positive, refuse_given, refuse_uncounting
 from .interrupts import terminating
 from .output import fail, note
 
@@ -82,10 +82,7 @@ def add_mixing(parser: argparse.ArgumentParser) -> None:
 
 def refuse_mixing(args: argparse.Namespace) -> None:
     """Raise InputError if an option of mixing engines is given without one."""
-    for name in _ONLY_HERE:
-        if getattr(args, name):
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} has no effect without --for", hint="Say --for vllm, or leave it out.")
+    refuse_given(args, _ONLY_HERE, "without --for", "Say --for vllm, or leave it out.")
 
 
 def _refuse_staged(args: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from ..planning.uncertain import make_robust_plan
 from ..solvers.result import Limits
 from ..solvers.slot_choice import SlotTrial, choose_slots
 from ..solvers.solve import DEFAULT_SOLVER
-from .inputs import Inputs, positive, seconds
+from .inputs import Inputs, positive, refuse_given, seconds
 from .output import note
 
 DEFAULT_OUTPUT = "plan.json"
@@ -71,9 +71,7 @@ def refuse_unused(args: argparse.Namespace) -> None:
     if args.sweep is not None:
         _refuse_beside_sweep(args)
     elif args.replicas is None:
-        for option in ("groups", "dispatch"):
-            if getattr(args, option) is not None:
-                raise InputError(f"--{option} has no effect without --replicas", hint="Give --replicas N.")
+        refuse_given(args, ("groups", "dispatch"), "without --replicas", "Give --replicas N.")
     if args.replicas is None:
         return
     single = {
@@ -193,10 +191,8 @@ def planned(args: argparse.Namespace, inputs: Inputs, limits: Limits, provenance
             return make_fleet_plan(
                 fleet, groups=groups, rule=args.dispatch, limits=limits, provenance=provenance
             )
-        for option, given in {"--time-limit": args.time_limit, "--work": args.work}.items():
-            if given is not None:
-                message = f"{option} has no effect with --replicas and --length-error: queues are compared"
-                raise InputError(message, hint="Leave it out.")
+        where = "with --replicas and --length-error: queues are compared"
+        refuse_given(args, ("time_limit", "work"), where, "Leave it out.")
         return make_robust_fleet_plan(
             fleet,
             error,

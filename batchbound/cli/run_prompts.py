@@ -24,6 +24,7 @@ from .inputs import (
     columns_of,
     provenance_of,
     read_inputs,
+    refuse_given,
     slot_count,
 )
 from .output import note
@@ -109,11 +110,8 @@ def planned_beside(args: argparse.Namespace) -> Path:
 
 def refuse_planning(args: argparse.Namespace) -> None:
     """Raise InputError if an option of planning is given beside a plan."""
-    for name in PLANNING:
-        if getattr(args, name) is not None:
-            what = f"--{name.replace('_', '-')} has no effect on a plan, which has settled it"
-            hint = "Give the prompts instead of the plan, or leave it out."
-            raise InputError(what, file=args.plan, hint=hint)
+    hint = "Give the prompts instead of the plan, or leave it out."
+    refuse_given(args, PLANNING, "on a plan, which has settled it", hint, file=args.plan)
 
 
 def _refuse_other(path: Path, args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 
 from ..data.files.disk import InputError
 from ..running.server import Order, ServerOptions
-from .inputs import columns_of, positive, seconds
+from .inputs import columns_of, positive, refuse_given, seconds
 
 _SHARED = frozenset({"plan", "prompts", "model", "output", "trace", "overwrite", "json", "seed"})
 """Options of ``run`` that a run on servers heeds as well; its others say how our own engine works."""
@@ -92,10 +92,9 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         If an option of our own engine is given, which no server would heed.
     """
     heeded = {*_SHARED, *_SERVER_ONLY.values(), *_PLANNING, "server"}
-    for name, default in vars(_defaults()).items():
-        if name not in heeded and getattr(args, name, default) != default:
-            hint = "Leave it out: the server decides, or the request's body."
-            raise InputError(f"--{name.replace('_', '-')} has no effect on a server", hint=hint)
+    usual = vars(_defaults())
+    hint = "Leave it out: the server decides, or the request's body."
+    refuse_given(args, (name for name in usual if name not in heeded), "on a server", hint, usual=usual)
     named = {field.name: getattr(args, field.name) for field in fields(ServerOptions) if field.name in args}
     given = {name: value for name, value in named.items() if value is not None}
     return ServerOptions(tuple(args.server), columns=columns_of(args), **given)

@@ -26,7 +26,7 @@ from ...heuristics.engine import Engine
 from ...heuristics.loop import execute
 from ...heuristics.registry import policy_named
 from ...models.exegpt.layer_cost import LayerCost, Surface
-from ..inputs import DEFAULT_SLOTS, positive, slot_count
+from ..inputs import DEFAULT_SLOTS, positive, refuse_given, slot_count
 from ..model import add_model, load, tier_of
 from ..output import note
 from ..progress import progress
@@ -88,10 +88,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; write the cost model fitted to it, and say how well it fits, or the layer profile."""
     output = args.output or ("profile.json" if args.layers else "cost.json")
-    for option in ("pinned", "extend", "encode_device"):
-        if getattr(args, option) and not args.layers:
-            named = option.replace("_", "-")
-            raise InputError(f"--{named} has no effect without --layers", hint="Leave it out.")
+    if not args.layers:
+        refuse_given(args, ("pinned", "extend", "encode_device"), "without --layers", "Leave it out.")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"

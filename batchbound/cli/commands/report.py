@@ -19,6 +19,7 @@ from ...executor.reports.report import simulated
 from ...judging import calibration_of
 from ...judging import report as report_of
 from ...running.outputs import run_trace, shared_plan_path, trace_paths
+from ..inputs import refuse_given
 from ..iteration_plan import iteration_summary, show_iterations
 from ..output import note
 from ..reporting import print_report, print_tables
@@ -142,10 +143,8 @@ def _traces_of(trace: str | None, count: int) -> list[Path]:
 
 def _report_iterations(args: argparse.Namespace) -> int:
     """Print what a plan for servers promises and, beside it, what became of a run."""
-    for option, given in {"--gantt": args.gantt, "--perfetto": args.perfetto}.items():
-        if given:
-            hint = "Draw the run with --html."
-            raise InputError(f"{option} has no effect on a plan for servers", file=args.plan, hint=hint)
+    where, hint = "on a plan for servers", "Draw the run with --html."
+    refuse_given(args, ("gantt", "perfetto"), where, hint, usual={"gantt": []}, file=args.plan)
     plan = IterationPlan.load(args.plan)
     trace = args.trace or ("trace.jsonl" if is_of_kind("trace.jsonl", "batchbound_server_run") else None)
     if trace is None:

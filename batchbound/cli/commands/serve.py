@@ -21,7 +21,7 @@ from ...executor.serving.metrics import serving_metrics
 from ...executor.serving.simulation import ServingError, ServingRun, simulate_serving
 from ...heuristics.serving.econoserve.sizes import EconoServeSizes
 from ...heuristics.serving.registry import BLOCK_ALLOCATION, SERVING_POLICIES, ServingOptions, serving_policy
-from ..inputs import at_least_zero, log_deviation, positive, random_seed
+from ..inputs import at_least_zero, log_deviation, positive, random_seed, refuse_given
 
 TWO_DEVICES = "distserve"
 """The policy's name that splits prompts and completions over two devices."""
@@ -166,15 +166,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _refuse_unused(args: argparse.Namespace) -> None:
     """Raise InputError if an option would be passed over: of the other kind of device, or another policy."""
-    for name in _SIZES:
-        if getattr(args, name) is not None and not args.policy.startswith(("econoserve", "pipelined")):
-            hint = "Leave it out, or choose --policy pipelined or econoserve."
-            raise InputError(f"--{name} has no effect with --policy {args.policy}", hint=hint)
+    where = f"with --policy {args.policy}"
+    if not args.policy.startswith(("econoserve", "pipelined")):
+        hint = "Leave it out, or choose --policy pipelined or econoserve."
+        refuse_given(args, _SIZES, where, hint, usual=dict.fromkeys(_SIZES))
     for name, policies in _HEEDED_BY.items():
-        if getattr(args, name) != _DEFAULTS[name] and args.policy not in policies:
-            option, heeding = f"--{name.replace('_', '-')}", ", ".join(sorted(policies))
-            hint = f"Leave it out, or choose one of {heeding}."
-            raise InputError(f"{option} has no effect with --policy {args.policy}", hint=hint)
+        if args.policy not in policies:
+            hint = f"Leave it out, or choose one of {', '.join(sorted(policies))}."
+            refuse_given(args, (name,), where, hint, usual=_DEFAULTS)
     if args.seed and not args.length_error and args.engine is None:
         raise InputError("--seed has no effect without --length-error", hint="Leave it out.")
     if args.engine is not None:

@@ -27,7 +27,7 @@ from ...planning.fleet import fleet_of
 from ...running.outputs import trace_paths
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
-from ..inputs import add_problem, named_files, read_inputs
+from ..inputs import add_problem, named_files, read_inputs, refuse_given
 from ..reporting import print_report
 from ..rollouts.hidden_lengths import add_hidden_lengths, print_hidden, refuse_without_effect, run_hidden
 
@@ -41,6 +41,7 @@ OF_THE_PLAN = (
     "cost",
     "first_token",
     "policy",
+    "assignment",
 )
 """Options that a plan has settled."""
 
@@ -63,7 +64,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="carry out this plan instead, on the completion lengths of FILE as they come out: a plan of"
         " predicted lengths on true ones, say; slots, costs and limits are the plan's",
     )
-    parser.set_defaults(settled={name: parser.get_default(name) for name in OF_THE_PLAN})
     parser.add_argument(
         "--assignment",
         choices=("own", "optimal"),
@@ -81,6 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dispatch", choices=sorted(RULES), help="which replica gets which request (default: lpt)"
     )
     add_hidden_lengths(parser)
+    parser.set_defaults(settled={name: parser.get_default(name) for name in OF_THE_PLAN})
     parser.add_argument("--trace", metavar="FILE", help="write the trace")
     parser.add_argument("--overwrite", action="store_true", help="replace the trace if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -95,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
         _write_traces(args, traces)
         print_hidden({**found, "seconds": time.perf_counter() - begun}, as_json=args.json)
         return 0
-    if args.dispatch is not None and args.replicas is None:
-        raise InputError("--dispatch has no effect without --replicas", hint="Give --replicas N.")
+    if args.replicas is None:
+        refuse_given(args, ("dispatch",), "without --replicas", "Give --replicas N.")
     carried_out = _followed if args.plan is not None else _by_policy if args.replicas is None else _by_fleet
     traces, value = carried_out(args)
     _write_traces(args, traces)
@@ -142,10 +143,7 @@ def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
 
 def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
     """Return the traces and report of a plan carried out on the lengths that the workload says."""
-    given = next((name for name in OF_THE_PLAN if getattr(args, name) != args.settled[name]), None)
-    if given is not None or args.assignment != "own":
-        option = (given or "assignment").replace("_", "-")
-        raise InputError(f"--{option} has no effect beside --plan", hint="Leave one of them out.")
+    refuse_given(args, OF_THE_PLAN, "beside --plan", usual=args.settled)
     plan = Plan.load(args.plan)
     args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None
     if args.longest_completion is None:

@@ -26,7 +26,7 @@ from ...planning.hidden import (
 )
 from ...planning.history import History, earlier_completions
 from ...solvers.bounds.proven_bound import proven_bound
-from ..inputs import at_least_zero, each_once, positive, read_inputs
+from ..inputs import at_least_zero, each_once, positive, read_inputs, refuse_given
 from ..reporting import print_rows
 
 if TYPE_CHECKING:
@@ -108,13 +108,6 @@ def refuse_without_effect(args: argparse.Namespace) -> None:
         refuse_given(args, ("swap", "trace"), "beside --steps")
     if args.swap is not None and not entry.takes_swap:
         raise InputError(f"--swap has no effect on the policy {name}", hint=f"Say --policy {CHOSEN}.")
-
-
-def refuse_given(args: argparse.Namespace, names: Sequence[str], where: str) -> None:
-    """Raise InputError if one of these options was given."""
-    given = next((name for name in names if getattr(args, name) not in (None, False)), None)
-    if given is not None:
-        raise InputError(f"--{given.replace('_', '-')} has no effect {where}", hint="Leave one of them out.")
 
 
 def run_hidden(args: argparse.Namespace) -> tuple[Sequence[Trace], dict[str, Any]]:

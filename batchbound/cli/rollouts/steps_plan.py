@@ -21,9 +21,9 @@ from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
 from ...solvers.result import Limits
-from ..inputs import Inputs, each_once, provenance_of, read_inputs
+from ..inputs import Inputs, each_once, provenance_of, read_inputs, refuse_given
 from ..reporting import print_rows
-from .hidden_lengths import add_way, refuse_given
+from .hidden_lengths import add_way
 
 if TYPE_CHECKING:
     from ...executor.reports.tables import Row
