@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -316,6 +316,12 @@ def _integers(values: npt.ArrayLike, name: str) -> IntArray:
     _refuse(np.abs(numbers) > LONGEST, numbers, name, beyond)
     _refuse(numbers != np.floor(numbers), numbers, name, "must be a whole number")
     return numbers.astype(np.int64)
+
+
+def numbered(labels: Iterable[Hashable]) -> IntArray:
+    """Return a number for each label, the same for the same, counted from zero as they first appear."""
+    number: dict[Hashable, int] = {}
+    return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
 def _refuse(wrong: npt.NDArray[np.bool_], column: npt.NDArray[Any], name: str, rule: str) -> None:

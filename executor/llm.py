@@ -10,14 +10,14 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from ..data.costs.cost import CostModel
+from ..data.costs.cost import CostModel, IntArray
 from ..data.files.disk import InputError, shown
 from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import Problem, limit_of
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import Report
 from ..data.trace import Trace
-from ..data.workload import Workload
+from ..data.workload import Workload, numbered
 from ..heuristics.loop import Execution
 from ..heuristics.policy import UNTIL_CHANGE, Policy
 from ..heuristics.registry import policy_named
@@ -362,7 +362,7 @@ class LLM:
         policy = policy_named("lpt-ski", problem) if stated else self._learning(call, problem)
         execution = Execution(problem, policy, engine)
         recorder = rule.recorder if isinstance(rule, MixedSampler) else None
-        done, group = [False] * len(names), _alike(call.prompts).tolist()
+        done, group = [False] * len(names), numbered(call.prompts).tolist()
         steps = UNTIL_CHANGE if until is None else until.most_steps or UNTIL_CHANGE
         while not all(done) and not (until and until.reached(done, group, engine.time)):
             for index in execution.step(steps):
@@ -422,7 +422,7 @@ class LLM:
         workload = replace(workload, ids=call.names(workload.ids.tolist()))
         if self._share:
             # What goes on from tokens of its own has no prompt in common with others.
-            group = np.where(begun > 0, -1, _alike(call.prompts))
+            group = np.where(begun > 0, -1, numbered(call.prompts))
             workload = replace(workload, group=group).with_shared_prompts()
         slots = min(self._slots, len(call.prompts))
         longest = int((workload.input_tokens + workload.output_tokens).max())
@@ -471,7 +471,7 @@ class LLM:
     def _check_lengths(
         self,
         prompts: list[tuple[int, ...]],
-        most: np.ndarray[Any, np.dtype[np.int64]],
+        most: IntArray,
         expected: np.ndarray[Any, np.dtype[Any]],
     ) -> None:
         limit = position_limit(unwrapped(self.model).config)
@@ -495,7 +495,7 @@ class LLM:
 _PROMPT = "Give a text, a list of token ids or a list of messages."
 
 
-def _most_tokens(given: int | Sequence[int], prompts: int) -> _Counts:
+def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
     """Return the most tokens of each prompt's completion."""
     most = np.asarray(given)
     # A column of a table may have its whole numbers as floats.
@@ -546,9 +546,6 @@ def each_asked(
     return [replace(each, logprobs=each.logprobs or 0, logprobs_mode=mode) for each in asked]
 
 
-_Counts = np.ndarray[Any, np.dtype[np.int64]]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
     """
@@ -568,9 +565,9 @@ class _Call:
 
     prompts: list[tuple[int, ...]]
     asked: list[Sampling]
-    most: _Counts
-    expected: _Counts
-    position: _Counts
+    most: IntArray
+    expected: IntArray
+    position: IntArray
     partial: list[Partial | None]
     version: int
 
@@ -579,11 +576,11 @@ class _Call:
         position = self.position.tolist()
         return lambda index, token: on_token(position[index], token)
 
-    def groups(self) -> _Counts:
+    def groups(self) -> IntArray:
         """Return a number for each completion, the same for the same prompt; what goes on is alone."""
-        group = _alike(self.prompts)
+        group = numbered(self.prompts)
         begun = np.array([one is not None for one in self.partial])
-        alone: _Counts = np.where(begun, len(group) + np.arange(len(group)), group)
+        alone: IntArray = np.where(begun, len(group) + np.arange(len(group)), group)
         return alone
 
     def names(self, usual: Sequence[str]) -> np.ndarray[Any, np.dtype[np.str_]]:
@@ -641,9 +638,3 @@ class _Call:
             int(self.most[index]),
             name,
         )
-
-
-def _alike(prompts: Sequence[tuple[int, ...]]) -> _Counts:
-    """Return a number for each prompt, the same for the same."""
-    number: dict[tuple[int, ...], int] = {}
-    return np.array([number.setdefault(prompt, len(number)) for prompt in prompts], dtype=np.int64)

@@ -19,7 +19,7 @@ from ...data.lengths.repair import LengthRepair
 from ...data.readers.server_batch import ServerRequest
 from ...data.readers.server_metrics import ServerMetrics
 from ...data.readers.server_run import ServerCount, ServerRun
-from ...data.workload import LONGEST
+from ...data.workload import LONGEST, numbered
 from ..engines.server_client import Kind, Reply, ServerClient
 from ..engines.server_dispatch import Dispatch, Patience, Served, in_flight_of
 from ..engines.server_probe import ServerFacts, Watch, probe
@@ -272,9 +272,7 @@ class _Mending:
 
 def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
     """Return a number for the prompt of each request, equal where prompts are, shape (requests,)."""
-    numbers: dict[str, int] = {}
-    texts = (json.dumps(request.says, sort_keys=True) for request in requests)
-    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+    return numbered(json.dumps(request.says, sort_keys=True) for request in requests)
 
 
 def output_line(request: ServerRequest, reply: Reply) -> dict[str, object]:

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...data.files.disk import InputError
 from ...data.lengths.steps_plan import BARRIER, COVERAGE, Interval, Way
 from ...data.problem import Problem
 from ...data.readers.tables import is_table, read_column
 from ...data.trace import Trace
+from ...data.workload import numbered
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...heuristics.rollouts.queues import has_groups
 from ...planning.hidden import (
@@ -169,9 +168,7 @@ def _several(args: argparse.Namespace, problem: Problem, history: History) -> di
     if not is_table(args.workload):
         message = "--steps is for a table of lengths, that has a column of steps"
         raise InputError(message, file=args.workload, hint="Give a table, or leave --steps out.")
-    labels = read_column(args.workload, args.steps)
-    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-    step = np.array([number[label] for label in labels], dtype=np.int64)
+    step = numbered(read_column(args.workload, args.steps))
     if len(step) != len(problem):
         raise InputError(
             "rows were left out, so that steps fit no more", file=args.workload, hint="Give whole rows."

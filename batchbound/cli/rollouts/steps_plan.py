@@ -17,6 +17,7 @@ from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
 from ...data.readers.completions import lengths_by_name
 from ...data.readers.tables import read_column
+from ...data.workload import numbered
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
 from ...planning.steps import POLICIES, history_of, make_steps_plan, steps_of, text_of, update_steps_plan
@@ -177,8 +178,7 @@ def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
         # A line may ask for several completions, all of its step.
         row = {line: k for k, line in enumerate(dict.fromkeys(one.line for one in inputs.job.records))}
         labels = [labels[row[one.line]] for one in inputs.job.records]
-    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-    return np.array([number[label] for label in labels], dtype=np.int64)
+    return numbered(labels)
 
 
 def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
