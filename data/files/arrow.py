@@ -22,14 +22,7 @@ def holds_parquet(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def reading_arrow(path: str | os.PathLike[str], hint: str = "Write it again.") -> Iterator[None]:
-    """
-    Turn whatever is raised while a Parquet or Arrow file is read into an error that names the file.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    """
+    """Turn whatever is raised while a Parquet or Arrow file is read into an InputError that names it."""
     try:
         yield
     except Exception as error:  # pyarrow's errors share no base of their own

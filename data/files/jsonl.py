@@ -74,14 +74,7 @@ def _parsed(line: str, decode: Callable[[str], tuple[object, int]]) -> object:
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """
-    Return the SHA-256 of a file's bytes, in hexadecimal.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    """
+    """Return the SHA-256 of a file's bytes, in hexadecimal; InputError if it cannot be read."""
     refuse_streams(path)
     try:
         with open(path, "rb") as stream:

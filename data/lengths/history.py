@@ -93,14 +93,7 @@ class LengthHistory:
             self._lengths[key] = [*lengths, tokens][-_KEPT:]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """
-        Write the history as JSON lines, whole or not at all.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be written.
-        """
+        """Write the history as JSON lines, whole or not at all."""
         header = {"batchbound_length_history": HISTORY_VERSION, "prompts": len(self), "missed": self._missed}
         with atomic_write(path) as stream:
             stream.write(json.dumps(header) + "\n")

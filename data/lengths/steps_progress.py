@@ -86,13 +86,6 @@ class StepsProgress:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> StepsProgress:
-        """
-        Return what :meth:`save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file is none.
-        """
+        """Return what :meth:`save` wrote; InputError if the file is none."""
         refuse_other_kinds(path, "no progress of a plan of several steps", {cls.JSON_HEADER[0]})
         return record(cls, read_json_object(path), file=path)

@@ -255,14 +255,7 @@ def write_completions(path: str | os.PathLike[str], lines: Iterable[Mapping[str,
 
 
 def read_completions(path: str | os.PathLike[str]) -> tuple[BatchCompletion, ...]:
-    """
-    Return the completions of a file that :func:`write_completions` wrote.
-
-    Raises
-    ------
-    InputError
-        If it is none.
-    """
+    """Return the completions that :func:`write_completions` wrote; InputError if the file is none."""
     if not is_parquet_name(path):
         lines = list(json_lines(path))
         wrong = next((number for number, line in lines if not isinstance(line.get("custom_id"), str)), None)

@@ -194,14 +194,7 @@ class LengthSource:
 
 
 def length_source_of(lengths: Mapping[str, object], *, file: str | None = None) -> LengthSource:
-    """
-    Return the source of lengths that a plan records.
-
-    Raises
-    ------
-    InputError
-        If it is none.
-    """
+    """Return the source of lengths that a plan records; InputError if it is none."""
     within, hint = "provenance.lengths", "Plan again."
     refuse_unknown(LengthSource, lengths, file=file, within=within, hint=hint)
     return record(LengthSource, lengths, file=file, within=within, hint=hint)

@@ -105,11 +105,6 @@ def device_failures() -> Iterator[None]:
     Turn the errors of a device, and those of a model's code, into :class:`RunStoppedError`.
 
     After an error of the device every further call on it fails, so nothing can go on in this process.
-
-    Raises
-    ------
-    RunStoppedError
-        If the device or the model failed.
     """
     import torch
 

@@ -189,14 +189,7 @@ def ended_by_tokens(asked: Sequence[Sampling], tokenizer: Tokenizer, vocabulary:
 
 
 def check_tokens(sampling: Sampling, vocabulary: int) -> None:
-    """
-    Refuse tokens that a model does not know.
-
-    Raises
-    ------
-    ValueError
-        If there is one; the message begins with the field's name.
-    """
+    """Raise ValueError, which begins with the field's name, at a token that a model does not know."""
     biased = tuple(token for token, _ in sampling.logit_bias)
     for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
         wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)

@@ -55,14 +55,7 @@ def untie(model: Any) -> None:
 
 
 def check_shared(config: Any, degree: int) -> None:
-    """
-    Raise an error if so many processes cannot share the layers of a model with this configuration.
-
-    Raises
-    ------
-    UnsupportedModelError, ValueError
-        As :func:`share_layers` does.
-    """
+    """Raise, as :func:`share_layers` does, if so many processes cannot share the layers of such a model."""
     text = config.get_text_config()
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedModelError(

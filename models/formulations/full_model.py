@@ -292,27 +292,13 @@ def alike(*numbers: IntArray) -> list[IntArray]:
 
 
 def refuse_shared(problem: Problem) -> None:
-    """
-    Refuse a problem whose requests share prompts.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If they do.
-    """
+    """Raise UnsupportedProblemError if requests share prompts."""
     if len(problem.prefix_tokens):
         raise UnsupportedProblemError("this formulation has no equation for prompts that requests share")
 
 
 def refuse_unsaid(problem: Problem) -> None:
-    """
-    Refuse a problem with arrivals, a KV capacity or prompts that requests share.
-
-    Raises
-    ------
-    UnsupportedProblemError
-        If it has one of them.
-    """
+    """Raise UnsupportedProblemError at arrivals, a KV capacity or prompts that requests share."""
     if problem.workload.arrival.any():
         raise UnsupportedProblemError("this formulation has no equation for arrival times")
     refuse_shared(problem)
