@@ -33,14 +33,9 @@ class PrintCompletion(argparse.Action):
 
 def completion_script(shell: str) -> str:
     """
-    Return what makes a shell complete this program's commands and options.
+    Return what makes one of :data:`SHELLS` complete this program's commands and options.
 
     Nothing of ours runs when the key is pressed: the script holds every word.
-
-    Parameters
-    ----------
-    shell
-        One of :data:`SHELLS`.
     """
     import shtab
 

@@ -389,14 +389,7 @@ def refuse_given(
 
 
 def each_once(files: Iterable[str]) -> list[str]:
-    """
-    Return files without those that are named again: of one that counts twice, figures would be too sure.
-
-    Parameters
-    ----------
-    files
-        As they were named.
-    """
+    """Return files without those named again: of one that counts twice, figures would be too sure."""
     found: dict[str, str] = {}
     for name in files:
         found.setdefault(os.path.realpath(name), name)

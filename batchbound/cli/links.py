@@ -32,16 +32,7 @@ def add_link(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
 
 
 def link_of(args: argparse.Namespace, device: str) -> Link | None:
-    """
-    Return the link that the options name, or the usual one of a device; None if that is not known.
-
-    Parameters
-    ----------
-    args
-        With what :func:`add_link` added.
-    device
-        As profiles and rooflines name it.
-    """
+    """Return the link that the options name, or a profile's device's usual one; None if that is not known."""
     known = LINKS[args.link] if args.link else usual_link(device)
     bandwidth, latency = args.link_bandwidth, args.link_latency
     if bandwidth is None and latency is None:

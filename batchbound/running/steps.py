@@ -45,14 +45,7 @@ _TAKEN = ("prompts", "tokenizer", "temperature", "top_p", "top_k", "kv_tokens", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepsFiles:
-    """
-    Where the outputs of several steps go.
-
-    Parameters
-    ----------
-    output
-        What ``run -o`` names.
-    """
+    """Where the outputs of several steps go, by what ``run -o`` names."""
 
     output: Path
 

@@ -13,18 +13,7 @@ from .sampling import MOST_LOGPROBS, Sampling
 
 
 class FieldError(ValueError):
-    """
-    A field that cannot be served as it stands.
-
-    Parameters
-    ----------
-    field
-        Its name.
-    reason
-        What about it is wrong.
-    hint
-        What to do about it.
-    """
+    """A field that cannot be served as it stands."""
 
     def __init__(self, field: str, reason: str, hint: str) -> None:
         super().__init__(f"{field}: {reason}")

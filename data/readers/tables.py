@@ -22,18 +22,7 @@ if TYPE_CHECKING:
 
 
 class UnknownColumnsError(InputError):
-    """
-    A table without columns of lengths.
-
-    Parameters
-    ----------
-    path
-        The table.
-    columns
-        That it has.
-    hint
-        What to do about it.
-    """
+    """A table without columns of lengths."""
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str], hint: str) -> None:
         what = f"the columns are not those of a table of lengths: {listed(columns)}"
@@ -187,11 +176,6 @@ def read_table(
 def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
     """
     Return the values of one column of a table of lengths, as texts, in the order of its rows.
-
-    Parameters
-    ----------
-    path
-        As in :func:`read_lengths`.
 
     Raises
     ------

@@ -44,13 +44,6 @@ class FusedLayers:
 
     Each is compared with what the model computes, on random numbers, before it is put in its place. In double
     precision transformers rounds norms to single on the way, and they stay its own.
-
-    Parameters
-    ----------
-    model
-        In evaluation mode.
-    kernels
-        The functions, for the model's device.
     """
 
     def __init__(self, model: torch.nn.Module, kernels: LayerKernels) -> None:

@@ -71,14 +71,7 @@ class Rows(NamedTuple):
 
 
 class HostKernels:
-    """
-    The functions of a built library.
-
-    Parameters
-    ----------
-    library
-        As :func:`built` loads it.
-    """
+    """The functions of a library that :func:`built` loaded."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._functions: dict[tuple[str, torch.dtype], Any] = {}

@@ -51,14 +51,7 @@ def memory_of(model: Any, tier: Tier) -> tuple[float, int]:
 
 
 def token_bytes_of(model: Any, tier: Tier) -> float:
-    """
-    Return the bytes that a token's keys and values take in all layers, measured on a batch.
-
-    Parameters
-    ----------
-    model, tier
-        As of :func:`memory_of`.
-    """
+    """Return the bytes that a token's keys and values take in all layers, measured on a batch."""
     batch = tier.batch(model, 1, _MEASURED_TOKENS)
     batch.prefill([0], [[0]])
     held = batch.take(0)

@@ -129,11 +129,6 @@ class PagedSlots(KeyValueSlots):
         """
         Take the blocks that all rows in use need for rounds.
 
-        Parameters
-        ----------
-        rounds
-            At least one.
-
         Returns
         -------
         int

@@ -51,14 +51,7 @@ class _Arrangement:
 
 
 class RowGroups:
-    """
-    Neighbouring rows that attend in one call, padded to the longest of them.
-
-    Parameters
-    ----------
-    store
-        Where the rows lie.
-    """
+    """Neighbouring rows that attend in one call, padded to the longest of them."""
 
     def __init__(self, decoder: Decoder, store: KeyValueSlots) -> None:
         self._decoder, self._store = decoder, store

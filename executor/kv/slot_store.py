@@ -174,11 +174,6 @@ class KeyValueSlots(KeyValueStore):
         """
         See to it that all rows in use can grow by rounds.
 
-        Parameters
-        ----------
-        rounds
-            At least one.
-
         Returns
         -------
         int
@@ -213,14 +208,7 @@ class KeyValueSlots(KeyValueStore):
         return buffer[first:last, :, begin:end]
 
     def make_room(self, tokens: int) -> None:
-        """
-        See to it that rows can hold a number of tokens.
-
-        Parameters
-        ----------
-        tokens
-            Tokens of the longest row.
-        """
+        """See to it that rows can hold so many tokens."""
         if tokens <= self.columns:
             return
         columns = tokens + max(64, tokens // 4)

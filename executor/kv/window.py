@@ -20,14 +20,7 @@ from .store import KeyValueStore, StoreLayer, zeros
 
 
 class Frame:
-    """
-    Where the rows lie; shared by the layers of one window.
-
-    Parameters
-    ----------
-    columns
-        Width of the buffers, tokens.
-    """
+    """Where the rows lie in buffers of so many columns; shared by the layers of one window."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -51,14 +44,7 @@ class Frame:
 
 
 class WindowLayer(StoreLayer[Frame]):  # type: ignore[no-untyped-call]
-    """
-    One layer's keys and values, each of shape (slots, key-value heads, columns, head size).
-
-    Parameters
-    ----------
-    frame, sliding_window
-        Those of :class:`~.store.StoreLayer`.
-    """
+    """One layer's keys and values, each of shape (slots, key-value heads, columns, head size)."""
 
     def __init__(self, frame: Frame, slots: int, sliding_window: int | None) -> None:
         super().__init__(frame, sliding_window)

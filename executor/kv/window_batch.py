@@ -125,14 +125,9 @@ def padded_prompts(
     prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """
-    Lay prompts out side by side.
+    Lay prompts out side by side, given the token ids of each.
 
     Padded on the right: real tokens never see what follows them, so plain causal attention is right.
-
-    Parameters
-    ----------
-    prompts
-        Token ids of each prompt.
 
     Returns
     -------

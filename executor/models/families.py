@@ -86,11 +86,6 @@ def layer_windows(config: Any) -> tuple[list[str], list[int | None]]:
     """
     Tell how far back each layer attends.
 
-    Parameters
-    ----------
-    config
-        The model's transformers configuration.
-
     Returns
     -------
     kinds : list of str

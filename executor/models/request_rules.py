@@ -157,14 +157,7 @@ _IN_NO_VOCABULARY = "\N{EGYPTIAN HIEROGLYPH A001}\N{EGYPTIAN HIEROGLYPH B001}"
 
 
 def special_stops(texts: Iterable[str], tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
-    """
-    Return the tokens of stop texts that are a special token each: the text of a completion shows none.
-
-    Parameters
-    ----------
-    vocabulary
-        Tokens the model knows.
-    """
+    """Return the tokens of stop texts that are a special token each: the text of a completion shows none."""
     written = [tokenizer.tokens_of(text) for text in texts if text.strip()]
     single = [ids for ids in written if len(ids) == 1 and ids[0] < vocabulary and not tokenizer.decode(ids)]
     # What a vocabulary lacks is written as a special token, too, which is not the text's own.

@@ -22,18 +22,7 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
 class ModelLoadError(InputError):
-    """
-    A model or tokenizer that cannot be loaded.
-
-    Parameters
-    ----------
-    spec
-        The name the user gave.
-    reason
-        What went wrong.
-    hint
-        What to do about it.
-    """
+    """A model or tokenizer that cannot be loaded."""
 
     def __init__(self, spec: str, reason: str, hint: str) -> None:
         super().__init__(f"cannot load {spec!r}: {reason}; {hint}")
@@ -232,13 +221,6 @@ def _checkpoint(spec: str, dtype: str, seed: int, *, partial: bool) -> Any:
 def take_generation_settings(model: Any, spec: str) -> None:
     """
     Give a model that was built without its checkpoint the settings that stand beside it: its end tokens.
-
-    Parameters
-    ----------
-    model
-        Built from its configuration alone.
-    spec
-        As for :func:`load_model`.
 
     Raises
     ------

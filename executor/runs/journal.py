@@ -83,13 +83,6 @@ class Journal:
         """
         Put one finished completion on disk.
 
-        Parameters
-        ----------
-        name
-            The request's ``custom_id``.
-        answer
-            Its output line.
-
         Raises
         ------
         InputError

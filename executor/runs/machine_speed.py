@@ -9,16 +9,7 @@ from ...data.costs.reference_time import PROMPTS, ROUNDS, TOKENS
 
 
 class MachineSpeed:
-    """
-    The seconds in which a model reads a few prompts and decodes a few tokens of each, the same every time.
-
-    Parameters
-    ----------
-    model
-        A causal language model, loaded.
-    clock
-        Seconds from any origin.
-    """
+    """The seconds in which a model reads a few prompts and decodes a few tokens of each, always the same."""
 
     def __init__(self, model: Any, clock: Callable[[], float]) -> None:
         import torch

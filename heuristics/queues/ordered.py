@@ -44,14 +44,7 @@ def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
 
 
 class Ordered:
-    """
-    Free slots take the first waiting requests of one order.
-
-    Parameters
-    ----------
-    order
-        All requests, shape (requests,).
-    """
+    """Free slots take the first waiting requests of one order of all requests."""
 
     def __init__(self, order: IntArray) -> None:
         self.order = np.asarray(order, dtype=np.int64)

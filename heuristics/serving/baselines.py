@@ -216,11 +216,6 @@ class MultiRes(_Exact):
 
     Distances are Euclidean, each resource as a share of all there is; exact allocation. Choosing takes time
     proportional to the queue for each request chosen, quadratic in all.
-
-    Parameters
-    ----------
-    forward_size
-        Tokens of an iteration.
     """
 
     def __init__(self, forward_size: int = 512) -> None:

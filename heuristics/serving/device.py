@@ -52,14 +52,7 @@ class ServingDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """
-    Takes the time its cost model says.
-
-    Parameters
-    ----------
-    cost
-        Of an iteration.
-    """
+    """Takes the time that the cost model of an iteration says."""
 
     cost: MixedCost
 

@@ -78,14 +78,7 @@ class _Preemptive:
 
 
 class ShortestRemaining(_Preemptive):
-    """
-    SRTF: those with the fewest tokens left, decided each iteration, with max-allocation.
-
-    Parameters
-    ----------
-    longest
-        Tokens of the longest sequence.
-    """
+    """SRTF: those with the fewest tokens left, decided each iteration, with max-allocation."""
 
     def __init__(self, longest: int) -> None:
         super().__init__(longest, None)
@@ -117,11 +110,6 @@ class FastServe(_Preemptive):
     FastServe: queues of falling priority; who outlasts a queue's quantum moves to the next, twice as long.
 
     Skip-join: a request enters the first queue whose quantum its prompt does not outlast.
-
-    Parameters
-    ----------
-    longest
-        Tokens of the longest sequence (max-allocation).
     """
 
     batch = 8

@@ -126,14 +126,7 @@ class Surface:
 
 
 class LayerCost:
-    """
-    Seconds of encoding, decoding and mixed iterations, from one table.
-
-    Parameters
-    ----------
-    profile
-        The table.
-    """
+    """Seconds of encoding, decoding and mixed iterations, from one table."""
 
     def __init__(self, profile: LayerProfile) -> None:
         self.profile = profile

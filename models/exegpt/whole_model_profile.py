@@ -18,11 +18,6 @@ def whole_model_profile(cost: CostModel, source: str) -> LayerProfile:
 
     Layers cannot be told apart, so the profile is that of a single layer: it plans for one device, or for
     pipelines that divide evenly.
-
-    Parameters
-    ----------
-    cost
-        Fitted or assumed.
     """
     tokens = np.array([0.0, *_corners(cost)])
     tokens = np.unique(np.append(tokens, tokens.max() + _MANY))

@@ -32,16 +32,7 @@ class UnsupportedProblemError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FullModel:
-    """
-    A full model and where its columns stand.
-
-    Parameters
-    ----------
-    model
-        Its linear model, in seconds.
-    columns
-        The positions of its columns.
-    """
+    """A full model, in seconds, and where its columns stand."""
 
     problem: Problem
     model: LinearModel
@@ -187,11 +178,6 @@ def read_schedule(full: FullModel, values: FloatArray) -> Schedule:
     Return the schedule that a solution means; for the literal model it need not be one that works.
 
     A bin gets the whole rounds that its busiest client needs.
-
-    Parameters
-    ----------
-    values
-        A solution, shape (columns,).
     """
     columns = full.columns
     bin_of = values[columns.p].sum(axis=1).argmax(axis=1)
@@ -208,13 +194,6 @@ def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
 
     Requests that could trade places are put in the model's order, so the schedule need not be read back the
     same; its makespan is.
-
-    Parameters
-    ----------
-    full
-        A repaired model.
-    schedule
-        One that the referee accepts.
 
     Raises
     ------

@@ -140,12 +140,7 @@ def floor_binds(problem: Problem) -> bool:
 
 def rounds_by_stages(problem: Problem, stages: int) -> IntArray:
     """
-    Return how many decode steps so many prefill stages take at least, by the difference-set argument.
-
-    Parameters
-    ----------
-    stages
-        Stages at most.
+    Return how many decode steps so many prefill stages at most take at least, by the difference-set argument.
 
     Returns
     -------

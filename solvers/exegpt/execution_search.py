@@ -319,14 +319,7 @@ def search_all(
     encode_batches: tuple[int, int] = (1, 256),
     decode_rounds: tuple[int, int] | None = None,
 ) -> list[Found]:
-    """
-    Return the best configuration of each strategy and degree, the best of all first.
-
-    Parameters
-    ----------
-    timeline, latency_bound, encode_batches, decode_rounds
-        As in :func:`search`.
-    """
+    """Return what :func:`search` finds for each strategy and degree, the best of all first."""
     found = [
         search(
             timeline,

@@ -91,14 +91,7 @@ def replan(
 
 
 def on_planned_devices(planned: Timeline, observed: Timeline, config: ExecConfig) -> Performance:
-    """
-    Return what a configuration reaches with other lengths than those that shared out its devices.
-
-    Parameters
-    ----------
-    planned, observed, config
-        As in :func:`replan`.
-    """
+    """Return what a configuration reaches with other lengths than those that shared out its devices."""
     if config.strategy is Strategy.RRA or planned.cluster.devices < 2:
         return observed(config)
     encoders = int(planned.encoders(config.strategy, np.array([config.encode_batch]))[0])

@@ -18,12 +18,7 @@ SHUFFLED_SHARE = 8
 
 def subset_sums(weights: list[int]) -> int:
     """
-    Return the sums of all subsets as the set bits of one integer.
-
-    Parameters
-    ----------
-    weights
-        Item weights, not negative.
+    Return the sums of all subsets of weights (none negative) as the set bits of one integer.
 
     Returns
     -------

@@ -106,13 +106,6 @@ class PatternMaster:
         """
         Return an assignment made of the patterns at hand, if integer programming finds one in time.
 
-        Parameters
-        ----------
-        weights
-            Weight of each item, shape (n,).
-        seconds
-            Seconds after which HiGHS gives up.
-
         Returns
         -------
         IntArray or None

@@ -33,14 +33,7 @@ class _Order:
 
 
 class OrderSearch:
-    """
-    Searches the order in which requests are taken, the patience and the burst, by random changes.
-
-    Parameters
-    ----------
-    rng
-        Draws the changes.
-    """
+    """Searches the order in which requests are taken, the patience and the burst, by random changes."""
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
         self._problem, self._rng = problem, rng

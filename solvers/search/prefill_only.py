@@ -70,18 +70,7 @@ def _on_slots(problem: Problem, stage_of: IntArray, stages: int) -> IntArray:
 
 
 class StageExchange:
-    """
-    Annealing over which requests share a prefill stage: one moves to another stage, or two change places.
-
-    Parameters
-    ----------
-    problem
-        As of :func:`evenly_packed`.
-    rng
-        Draws the moves.
-    start
-        The schedule it begins with.
-    """
+    """Annealing over which requests share a prefill stage: one moves to another, or two change places."""
 
     def __init__(self, problem: Problem, rng: np.random.Generator, start: Schedule) -> None:
         self._problem, self._rng = problem, rng

@@ -6,14 +6,7 @@ from ..kv_ledger import KvLedger
 
 
 class PromptReserve:
-    """
-    Blocks kept for prompts and for completions longer than predicted, and how many of them each request has.
-
-    Parameters
-    ----------
-    share
-        Of all blocks.
-    """
+    """Blocks kept for prompts and longer completions than predicted, and how many each request has."""
 
     def __init__(self, share: float) -> None:
         self._share = share
