@@ -358,14 +358,7 @@ def log_deviation(text: str) -> float:
 
 
 def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
-    """
-    Return the files that options name, other than a command's outputs.
-
-    Parameters
-    ----------
-    args
-        The parsed options; ``KIND:FILE`` names a file, too.
-    """
+    """Return the files that options name (``KIND:FILE`` as well), other than a command's outputs."""
     given = [value for name, value in vars(args).items() if name not in outputs]
     words = [word for value in given for word in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]

@@ -115,13 +115,6 @@ class ModelShape:
         """
         Return the shape that a HuggingFace ``config.json`` describes.
 
-        Parameters
-        ----------
-        config
-            The configuration's fields.
-        name
-            The model's name, ``model_type`` by default.
-
         Raises
         ------
         InputError

@@ -92,11 +92,6 @@ class LengthDistribution:
         """
         Return the member of a family with this mean and standard deviation *after* truncation and rounding.
 
-        Parameters
-        ----------
-        family, mean, sd, low, high
-            As in :meth:`parametric`.
-
         Raises
         ------
         ValueError

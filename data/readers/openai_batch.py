@@ -123,11 +123,6 @@ def read_batch(
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
 
-    Parameters
-    ----------
-    columns
-        Of a table; None for a batch file.
-
     Raises
     ------
     InputError
@@ -144,11 +139,6 @@ def read_batch(
 def refuse_repeated(ids: Iterable[tuple[int, str]], path: str | os.PathLike[str]) -> None:
     """
     Refuse two requests of one ``custom_id``, by which their completions are told apart.
-
-    Parameters
-    ----------
-    ids
-        Each with its line.
 
     Raises
     ------

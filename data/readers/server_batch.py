@@ -83,11 +83,6 @@ def read_server_batch(
 
     A line may leave out ``method`` and ``url``; then ``messages`` or ``prompt`` tells what it is.
 
-    Parameters
-    ----------
-    columns
-        Of a table; None for a batch file.
-
     Raises
     ------
     InputError

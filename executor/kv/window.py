@@ -155,14 +155,7 @@ class KeyValueWindow(KeyValueStore):
         self.frame.starts.pop()
 
     def make_room_before(self, tokens: int) -> None:
-        """
-        See to it that a prompt fits in before the end column.
-
-        Parameters
-        ----------
-        tokens
-            Tokens of the longest prompt to insert.
-        """
+        """See to it that a prompt of so many tokens fits in before the end column."""
         frame = self.frame
         if all(start == frame.end for start in frame.starts):
             # Nothing is held: begin anew.

@@ -22,18 +22,7 @@ _WINDOW_MEND = "use --tier window"
 
 
 class UnsupportedModelError(InputError):
-    """
-    A model whose completions the window would get wrong.
-
-    Parameters
-    ----------
-    model_type
-        The family, as its ``config.json`` names it.
-    reason
-        What about it does not fit.
-    hint
-        What to use instead.
-    """
+    """A model whose completions the window would get wrong."""
 
     def __init__(self, model_type: str, reason: str, hint: str) -> None:
         super().__init__(f"a model of type {model_type!r} cannot be run: {reason}; {hint}")

@@ -147,11 +147,6 @@ def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
     """
     Return the transformers model type of a family, and what its tiny configuration sets.
 
-    Parameters
-    ----------
-    family
-        A name in :data:`FAMILIES`, or :data:`SPELLER`.
-
     Raises
     ------
     InputError
@@ -170,11 +165,6 @@ def tiny_settings(family: str) -> tuple[str, dict[str, Any]]:
 def tiny_config(family: str) -> Any:
     """
     Return a transformers configuration of a family: two layers, some hundred thousand weights.
-
-    Parameters
-    ----------
-    family
-        A name in :data:`FAMILIES`, or :data:`SPELLER`.
 
     Raises
     ------

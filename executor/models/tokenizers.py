@@ -197,16 +197,7 @@ def tokenizer_like(given: Any) -> Tokenizer:
 
 
 def end_tokens(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
-    """
-    Return the tokens that end a completion: the tokenizer's, and those of the model's generation settings.
-
-    Parameters
-    ----------
-    model
-        A transformers causal language model, wrapped or not.
-    tokenizer
-        Of the model, or another one named for it.
-    """
+    """Return the tokens that end a completion: the tokenizer's, and the model's generation settings'."""
     settings = getattr(unwrapped(model), "generation_config", None)
     declared = getattr(settings, "eos_token_id", None)
     own = [] if declared is None else np.ravel(declared).tolist()

@@ -34,11 +34,6 @@ def unwrapped(model: Any) -> Any:
     Looked through are ``torch.compile``, ``DistributedDataParallel`` and PEFT's wrappers of adapters that
     live within the layers: the adapters in use count, the compiled code does not.
 
-    Parameters
-    ----------
-    model
-        A transformers causal language model, wrapped or not.
-
     Raises
     ------
     UnsupportedModelError

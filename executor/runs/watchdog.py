@@ -14,13 +14,6 @@ class Watchdog:
 
     The call comes from a thread of its own: the main one may be inside a device call that no exception
     reaches, so all that helps is to end the process.
-
-    Parameters
-    ----------
-    seconds
-        How long a run may stand still.
-    on_stall
-        Called when it did.
     """
 
     def __init__(self, seconds: float, on_stall: Callable[[], None]) -> None:

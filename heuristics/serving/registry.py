@@ -72,11 +72,6 @@ def serving_policy(name: str, options: ServingOptions | None = None) -> ServingP
     """
     Return a fresh serving policy.
 
-    Parameters
-    ----------
-    name
-        A key of :data:`SERVING_POLICIES`.
-
     Raises
     ------
     ValueError

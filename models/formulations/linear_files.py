@@ -16,11 +16,6 @@ def write_mps(model: LinearModel, path: str | os.PathLike[str]) -> None:
     """
     Write the model as a free MPS file.
 
-    Parameters
-    ----------
-    model
-        To be minimised, as all of ours are.
-
     Raises
     ------
     InputError

@@ -184,14 +184,7 @@ def interchangeable(problem: Problem) -> list[IntArray]:
 
 
 def read_slot_free(model: SlotFreeModel, values: FloatArray) -> Schedule:
-    """
-    Return the schedule that a solution means, its slots found by interval colouring.
-
-    Parameters
-    ----------
-    values
-        Of its columns in a feasible solution, shape (columns,).
-    """
+    """Return the schedule that a solution means, its slots found by interval colouring."""
     bin_of = values[model.p].argmax(axis=1)
     return Schedule.from_bins(model.problem, bin_of, np.round(values[model.rounds]).astype(np.int64))
 

@@ -17,16 +17,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """
-    The configurations of a row that are searched.
-
-    Parameters
-    ----------
-    row
-        Says what they reach.
-    low, high
-        Encoding batches, both included.
-    """
+    """The configurations of a row that are searched: encoding batches ``low`` to ``high``, both included."""
 
     row: Row
     low: int

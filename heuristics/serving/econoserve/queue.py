@@ -60,11 +60,6 @@ class TaskQueue:
     EconoServe orders by range of deadline, then by range of occupied keys and values, most first, then by
     length, longest first. Ranges of deadlines are fixed windows of time, so that a task never changes its
     range while it waits (the paper's are relative to now: 0.2-0.5 s, 0.5-2 s, later).
-
-    Parameters
-    ----------
-    ordered
-        Whether EconoServe's order holds; if not, that of arrival.
     """
 
     deadline_range, memory_range = 2.0, 128
