@@ -12,6 +12,7 @@ from pathlib import Path
 from ..data.costs.calibration import CalibratedCost
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
+from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource, Provenance, relative_path
@@ -380,6 +381,30 @@ def named_files(args: argparse.Namespace, *outputs: str) -> list[str]:
     words = [word for value in given for word in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]
     return [name for text in texts for name in {text, text.rpartition(":")[2]} if Path(name).is_file()]
+
+
+def refuse_losses(
+    args: argparse.Namespace, *outputs: str, read: Sequence[str | os.PathLike[str]] = ()
+) -> None:
+    """
+    Raise InputError if an output would replace a file unasked, or --overwrite has none to replace.
+
+    Parameters
+    ----------
+    args
+        The parsed options, with ``overwrite``.
+    outputs
+        The options that name what the command writes, if it is asked to.
+    read
+        Files that the command reads beside those that options name.
+    """
+    values = [getattr(args, name) for name in outputs]
+    files = [file for value in values for file in (value if isinstance(value, list) else [value])]
+    written = [file for file in files if file is not None]
+    if args.overwrite and not written:
+        hint = f"Leave it out, or name a file with --{outputs[0].replace('_', '-')}."
+        raise InputError("--overwrite has no effect where nothing is written", hint=hint)
+    refuse_outputs(written, args.overwrite, [*named_files(args, *outputs), *read])
 
 
 def each_once(files: Iterable[str]) -> list[str]:

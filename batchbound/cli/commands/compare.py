@@ -11,10 +11,9 @@ from ...comparing.instance_library import suite, suites
 from ...comparing.result import Comparison, Measurement
 from ...comparing.runner import Instance, compare, known_solvers, write_text
 from ...data.files.disk import InputError
-from ...data.files.outputs import refuse_outputs
 from ...models.formulations.linear_files import read_mps
 from ...solvers.result import Limits
-from ..inputs import add_problem, named_files, positive, random_seed, read_inputs, seconds
+from ..inputs import add_problem, positive, random_seed, read_inputs, refuse_losses, seconds
 from ..output import note
 
 DEFAULT_SECONDS = 10.0
@@ -68,8 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run every solver on every instance, and print the table."""
-    outputs = [getattr(args, name) for name in OUTPUTS if getattr(args, name) is not None]
-    refuse_outputs(outputs, args.overwrite, named_files(args, *OUTPUTS))
+    refuse_losses(args, *OUTPUTS)
     for path in (args.profile, args.over_time):
         if path is not None and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InputError(

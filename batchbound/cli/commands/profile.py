@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) and not args.layers:
             named = option.replace("_", "-")
             raise InputError(f"--{named} has no effect without --layers", hint="Leave it out.")
+    if args.extend and args.overwrite:
+        raise InputError("--overwrite has no effect beside --extend", hint="Leave one of them out.")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"

@@ -12,7 +12,6 @@ from dataclasses import replace
 from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.link import Link
 from ...data.files.disk import InputError
-from ...data.files.outputs import refuse_outputs
 from ...data.files.record import plain
 from ...data.readers.profile_readers import read_profile
 from ...models.exegpt.configuration import Strategy, Targets
@@ -23,10 +22,10 @@ from ..inputs import (
     DEFAULT_SLOTS,
     Inputs,
     add_problem,
-    named_files,
     positive,
     provenance_of,
     read_inputs,
+    refuse_losses,
     seconds,
 )
 from ..links import add_link, link_of, refuse_link, say_link
@@ -114,8 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print the table, and write the plan."""
-    if args.output is not None:
-        refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
+    refuse_losses(args, "output")
     begun = time.perf_counter()
     inputs, profiles = read_inputs(args, keep_arrivals=False), _profiles(args)
     if args.profile and args.cost == "paper":
