@@ -137,6 +137,20 @@ def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: b
     assert (found.status, found.values, found.objective, found.bound) == (Status.UNBOUNDED, None, None, None)
 
 
+@pytest.mark.parametrize("integer", [False, True])
+def test_a_model_without_bounds_below_is_unbounded(backend: str, integer: bool) -> None:
+    builder = ModelBuilder()
+    x = builder.columns("x", (2,), lower=-np.inf, integer=integer, cost=[-1, -2])
+    builder.rows("together", [(1, x[None, :])], upper=3)
+    model = builder.build()
+    if BACKENDS[backend].whole_numbers_only:
+        with pytest.raises(BackendError, match="can't be asked"):
+            solve_linear(model, backend, ENOUGH)
+        return
+    found = solve_linear(model, backend, ENOUGH)
+    assert (found.status, found.stopped_by, found.message) == (Status.UNBOUNDED, StoppedBy.PROOF, "")
+
+
 def test_a_bound_that_cbc_prints_rounded_up_is_below_the_optimum() -> None:
     rng, add = np.random.default_rng(8), ModelBuilder()
     x = add.columns("x", (30,), upper=1, integer=True, cost=1e-4 * rng.uniform(0.5, 1.5, 30).round(4))
