@@ -298,7 +298,8 @@ def refuse_literal(problem: Problem, bins: int | None = None) -> None:
         If the problem is that.
     """
     refuse_unsaid(problem)
-    if problem.reaches_bend:
+    # A line that is steep from the first token on bends nowhere.
+    if problem.reaches_bend and problem.cost.prefill_bend > 0:
         raise UnsupportedProblemError(
             "the model as printed has no equation for a prefill stage whose cost bends at"
             f" {problem.cost.prefill_bend:g} tokens; use the repaired one, or a token cap up to the bend"
