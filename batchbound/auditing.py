@@ -106,6 +106,9 @@ class _Asked:
 
     def limits(self, sequences: int, batched: int, kv_tokens: int | None, block: int) -> EngineLimits:
         """Return the server's limits, those that no server has as an error of the input."""
+        if self.block_tokens is not None and kv_tokens is None:
+            what = "--block-tokens has no effect where no room for KV cache is known"
+            raise InputError(what, file=self.path, hint="Say --kv-tokens as well, or leave it out.")
         try:
             return EngineLimits(sequences, batched, kv_tokens, block)
         except ValueError as error:
@@ -304,7 +307,7 @@ def _timed(asked: _Asked) -> Audit:
     ran = read_timed_requests(asked.path)
     if asked.slots is None:
         raise InputError("times of requests do not say the slots", file=asked.path, hint="Say --slots.")
-    limits = EngineLimits(
+    limits = asked.limits(
         asked.slots, asked.batched_tokens or _BUDGET, asked.kv_tokens, asked.block_tokens or 16
     )
     sequences, known = Sequences(ran.prompt, ran.output), asked.batched_tokens is not None
