@@ -230,7 +230,10 @@ class _Call:
             # Half a message may be out, so the worker cannot be asked; it has not begun either.
             self.stopped_by = StoppedBy.INTERRUPT
         else:
-            meanwhile()
+            try:
+                meanwhile()
+            except KeyboardInterrupt:
+                self._ask(StoppedBy.INTERRUPT)
             self.listen()
 
     def send(self, value: object) -> None:

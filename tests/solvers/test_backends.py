@@ -388,6 +388,18 @@ def test_a_solver_that_is_asked_to_stop_may_hand_over(monkeypatch: pytest.Monkey
     assert (call.answer, call.stopped_by, call.message) == (7, StoppedBy.TIME, "")
 
 
+def test_ctrl_c_beside_a_worker_asks_it_to_hand_over() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    here, there = Pipe()
+    there.send_bytes(pickle.dumps(("answer", 7)))
+    call = worker._Call(here, 60.0, True)
+    call.hold(["the task"], interrupted)
+    assert [pickle.loads(there.recv_bytes()) for _ in range(2)] == ["the task", "stop"]
+    assert (call.answer, call.stopped_by) == (7, StoppedBy.INTERRUPT)
+
+
 def test_what_is_asked_to_stop_before_it_is_loaded_is_ended() -> None:
     here, there = Pipe()
     call = worker._Call(here, 0.01, True)
