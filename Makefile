@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 # Plans and runs the bundled prompts on a tiny model built here, and prints the report.
 demo: $(VENV)/engine
-	$(BIN)/batchbound demo
+	$(BIN)/batchbound demo --overwrite
 
 # Checks the style and the types, and runs the fast tests: under three minutes on two cores.
 test: style

@@ -106,6 +106,9 @@ class _Asked:
 
     def limits(self, sequences: int, batched: int, kv_tokens: int | None, block: int) -> EngineLimits:
         """Return the server's limits, those that no server has as an error of the input."""
+        if self.block_tokens is not None and kv_tokens is None:
+            what = "--block-tokens has no effect where no room for KV cache is known"
+            raise InputError(what, file=self.path, hint="Say --kv-tokens as well, or leave it out.")
         try:
             return EngineLimits(sequences, batched, kv_tokens, block)
         except ValueError as error:

@@ -232,14 +232,17 @@ def search(
     Raises
     ------
     InputError
-        If no profile is of degree 1, stages take no time, the margin is no share, or there are several
-        devices and the link between them is not known.
+        If the problem has a token cap, no profile is of degree 1, stages take no time, the margin is no
+        share, or there are several devices and the link between them is not known.
     ValueError
         If a batch to encode or a target is out of its range.
     """
     if not 0 <= latency_margin < 1:
         hint = "Give a share of the bound, as 0.1."
         raise InputError(f"{latency_margin} is not in [0, 1)", where="--latency-margin", hint=hint)
+    if problem.prefill_token_cap is not None:
+        what = "a configuration encodes so many requests at a time, however long: no token cap is kept"
+        raise InputError(what, where="--prefill-token-cap", hint="Say --most-encode-batch instead.")
     devices = limit_of("devices", devices, 1)
     smallest, largest = (limit_of("encode_batches", size, 1) for size in encode_batches)
     if largest < smallest:

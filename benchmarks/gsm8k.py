@@ -101,7 +101,7 @@ def main() -> int:
     )
     for words in steps:
         begun = time.perf_counter()
-        overwrite = [] if words[0] in ("verify", "report") else ["--overwrite"]
+        overwrite = [] if words[0] == "verify" else ["--overwrite"]
         print(f"$ batchbound {' '.join(words)}", flush=True)
         status = batchbound([*words, *overwrite])
         if status:

@@ -145,6 +145,10 @@ TRACES = ("deepcoder", "dapo", "video")
 """Those of several steps of one training run."""
 
 
+ROUNDING = 1e-9
+"""A loss that is none: sums of the same seconds in another order."""
+
+
 def losses(step: Step, slots: int) -> dict[str, float]:
     """Return each policy's loss on a step, as a share of the bound."""
     problem = Problem(step.workload, CostModel.paper(), slots)
@@ -163,27 +167,28 @@ def losses(step: Step, slots: int) -> dict[str, float]:
     return {name: seconds / bound - 1 for name, seconds in found.items()}
 
 
-def summary(loss: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def summary(loss: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
     """
     Return what each policy comes to over steps.
 
     Returns
     -------
     dict
-        By policy: ``loss``, its mean; ``recovered``, the share of the baseline's that it does not have;
-        ``worst``, the largest makespan beside the baseline's, as a share above it; ``worse``, the share of
-        steps on which it is more than 0.5 % above; ``best``, its mean makespan beside the least of all that
-        know no length.
+        By policy: ``loss``, its mean; ``recovered``, the share of the baseline's that it does not have (None
+        of no loss); ``worst``, the largest makespan beside the baseline's, as a share above it; ``worse``,
+        the share of steps on which it is more than 0.5 % above; ``best``, its mean makespan beside the least
+        of all that know no length.
     """
     base = np.array([step[BASELINE] for step in loss])
-    found = {}
+    lost = base.mean() > ROUNDING
+    found: dict[str, dict[str, float | None]] = {}
     least = min(np.mean([step[name] for step in loss]) for name in loss[0] if name != CLAIRVOYANT)
     for name in loss[0]:
         mine = np.array([step[name] for step in loss])
         beside = (1 + mine) / (1 + base) - 1
         found[name] = {
             "loss": round(float(mine.mean()), 4),
-            "recovered": round(float(1 - mine.mean() / base.mean()), 4),
+            "recovered": round(float(1 - mine.mean() / base.mean()), 4) if lost else None,
             "worst": round(float(beside.max()), 4),
             "worse": round(float((beside > 0.005).mean()), 4),
             "best": round(float((1 + mine.mean()) / (1 + least) - 1), 4),
@@ -402,10 +407,11 @@ def table(report: Mapping[str, Mapping[str, Any]]) -> str:
     cells: dict[str, list[str]] = {}
     for data, kind in kinds:
         for policy, row in report[data][kind].items():
+            recovered = "none lost" if row["recovered"] is None else f"{row['recovered']:.0%}"
             text = (
                 f"{row['loss']:.1%}"
                 if policy == BASELINE
-                else f"{row['recovered']:.0%} ({row['worst']:+.1%}, {row['worse']:.0%})"
+                else f"{recovered} ({row['worst']:+.1%}, {row['worse']:.0%})"
             )
             cells.setdefault(policy, []).append(text)
     return "\n".join([*lines, *(f"| {policy} | " + " | ".join(row) + " |" for policy, row in cells.items())])

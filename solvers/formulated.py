@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -13,25 +13,35 @@ import numpy as np
 from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..models.formulations.full_model import literal_model, read_schedule, repaired_model, write_schedule
+from ..models.bounds.makespan import trivial_bound
+from ..models.formulations.full_model import (
+    bins_needed,
+    refuse_literal,
+    refuse_repaired,
+    without_empty_bins,
+)
 from ..models.formulations.linear_model import TOLERANCE
 from ..models.formulations.slot_free import (
     interval_model,
     list_schedule,
-    read_slot_free,
+    refuse_slot_free,
     schedule_of_starts,
-    slot_free_model,
-    write_slot_free,
 )
 from .backends.backend import BACKENDS
-from .backends.linear import LinearResult, find_backend, solve_linear
+from .backends.formulation import Solved
+from .backends.linear import BackendError, LinearResult, find_backend
 from .backends.worker import run_in_worker
-from .bounds.proven_bound import bound_within
+from .bounds.proven_bound import LEAST_LEFT, bound_within
 from .result import Limits, Result, Status, StoppedBy
 
 Formulation = Literal["slot-free", "repaired", "literal"]
 CP_SAT = "cp-sat"
 """The backend of the slot-free formulation that takes intervals; the others take linear models."""
+_REFUSALS: Mapping[Formulation, Callable[[Problem], None]] = {
+    "slot-free": refuse_slot_free,
+    "repaired": refuse_repaired,
+    "literal": refuse_literal,
+}
 
 
 def solve_full(
@@ -71,29 +81,67 @@ def solve_full(
         if formulation != "slot-free":
             raise ValueError(f"the backend {CP_SAT!r} takes the formulation 'slot-free' only")
         return _by_intervals(problem, limits, start)
+    _REFUSALS[formulation](problem)
     if formulation == "literal":
         return _literal(problem, backend, limits)
-    if formulation == "repaired":
-        full = repaired_model(problem)
-        ours, limits = _bounded(problem, limits)
-        found = solve_linear(
-            full.model, backend, limits, None if start is None else write_schedule(full, start)
-        )
-        schedule = None if found.values is None else read_schedule(full, found.values)
-    else:
-        free = slot_free_model(problem)
-        ours, limits = _bounded(problem, limits)
-        found = solve_linear(
-            free.model, backend, limits, None if start is None else write_slot_free(free, start)
-        )
-        schedule = None if found.values is None else read_slot_free(free, found.values)
-    return _judged(problem, ours, f"{formulation} on {backend}", found, schedule, begun)
+    if start is not None:
+        without_empty_bins(start, bins_needed(problem))
+    ours = _Bounding(problem, limits.seconds)
+    found, schedule = _modelled(problem, formulation, backend, limits, start, ours)
+    return _judged(problem, ours.bound, f"{formulation} on {backend}", found, schedule, begun)
 
 
-def _bounded(problem: Problem, limits: Limits) -> tuple[Bound, Limits]:
-    """Return our own bound, and the limits that it leaves the backend."""
-    ours, seconds = bound_within(problem, limits.seconds)
-    return ours, replace(limits, seconds=seconds)
+class _Bounding:
+    """Our own bound, proven while a worker loads its library."""
+
+    def __init__(self, problem: Problem, seconds: float | None) -> None:
+        self._problem, self._seconds = problem, seconds
+        self.bound = trivial_bound(problem)
+
+    def __call__(self) -> None:
+        """Prove the bound, in its share of the time."""
+        self.bound, _ = bound_within(self._problem, self._seconds)
+
+
+def _modelled(
+    problem: Problem,
+    formulation: Formulation,
+    backend: str,
+    limits: Limits,
+    start: Schedule | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> tuple[LinearResult, Schedule | None]:
+    """
+    Return what a backend finds out about a formulation, and the schedule that it means.
+
+    The model is built in the worker as well: that can take longer than the limit, and cannot be stopped here.
+    """
+    chosen = find_backend(backend)
+    outcome = run_in_worker(
+        "batchbound.solvers.backends.formulation",
+        "solve_formulation",
+        (problem, formulation, chosen, limits, start),
+        limits.seconds,
+        meanwhile=meanwhile,
+    )
+    answer, message = outcome.answer, outcome.message
+    if isinstance(answer, str):
+        raise BackendError(f"{backend} can't be asked for this model: {answer}. Use another backend.")
+    if isinstance(answer, Solved):
+        found, message = answer.found, "; ".join(part for part in (message, answer.found.message) if part)
+        proven = found.stopped_by is StoppedBy.PROOF
+        stopped_by = found.stopped_by if proven else outcome.stopped_by or found.stopped_by
+        return replace(
+            found, seconds=outcome.seconds, stopped_by=stopped_by, message=message
+        ), answer.schedule
+    if outcome.stopped_by is StoppedBy.TIME and not outcome.reports.get("built"):
+        message = "its limit came before the model was built"
+    schedule = outcome.reports.get("incumbent", start)
+    assert schedule is None or isinstance(schedule, Schedule)
+    stopped_by, named = outcome.stopped_by or StoppedBy.GAVE_UP, (chosen.name, chosen.version)
+    return LinearResult(
+        Status.NO_SOLUTION, stopped_by, None, None, None, outcome.seconds, *named, message
+    ), schedule
 
 
 def _judged(
@@ -148,15 +196,14 @@ def _stronger(ours: Bound, seconds: float | None, solver: str, version: str) -> 
 
 
 def _literal(problem: Problem, backend: str, limits: Limits) -> Result:
-    full = literal_model(problem)
-    found = solve_linear(full.model, backend, limits)
-    schedule = None if found.values is None else read_schedule(full, found.values)
+    found, schedule = _modelled(problem, "literal", backend, limits)
     broken = None if schedule is None else schedule.check(problem)
     message = found.message
     if broken is not None:
-        message = (
-            f"what the printed model calls {found.status}, {found.objective:.6g} s, breaks a rule: {broken}"
-        )
+        what = "a solution of the printed model"
+        if found.objective is not None:
+            what = f"what the printed model calls {found.status}, {found.objective:.6g} s,"
+        message = f"{what} breaks a rule: {broken}"
         schedule = None
     if schedule is not None:
         status = Status.FEASIBLE
@@ -181,10 +228,15 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
     begin = start or list_schedule(problem)
     model = interval_model(problem, begin)
     places = None if begin is None else np.stack((begin.starts[begin.bin_of], begin.bin_of))
-    ours, limits = _bounded(problem, limits)
+    bounding, seconds = _Bounding(problem, limits.seconds), limits.seconds
     outcome = run_in_worker(
-        "batchbound.solvers.backends.cp_sat", "solve_intervals", (model, limits, places), limits.seconds
+        "batchbound.solvers.backends.cp_sat",
+        "solve_intervals",
+        (model, limits, places),
+        None if seconds is None else max(LEAST_LEFT, seconds - (time.perf_counter() - begun)),
+        meanwhile=bounding,
     )
+    ours = bounding.bound
     answer = outcome.answer if isinstance(outcome.answer, Mapping) else {}
     version, message = BACKENDS["ortools-cp-sat"].version, outcome.message
     best, makespan = begin, math.inf if begin is None else begin.makespan(problem)

@@ -40,7 +40,7 @@ class StoppedBy(enum.StrEnum):
     CRASH = "crash"
     """The solver raised an error or its process died."""
     HANG = "hang"
-    """The solver did not stop at its time limit and was killed."""
+    """The solver's library did not load, and its process was killed."""
     GAVE_UP = "gave up"
     """The solver ended of its own accord with nothing proven."""
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from ..data.costs.calibration import CalibratedCost
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError
+from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
 from ..data.lengths.prediction_error import LARGEST_SD
 from ..data.plan import PromptSource, Provenance, relative_path
@@ -376,9 +377,34 @@ def refuse_given(
 ) -> None:
     """Raise InputError if one of these options, which have no effect there, is not at its usual value."""
     for name in names:
-        unset = (usual[name],) if name in usual else (None, False)
-        if getattr(args, name) not in unset:
+        value = getattr(args, name)
+        given = value != usual[name] if name in usual else value is not None and value is not False
+        if given:
             raise InputError(f"--{name.replace('_', '-')} has no effect {where}", file=file, hint=hint)
+
+
+def refuse_losses(
+    args: argparse.Namespace, *outputs: str, read: Sequence[str | os.PathLike[str]] = ()
+) -> None:
+    """
+    Raise InputError if an output would replace a file unasked, or --overwrite has none to replace.
+
+    Parameters
+    ----------
+    args
+        The parsed options, with ``overwrite``.
+    outputs
+        The options that name what the command writes, if it is asked to.
+    read
+        Files that the command reads beside those that options name.
+    """
+    values = [getattr(args, name) for name in outputs]
+    files = [file for value in values for file in (value if isinstance(value, list) else [value])]
+    written = [file for file in files if file is not None]
+    if args.overwrite and not written:
+        hint = f"Leave it out, or name a file with --{outputs[0].replace('_', '-')}."
+        raise InputError("--overwrite has no effect where nothing is written", hint=hint)
+    refuse_outputs(written, args.overwrite, [*named_files(args, *outputs), *read])
 
 
 def each_once(files: Iterable[str]) -> list[str]:

@@ -192,6 +192,9 @@ def _engines(args: argparse.Namespace, read: ReadJob) -> Engines:
         one = EngineLimits(args.slots, budget, args.kv_capacity, block)
         limits = (one,) if args.replicas is None else _replicas(args, read, one)
         _refuse_narrow(limits)
+        if args.block_tokens is not None and all(each.kv_tokens is None for each in limits):
+            what = "--block-tokens has no effect on an engine whose KV cache holds whatever is under way"
+            raise InputError(what, hint="Say --kv-capacity as well, or leave it out.")
         return Engines(
             limits,
             args.engine,

@@ -27,6 +27,8 @@ from .inputs import Inputs, positive, refuse_given, seconds
 from .output import note
 
 DEFAULT_OUTPUT = "plan.json"
+RULE = "lpt-ski"
+"""The solver that searches nothing."""
 COMPARED_SLOTS = 3
 """Numbers of slots that are compared when the lengths are uncertain as well."""
 
@@ -72,6 +74,8 @@ def refuse_unused(args: argparse.Namespace) -> None:
         _refuse_beside_sweep(args)
     elif args.replicas is None:
         refuse_given(args, ("groups", "dispatch"), "without --replicas", "Give --replicas N.")
+    if args.engine is None:
+        _refuse_beside_solver(args)
     if args.replicas is None:
         return
     single = {
@@ -80,6 +84,20 @@ def refuse_unused(args: argparse.Namespace) -> None:
     }
     for option in (name for name, given in single.items() if given):
         raise InputError(f"{option} plans for one replica", hint="Leave it out, or --replicas.")
+
+
+def _refuse_beside_solver(args: argparse.Namespace) -> None:
+    """Raise InputError if an option is given that the solver does not heed."""
+    # Solvers of other libraries are named with their formulation.
+    unheeded = {"--threads": args.threads != 1 and ":" not in args.solver}
+    if args.solver == RULE and args.slots and args.length_error is None:
+        unheeded |= {
+            "--time-limit": args.time_limit is not None,
+            "--work": args.work is not None,
+            "--seed": args.seed != 0,
+        }
+    for option in (name for name, given in unheeded.items() if given):
+        raise InputError(f"{option} has no effect on the solver {args.solver}", hint="Leave it out.")
 
 
 def _refuse_beside_sweep(args: argparse.Namespace) -> None:

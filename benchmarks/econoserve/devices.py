@@ -45,4 +45,5 @@ def goodput(study: Study, system: str, rate: float, minutes: float) -> float:
     workload = study.workload(rate, minutes)
     until = float(workload.arrival.max())
     outcome = study.outcome(system, workload, known=system in ("distserve", "vllm", "sarathi"), until=until)
-    return outcome.metrics.slo_satisfaction * len(workload) / (minutes * 60)
+    in_time = outcome.metrics.slo_satisfaction or 0.0
+    return in_time * len(workload) / (minutes * 60)

@@ -109,7 +109,7 @@ class Outcome:
         return (
             f"{metrics.completion:.3g} s: waiting {metrics.waiting:.3g}, queued {metrics.queueing:.3g},"
             f" stopped {metrics.preemption:.2g}, running {metrics.execution:.3g}"
-            f" ({1e3 * metrics.between_tokens:.0f} ms a token);"
+            f" ({1e3 * (metrics.between_tokens or 0):.0f} ms a token);"
             f" memory {bound.memory:.0%} (by quarter {quarters}), slots {bound.slots:.0%},"
             f" forward {bound.forward:.0%}, prompts {bound.prompts:.0%}, idle {bound.idle:.0%} of the time;"
             f" held {metrics.kv_held:.2f} of {metrics.kv_promised:.2f} promised;"
@@ -125,7 +125,8 @@ def table(rows: dict[str, Outcome]) -> None:
         + "".join(f"{name:>8}" for name in BINDING)
     )
     for name, one in rows.items():
-        values = "".join(f"{getattr(one.metrics, field):9.3g}" for field, _ in COLUMNS)
+        figures = (getattr(one.metrics, field) for field, _ in COLUMNS)
+        values = "".join(f"{'-':>9}" if figure is None else f"{figure:9.3g}" for figure in figures)
         binding = "".join(f"{getattr(one.binding, field):8.2f}" for field in BINDING)
         print(
             f"{name:16}{values}{one.served_tokens:8.0f}{1e6 * one.metrics.decision:10.1f}{binding}",

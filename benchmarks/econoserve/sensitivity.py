@@ -32,7 +32,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
         for label in options.schemes:
             demand = SCHEMES[label] if options.demand is None else options.demand
             for field in options.fields:
-                rows: dict[float, list[dict[str, float]]] = {value: [] for value in GRIDS[field]}
+                rows: dict[float, list[dict[str, float | None]]] = {value: [] for value in GRIDS[field]}
                 for seed in range(options.seeds):
                     study = make(name)
                     study.seed = seed
@@ -52,7 +52,7 @@ def sweet(make: Callable[[str], Study], options: argparse.Namespace) -> dict[str
 
 
 def _minimum(
-    name: str, label: str, load: str, rows: dict[float, list[dict[str, float]]]
+    name: str, label: str, load: str, rows: dict[float, list[dict[str, float | None]]]
 ) -> dict[str, object]:
     """Print a parameter's minimum of the mean completion time, and what falls and rises about it."""
     values = list(rows)
@@ -70,7 +70,7 @@ def _minimum(
     }
     # By parameter and seed.
     parts = {
-        part: np.array([[sum(one[key] for key in keys) for one in rows[value]] for value in values])
+        part: np.array([[sum(one[key] or 0 for key in keys) for one in rows[value]] for value in values])
         for part, keys in columns.items()
     }
     times = parts["completion"]
@@ -114,7 +114,7 @@ def scales(make: Callable[[str], Study], options: argparse.Namespace) -> dict[st
                 until = math.inf if options.drain else float(workload.arrival.max())
                 metrics = serving_metrics(study.run(system, workload, known=False, until=until))
                 rows[scale] = (metrics.slo_satisfaction, metrics.completion, metrics.tokens_per_s)
-            line = ", ".join(f"{k}: {a:.3f} {b:.4g} {c:.4g}" for k, (a, b, c) in rows.items())
+            line = ", ".join(f"{k}: {a or 0:.3f} {b:.4g} {c:.4g}" for k, (a, b, c) in rows.items())
             print(f"{name:11}{system:11}SLO scale (SSR, JCT, tokens/s): {line}")
             found[f"{name} {system}"] = {str(key): list(value) for key, value in rows.items()}
     return found

@@ -49,8 +49,9 @@ class LeapingEngine:
     The engine of :class:`~batchbound.heuristics.serving.chunked_prefill.ChunkedPrefill`, all requests there.
 
     It decides the same: requests under way first, then new ones while there are sequences, budget and blocks;
-    where blocks run out, the request admitted last gives its own up. Between two events (a prompt, an end, a
-    shortage) nothing is decided, and iterations are only counted. Tests compare the two.
+    where blocks run out, the request admitted last gives its own up. Between two events (a prompt's begin or
+    end, a completion's end, a shortage) nothing is decided, and iterations are only counted. Tests compare
+    the two.
 
     Parameters
     ----------
@@ -88,12 +89,13 @@ class LeapingEngine:
         self._partial_held = 0
         self._done = self._t = 0
         self.preemptions = self.tokens = 0
+        self._priced = False
         self._leaps: list[tuple[int, int, int]] = []
         self._mixed: list[tuple[int, int, list[tuple[int, int]], int]] = []
 
     def run(self, prices: IterationPrices | None = None) -> Predicted:
         """Return what all requests take."""
-        finished = 0
+        finished, self._priced = 0, prices is not None
         while self._done < len(self._prompt):
             self._waiting += self._client.arrivals(finished)
             finished = self._iterate()
@@ -183,8 +185,9 @@ class LeapingEngine:
         now, drawing = self._t, [request for request, _, _ in chunks if request != self._partial]
         held = self._bases + self._decoding * (now + 1)
         self.tokens += self._decoding + sum(new for _, new, _ in chunks)
-        each = [(new, before) for _, new, before in chunks]
-        self._mixed.append((self._decoding, held, each, self._decoding + len(drawing)))
+        if self._priced:
+            each = [(new, before) for _, new, before in chunks]
+            self._mixed.append((self._decoding, held, each, self._decoding + len(drawing)))
         self._t += 1
         over = self._end(now)
         for request in drawing:
@@ -202,7 +205,41 @@ class LeapingEngine:
             self._decoding += 1
             self._bases += self._base[request]
         self._done += over
+        if self._partial is not None and not over:
+            self._chunk_on(self._partial)
         return over
+
+    def _chunk_on(self, request: int) -> None:
+        """Carry out iterations that compute as much of one prompt as the budget leaves, and do not end it."""
+        held, new = self._partial_held, self._budget - len(self._running) + 1
+        count = (self._prompt[request] + self._generated[request] - held - 1) // new
+        if self._ends:
+            count = min(count, min(self._ends) - self._t)
+        until = self._client.next_arrival(self._t - 1)
+        if until >= 0:
+            count = min(count, until - self._t)
+        # Each takes blocks and none gives any back: all fit where what they take together does.
+        while count > 0 and (needed := self._chunks_need(count, new)) > self._free:
+            count //= 2
+        if count <= 0:
+            return
+        if self._priced:
+            for k in range(count):
+                decoding = self._bases + self._decoding * (self._t + k + 1)
+                self._mixed.append((self._decoding, decoding, [(new, held + k * new)], self._decoding))
+        self._free -= needed
+        self._partial_held += count * new
+        self.tokens += count * (self._decoding + new)
+        self._t += count
+        self._client.passed(count)
+
+    def _chunks_need(self, count: int, new: int) -> int:
+        """Return the blocks that so many iterations take, each with so many new tokens of the prompt."""
+        held, (cycles, rest) = self._partial_held, divmod(count, self._size)
+        decoding = cycles * self._decoding + sum(
+            self._phases[-(self._t + k) % self._size] for k in range(rest)
+        )
+        return decoding + -(-(held + count * new) // self._size) - -(-held // self._size)
 
     def _leap(self) -> int:
         """Carry out iterations without prompts until something is to be decided; return who finished."""

@@ -24,13 +24,13 @@ class ServingMetrics:
     scheduling
         CPU time of the policy's decisions between a request's arrival and its end, measured.
     between_tokens
-        From the first token to the last, per other token.
+        From the first token to the last, per other token; None where no completion has two.
     between_tokens_p95
         Its 95th percentile over the requests.
     normalized_latency
         Completion time per token of completion.
     slo_satisfaction
-        Share of the requests that end by their deadline.
+        Share of the requests with a deadline that end by it; None where none was due.
     requests_per_s, tokens_per_s
         Served, over the time to the last end.
     kv_held, kv_promised
@@ -55,10 +55,10 @@ class ServingMetrics:
     queueing: float
     preemption: float
     scheduling: float
-    between_tokens: float
-    between_tokens_p95: float
+    between_tokens: float | None
+    between_tokens_p95: float | None
     normalized_latency: float
-    slo_satisfaction: float
+    slo_satisfaction: float | None
     requests_per_s: float
     tokens_per_s: float
     kv_held: float
@@ -70,7 +70,7 @@ class ServingMetrics:
     decision: float
     makespan: float
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, float | None]:
         """Return the figures by name."""
         return asdict(self)
 
@@ -80,7 +80,7 @@ def serving_metrics(run: ServingRun) -> ServingMetrics:
     Return the figures of a run.
 
     Where a run was stopped, a request that is still there counts in ``completion`` and its parts with the
-    seconds it has spent; latency by token is of those served, SLO satisfaction of those that were due.
+    seconds it has spent; latency by token is of those served, SLO satisfaction of those whose deadline came.
     """
     stopped = bool(np.isnan(run.finished).any())
     horizon = run.until if stopped else float(run.finished.max())
@@ -94,8 +94,9 @@ def serving_metrics(run: ServingRun) -> ServingMetrics:
     # Decisions made before a request came are not part of its time, nor are those after it ended.
     decided = np.concatenate(([0.0], np.cumsum(run.decided)))
     begin, end = (np.searchsorted(run.start, times, side="left") for times in (arrival, ended))
-    due = run.workload.deadline <= horizon if stopped else np.ones(len(arrival), dtype=bool)
-    in_time = (run.finished <= run.workload.deadline)[due]
+    deadline = run.workload.deadline
+    due = deadline <= horizon if stopped else np.isfinite(deadline)
+    in_time = (run.finished <= deadline)[due]
     return ServingMetrics(
         completion=float((ended - arrival).mean()),
         waiting=float(run.spent[:, WAITING].mean()),
@@ -103,10 +104,10 @@ def serving_metrics(run: ServingRun) -> ServingMetrics:
         queueing=float(run.spent[:, QUEUED].mean()),
         preemption=float(run.spent[:, PAUSED].mean()),
         scheduling=float((decided[end] - decided[begin]).mean()),
-        between_tokens=float(gaps.mean()) if gaps.size else 0.0,
-        between_tokens_p95=float(np.quantile(gaps, 0.95)) if gaps.size else 0.0,
+        between_tokens=float(gaps.mean()) if gaps.size else None,
+        between_tokens_p95=float(np.quantile(gaps, 0.95)) if gaps.size else None,
         normalized_latency=float(latency.mean()) if latency.size else 0.0,
-        slo_satisfaction=float(in_time.mean()) if in_time.size else 1.0,
+        slo_satisfaction=float(in_time.mean()) if in_time.size else None,
         requests_per_s=int(served.sum()) / horizon,
         tokens_per_s=float(run.tokens.sum()) / horizon,
         kv_held=float((run.held * run.seconds).sum()) / busy / run.capacity,

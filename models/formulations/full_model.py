@@ -92,16 +92,8 @@ def literal_model(
     UnsupportedProblemError
         If the problem has what the model cannot say, or the model would be too large to build.
     """
-    refuse_unsaid(problem)
-    if problem.reaches_bend:
-        raise UnsupportedProblemError(
-            "the model as printed has no equation for a prefill stage whose cost bends at"
-            f" {problem.cost.prefill_bend:g} tokens; use the repaired one, or a token cap up to the bend"
-        )
     bins = bins or bins_needed(problem)
-    pairs = len(problem) * problem.slots
-    # (10) has a row for every two bins, with all bins between them.
-    refuse_large(3 * pairs * bins, pairs * bins**3 // 6)
+    refuse_literal(problem, bins)
     rows = FullRows(problem, bins)
     levels = default_levels(problem) if levels is None else levels
     y = rows.builder.columns("y", (rows.bins, len(levels)), upper=1, integer=True)
@@ -143,10 +135,8 @@ def repaired_model(problem: Problem) -> FullModel:
     UnsupportedProblemError
         If the problem has what the model cannot say, or the model would be too large to build.
     """
-    refuse_unsaid(problem)
-    bins = bins_needed(problem)
-    refuse_large(3 * len(problem) * problem.slots * bins)
-    rows = FullRows(problem, bins)
+    refuse_repaired(problem)
+    rows = FullRows(problem, bins_needed(problem))
     z = rows.builder.columns("z", (rows.bins,), upper=1, integer=True)
     most = float(problem.rounds.sum())
     rounds = rows.builder.columns("r", (rows.bins,), upper=most, integer=True)
@@ -204,9 +194,7 @@ def write_schedule(full: FullModel, schedule: Schedule) -> FloatArray:
     assert columns.z is not None
     assert columns.rounds is not None
     bins = len(columns.z)
-    bin_of, rounds = without_empty_bins(schedule)
-    if len(rounds) > bins:
-        raise ValueError(f"the schedule prefills in {len(rounds)} bins, the model has {bins}")
+    bin_of, rounds = without_empty_bins(schedule, bins)
     bin_of = in_equal_order(problem, bin_of)
     slot_of = _slots_by_first_request(Schedule.from_bins(problem, bin_of, rounds).slot_of)
     used = len(rounds)
@@ -244,9 +232,18 @@ def _slots_by_first_request(slot_of: IntArray) -> IntArray:
     return renamed
 
 
-def without_empty_bins(schedule: Schedule) -> tuple[IntArray, IntArray]:
-    """Return the bins and rounds of the schedule with each bin that prefills nothing joined to the last."""
+def without_empty_bins(schedule: Schedule, most: int) -> tuple[IntArray, IntArray]:
+    """
+    Return the bins and rounds of the schedule with each bin that prefills nothing joined to the last.
+
+    Raises
+    ------
+    ValueError
+        If it prefills in more than ``most`` bins.
+    """
     used, bin_of = np.unique(schedule.bin_of, return_inverse=True)
+    if len(used) > most:
+        raise ValueError(f"the schedule prefills in {len(used)} bins, the model has {most}")
     edges = np.append(schedule.starts[used], schedule.starts[-1])
     return bin_of.astype(np.int64), np.diff(edges)
 
@@ -268,6 +265,40 @@ def alike(*numbers: IntArray) -> list[IntArray]:
     """Return the groups of two or more requests that have the same numbers, each of shape (requests,)."""
     _, group, sizes = np.unique(np.stack(numbers), axis=1, return_inverse=True, return_counts=True)
     return [np.flatnonzero(group.ravel() == g) for g in np.flatnonzero(sizes > 1)]
+
+
+def refuse_literal(problem: Problem, bins: int | None = None) -> None:
+    """
+    Refuse what :func:`literal_model` cannot say or build.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem is that.
+    """
+    refuse_unsaid(problem)
+    # A line that is steep from the first token on bends nowhere.
+    if problem.reaches_bend and problem.cost.prefill_bend > 0:
+        raise UnsupportedProblemError(
+            "the model as printed has no equation for a prefill stage whose cost bends at"
+            f" {problem.cost.prefill_bend:g} tokens; use the repaired one, or a token cap up to the bend"
+        )
+    bins, pairs = bins or bins_needed(problem), len(problem) * problem.slots
+    # (10) has a row for every two bins, with all bins between them.
+    refuse_large(3 * pairs * bins, pairs * bins**3 // 6)
+
+
+def refuse_repaired(problem: Problem) -> None:
+    """
+    Refuse what :func:`repaired_model` cannot say or build.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem is that.
+    """
+    refuse_unsaid(problem)
+    refuse_large(3 * len(problem) * problem.slots * bins_needed(problem))
 
 
 def refuse_shared(problem: Problem) -> None:

@@ -97,6 +97,25 @@ class LinearModel:
         """Number of rows."""
         return len(self.row_lower)
 
+    def with_offset_as_column(self) -> LinearModel:
+        """Return the model with its constant as the cost of a column fixed at one: PuLP reads no constant."""
+        from scipy.sparse import csr_array, hstack
+
+        if not self.offset:
+            return self
+        matrix = hstack([self.matrix, csr_array((self.rows, 1))], format="csr")
+        return LinearModel(
+            np.append(self.objective, self.offset),
+            matrix,
+            self.row_lower,
+            self.row_upper,
+            np.append(self.lower, 1.0),
+            np.append(self.upper, 1.0),
+            np.append(self.integer, True),
+            (*self.column_names, "constant"),
+            self.row_names,
+        )
+
     def objective_value(self, values: npt.ArrayLike) -> float:
         """Return the objective at ``values``, shape (columns,)."""
         return math.fsum((self.objective * np.asarray(values, dtype=np.float64)).tolist()) + self.offset

@@ -73,9 +73,8 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     UnsupportedProblemError
         If the problem has what the model cannot say, or the model would be too large to build.
     """
-    refuse_unsaid(problem)
+    refuse_slot_free(problem)
     count = bins_needed(problem)
-    refuse_large(3 * len(problem) * count)
     cost, lengths = problem.cost, problem.rounds[:, None]
     shape = (len(problem), count)
     affine = stages_are_affine(problem)
@@ -110,6 +109,19 @@ def slot_free_model(problem: Problem) -> SlotFreeModel:
     stage_seconds = None if affine else _prefill_seconds(problem, add, p, z)
     model = add.build(offset=constant_seconds(problem, tokens=affine))
     return SlotFreeModel(problem, model, p, d, v, z, rounds, stage_seconds)
+
+
+def refuse_slot_free(problem: Problem) -> None:
+    """
+    Refuse what :func:`slot_free_model` cannot say or build.
+
+    Raises
+    ------
+    UnsupportedProblemError
+        If the problem is that.
+    """
+    refuse_unsaid(problem)
+    refuse_large(3 * len(problem) * bins_needed(problem))
 
 
 def _prefill_seconds(problem: Problem, add: ModelBuilder, p: IntArray, z: IntArray) -> IntArray:
@@ -198,11 +210,9 @@ def write_slot_free(model: SlotFreeModel, schedule: Schedule) -> FloatArray:
     ValueError
         If the schedule prefills in more bins than the model has.
     """
-    problem, bins = model.problem, len(model.z)
-    bin_of, rounds = without_empty_bins(schedule)
+    problem = model.problem
+    bin_of, rounds = without_empty_bins(schedule, len(model.z))
     used = len(rounds)
-    if used > bins:
-        raise ValueError(f"the schedule prefills in {used} bins, the model has {bins}")
     for group in interchangeable(problem):
         bin_of[group] = np.sort(bin_of[group])
     values = np.zeros(model.model.columns)

@@ -160,6 +160,18 @@ def solve_here(
     importlib.import_module(backend.imports)
     module: BackendModule = importlib.import_module(backend.module)
     desk.ready()
+    return answered(module, backend, model, limits, start, desk)
+
+
+def answered(
+    module: BackendModule,
+    backend: Backend,
+    model: LinearModel,
+    limits: Limits,
+    start: FloatArray | None,
+    desk: Desk,
+) -> Answer:
+    """Return what a backend's module answers, asked again where it leaves infeasible or unbounded open."""
     answer = module.solve(backend, model, limits, start, desk)
     if not answer.infeasible_or_unbounded:
         return answer

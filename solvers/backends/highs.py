@@ -32,8 +32,6 @@ def solve(
 ) -> Answer:
     """Return HiGHS's answer."""
     solver = SilentHighs(callbacks=True)
-    for option, value in _options(limits, desk.remaining()).items():
-        solver.setOptionValue(option, value)
     places = (model.matrix.indptr.astype(np.int64), model.matrix.indices.astype(np.int64))
     ends = (model.row_lower, model.row_upper, model.lower, model.upper)
     programme = Programme(model.objective, *places, model.matrix.data, *ends)
@@ -47,6 +45,9 @@ def solve(
     )
     solver.HandleUserInterrupt = True
     desk.on_stop(solver.cancelSolve)
+    # Last, as what is left of the time is among them.
+    for option, value in _options(limits, desk.remaining()).items():
+        solver.setOptionValue(option, value)
     solver.run()
     status, info = solver.getModelStatus(), solver.getInfo()
     feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible

@@ -72,8 +72,8 @@ def solve_linear(
         A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits
         The work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic time;
-        seconds count from the worker's start-up on. Threads and seed are ignored by a backend that has no
-        such setting.
+        seconds count from the call on, the worker's start among them. Threads and seed are ignored by a
+        backend that has no such setting.
     start
         A solution to start from, shape (columns,), or None.
 
@@ -99,7 +99,7 @@ def solve_linear(
         (chosen, model, limits, point),
         limits.seconds,
     )
-    return _checked(model, chosen, point, outcome)
+    return checked(model, chosen, point, outcome)
 
 
 def find_backend(name: str) -> Backend:
@@ -120,10 +120,21 @@ def find_backend(name: str) -> Backend:
     return BACKENDS[name]
 
 
-def _checked(
-    model: LinearModel, backend: Backend, start: FloatArray | None, outcome: Outcome
-) -> LinearResult:
-    """Return the best of the points that stand our check, and the proof as far as it fits them."""
+def checked(model: LinearModel, backend: Backend, start: FloatArray | None, outcome: Outcome) -> LinearResult:
+    """
+    Return the best of the points that stand our check, and the proof as far as it fits them.
+
+    Parameters
+    ----------
+    model
+        What was solved.
+    backend
+        By whom.
+    start
+        A solution that it was given, or None.
+    outcome
+        What became of the task, with an :class:`Answer` if it came to its end.
+    """
     answer = outcome.answer if isinstance(outcome.answer, Answer) else Answer(None)
     points = (answer.values, outcome.reports.get("incumbent"), start)
     best, objective, refused = _best_of(model, points)

@@ -26,6 +26,9 @@ _LIMITS = {
     mathopt.Limit.INTERRUPTED: StoppedBy.INTERRUPT,
 }
 
+_ENDLESS = "found value: -inf; invalid PrimalSolutionProto.objective_value"
+"""What MathOpt says, as an error, of a model whose solution SCIP can make as small as it likes."""
+
 
 def solve(
     backend: Backend, model: LinearModel, limits: Limits, start: FloatArray | None, desk: Desk
@@ -37,6 +40,7 @@ def solve(
     columns = list(translated.variables())
     interrupter = SolveInterrupter()
     desk.on_stop(interrupter.interrupt)
+    events = {mathopt.Event.MIP_SOLUTION}
     hints = [] if start is None else [mathopt.SolutionHint(dict(zip(columns, start.tolist(), strict=True)))]
 
     def hand_over(data: mathopt.CallbackData) -> mathopt.CallbackResult:
@@ -44,15 +48,20 @@ def solve(
         desk.report("incumbent", np.array([data.solution[column] for column in columns]))
         return mathopt.CallbackResult()
 
-    found = mathopt.solve(
-        translated,
-        mathopt.SolverType.CP_SAT if cp_sat else mathopt.SolverType.GSCIP,
-        params=_parameters(limits, desk.remaining(), cp_sat),
-        model_params=mathopt.ModelSolveParameters(solution_hints=hints),
-        callback_reg=mathopt.CallbackRegistration(events={mathopt.Event.MIP_SOLUTION}) if cp_sat else None,
-        cb=hand_over if cp_sat else None,
-        interrupter=interrupter,
-    )
+    try:
+        found = mathopt.solve(
+            translated,
+            mathopt.SolverType.CP_SAT if cp_sat else mathopt.SolverType.GSCIP,
+            params=_parameters(limits, desk.remaining(), cp_sat),
+            model_params=mathopt.ModelSolveParameters(solution_hints=hints),
+            callback_reg=mathopt.CallbackRegistration(events=events) if cp_sat else None,
+            cb=hand_over if cp_sat else None,
+            interrupter=interrupter,
+        )
+    except Exception as error:
+        if _ENDLESS in str(error) or _ENDLESS in str(error.__context__):
+            return Answer(Status.UNBOUNDED)
+        raise
     values = None
     if (
         found.has_primal_feasible_solution()

@@ -2,8 +2,9 @@
 One process per solve: a solver's library crashes, hangs or clashes with another one there, not here.
 
 The parent starts a fresh interpreter in its own session, sends it the task over a pipe, and collects what the
-task reports. At the deadline the task is asked to stop, and killed with all its children if it doesn't; the
-same on Ctrl-C. What it reported until then is kept. A worker whose parent dies ends itself.
+task reports. At the deadline, counted from the call on, the task is asked to stop, and killed with all its
+children if it doesn't; the same on Ctrl-C. What it reported until then is kept. A worker whose parent dies
+ends itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from typing import IO
@@ -32,8 +33,9 @@ logger = logging.getLogger(__name__)
 START_UP_SECONDS = 60.0
 """A worker that has not imported its library after this long counts as hung."""
 GRACE_SECONDS = 1.5
-GRACE_SHARE = 0.05
-"""What a solver that is asked to stop gets to hand over its best: so much and a share of its limit."""
+"""What a solver that is interrupted gets to hand over its best."""
+GRACE_AT_LIMIT = (0.08, 0.08)
+"""What it gets at its limit: seconds, and a share of the limit. Limits are kept to 0.2 s and a tenth."""
 
 _BOOT = """
 import sys, pickle
@@ -80,29 +82,33 @@ class Desk:
     ----------
     send
         Carries a message to the parent.
-    seconds
-        Seconds the task may take from :meth:`ready` on, or None.
+    deadline
+        The monotonic clock's reading at which the task has to be done, or None.
     """
 
     send: Callable[[tuple[str, object]], None]
-    seconds: float | None
-    _deadline: float | None = None
+    deadline: float | None
+    _read: Callable[[object], object] | None = None
     _stop: Callable[[], None] | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def ready(self) -> None:
-        """Start the clock: the library is imported."""
-        if self.seconds is not None:
-            self._deadline = time.monotonic() + self.seconds
+        """Say that the library is imported."""
         self.send(("ready", None))
+
+    def read_incumbents(self, read: Callable[[object], object]) -> None:
+        """Have each incumbent handed over as what ``read`` makes of it, and none of which it makes None."""
+        self._read = read
 
     def report(self, name: str, value: object) -> None:
         """Hand over a value (the best solution so far, say), that replaces the last one of this name."""
+        if name == "incumbent" and self._read is not None and (value := self._read(value)) is None:
+            return
         self.send(("report", (name, value)))
 
     def remaining(self) -> float | None:
         """Return the seconds left, at least a hundredth, or None without a limit."""
-        return None if self._deadline is None else max(0.01, self._deadline - time.monotonic())
+        return None if self.deadline is None else max(0.01, self.deadline - time.monotonic())
 
     def on_stop(self, stop: Callable[[], None]) -> None:
         """Have ``stop`` called, from another thread, when the task is asked to hand over what it has."""
@@ -143,6 +149,8 @@ def run_in_worker(
     function: str,
     task: tuple[object, ...],
     seconds: float | None,
+    *,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """
     Call a function in a process of its own and return what became of it.
@@ -154,7 +162,9 @@ def run_in_worker(
     task
         What it is called with; anything that can be pickled.
     seconds
-        Wall-clock limit from the moment the function calls :meth:`Desk.ready`, or None.
+        Wall-clock limit, which the start of the process and the library's import are part of, or None.
+    meanwhile
+        Called here while the worker begins: loading a library takes up to a second.
 
     Raises
     ------
@@ -177,7 +187,8 @@ def run_in_worker(
         call = _Call(here, seconds)
         try:
             with here:
-                call.hold([path for path in sys.path if path], (module, function, task, seconds))
+                messages = ([path for path in sys.path if path], (module, function, task, call.limit))
+                call.hold(messages, meanwhile)
         finally:
             _kill(process.pid)
             process.wait()
@@ -193,15 +204,20 @@ class _Call:
 
     def __init__(self, channel: Connection, seconds: float | None) -> None:
         self.channel = channel
-        self.seconds = seconds
-        self.deadline: float | None = time.monotonic() + START_UP_SECONDS
+        now = time.monotonic()
+        self.limit = None if seconds is None else now + seconds
+        self.grace = GRACE_AT_LIMIT[0] + GRACE_AT_LIMIT[1] * (seconds or 0.0)
+        self.ready = False
+        self.deadline: float | None = now + START_UP_SECONDS
+        if self.limit is not None and self.limit < self.deadline:
+            self.deadline = self.limit
         self.answer: object = None
         self.reports: dict[str, object] = {}
         self.stopped_by: StoppedBy | None = None
         self.message = ""
         self.asked = False
 
-    def hold(self, *messages: object) -> None:
+    def hold(self, messages: Sequence[object], meanwhile: Callable[[], None]) -> None:
         """Send what the worker waits for, and listen until it has ended or was stopped."""
         try:
             for message in messages:
@@ -210,6 +226,10 @@ class _Call:
             # Half a message may be out, so the worker cannot be asked; it has not begun either.
             self.stopped_by = StoppedBy.INTERRUPT
         else:
+            try:
+                meanwhile()
+            except KeyboardInterrupt:
+                self._ask(StoppedBy.INTERRUPT)
             self.listen()
 
     def send(self, value: object) -> None:
@@ -235,24 +255,28 @@ class _Call:
         wait = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         if self.channel.poll(wait):
             return self._take(pickle.loads(self.channel.recv_bytes()))
-        if self.asked:
-            if self.stopped_by is not StoppedBy.INTERRUPT:
-                self.stopped_by = StoppedBy.HANG
-            return False
-        self._ask(StoppedBy.TIME)
-        return True
+        if not self.asked:
+            self._ask(StoppedBy.TIME if self.deadline == self.limit else StoppedBy.HANG)
+            return True
+        if self.stopped_by is StoppedBy.HANG:
+            self.message = f"its library did not load within {START_UP_SECONDS:g} s"
+        elif self.stopped_by is StoppedBy.TIME:
+            what = "it did not stop" if self.ready else "its library was not loaded yet"
+            self.message = f"{what} at its limit, and was ended"
+        return False
 
     def _ask(self, why: StoppedBy) -> None:
         self.asked = True
         self.stopped_by = why
-        self.deadline = time.monotonic() + GRACE_SECONDS + GRACE_SHARE * (self.seconds or 0.0)
+        self.deadline = time.monotonic() + (GRACE_SECONDS if why is StoppedBy.INTERRUPT else self.grace)
         self.send("stop")
 
     def _take(self, message: tuple[str, object]) -> bool:
         kind, value = message
         if kind == "ready":
+            self.ready = True
             if not self.asked:
-                self.deadline = None if self.seconds is None else time.monotonic() + self.seconds + 0.25
+                self.deadline = self.limit
             return True
         if kind == "report":
             assert isinstance(value, tuple)
@@ -281,14 +305,14 @@ def serve(channel: Connection) -> None:
     """Run the one task that arrives on ``channel``, in this process. The worker's main function."""
     # A terminal's Ctrl-C is the parent's to handle; children of ours install their own handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    module, function, task, seconds = pickle.loads(channel.recv_bytes())
+    module, function, task, deadline = pickle.loads(channel.recv_bytes())
     lock = threading.Lock()
 
     def send(message: tuple[str, object]) -> None:
         with lock:
             channel.send_bytes(pickle.dumps(message))
 
-    desk = Desk(send, seconds)
+    desk = Desk(send, deadline)
     threading.Thread(target=_heed, args=(channel, desk), daemon=True).start()
     try:
         answer = getattr(importlib.import_module(module), function)(*task, desk)

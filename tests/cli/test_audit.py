@@ -96,7 +96,7 @@ def test_the_picture_of_lengths_shows_orders_and_that_of_a_log_its_slots(
     text = page.read_text()
     assert [name in text for name in ("as sent, simulated: 6", "longest first, simulated: 4")] == [True, True]
     log.write_text("'max_num_seqs': 4\n" + LINE.format(0, 2, 20, 0, 0, 4.0) + LINE.format(1, 0, 0, 2, 2, 2.0))
-    audited(capsys, str(log), "--html", str(page))
+    audited(capsys, str(log), "--html", str(page), "--overwrite")
     assert "the run: 2" in page.read_text()
 
 

@@ -142,6 +142,11 @@ def planned_report(*words: str) -> Callable[[Path], list[str]]:
     return write
 
 
+def demonstration_in_a_folder_of_ours(folder: Path) -> list[str]:
+    planned()(folder)
+    return ["demo", "-o", "."]
+
+
 def existing_output(folder: Path) -> list[str]:
     (folder / "prompts.jsonl").write_text(line() + "\n")
     (folder / "plan.json").write_text("precious")
@@ -599,6 +604,10 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         options("demo", "-o", "prompts.jsonl"),
         r"prompts.jsonl: cannot be made",
     ),
+    "a demonstration in a folder of ours": (
+        demonstration_in_a_folder_of_ours,
+        r"plan.json: exists already. Say --overwrite",
+    ),
     "a trace of nothing": (
         trace_of_nothing,
         r"prompts.jsonl.*trace",
@@ -630,6 +639,20 @@ def test_bad_input_is_named_and_nothing_is_left(
 
 def test_there_are_at_least_thirty_kinds() -> None:
     assert len(CASES) >= 30
+
+
+@pytest.mark.parametrize("how", [(), ("--replicas", "2"), ("--hidden-lengths",)])
+def test_a_trace_that_exists_is_refused_before_the_simulation(
+    how: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("trace.jsonl", "trace.0.jsonl"):
+        (tmp_path / name).write_text("precious")
+    for name in ("simulate", "simulate_fleet", "run_hidden"):
+        monkeypatch.setattr(
+            f"batchbound.cli.commands.simulate.{name}", lambda *_, **__: pytest.fail("the work began")
+        )
+    assert main(["simulate", "table3:0:5", "--trace", str(tmp_path / "trace.jsonl"), *how]) == 2
+    assert "jsonl: exists already" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_to_is_named_before_the_work(

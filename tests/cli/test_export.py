@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pulp  # type: ignore[import-untyped]
 import pytest
 
 from batchbound.cli import main
@@ -28,6 +29,20 @@ def test_the_models_optimum_is_the_schedules(formulation: str, tmp_path: Path) -
     assert best.makespan is not None
     value = read_mps(file).objective_value(read_mps(file).rounded(found.values))
     assert value == pytest.approx(best.makespan, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("more", [(), ("--prefill-token-cap", "200")])
+def test_pulp_reads_an_export_with_a_constant(more: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "model.mps"
+    assert main(["export", *TINY, *more, "-o", str(file)]) == 0
+    assert read_mps(file).offset == 0
+    _, problem = pulp.LpProblem.fromMPS(str(file))
+    problem.solve(pulp.PULP_CBC_CMD(msg=False))
+    cap = int(more[1]) if more else None
+    job = Problem(generate("table3", 0, 5), CostModel.paper(), 2, prefill_token_cap=cap)
+    best = solve(job, "exact", limits=Limits(seconds=60))
+    assert pulp.value(problem.objective) == pytest.approx(best.makespan)
 
 
 def test_the_packing_counts_decode_steps_of_the_fullest_slot(tmp_path: Path) -> None:

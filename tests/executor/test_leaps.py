@@ -17,7 +17,7 @@ PRICES = PricedDevice(Minorant(1.0, 0.1, 0.01, 0.02, 0.001, 0.0001))
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 14), st.integers(1, 24)), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 24)), min_size=1, max_size=20),
     st.tuples(st.integers(1, 8), st.integers(1, 20), st.integers(1, 5)),
     st.one_of(st.none(), st.integers(0, 30)),
     st.tuples(st.one_of(st.none(), st.integers(1, 10)), st.integers(0, 3)),
@@ -58,3 +58,18 @@ def test_iterations_without_events_are_not_carried_out() -> None:
     engine = LeapingEngine([1], [1_000_000], EngineLimits(1, 8))
     assert engine.run().iterations == 1_000_000
     assert len(engine._leaps) == 1
+
+
+def test_chunks_of_a_long_prompt_are_not_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    iterate = LeapingEngine._iterate
+
+    def counted(engine: LeapingEngine) -> int:
+        begun.append(engine._t)
+        return iterate(engine)
+
+    monkeypatch.setattr(LeapingEngine, "_iterate", counted)
+    # A token an iteration beside the first completion's six, then two, and a decode step.
+    engine = LeapingEngine([1, 1_000_000], [6, 2], EngineLimits(2, 2))
+    assert engine.run().iterations == 6 + (1_000_000 - 6) // 2 + 1
+    assert len(begun) < 12

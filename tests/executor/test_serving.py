@@ -247,14 +247,70 @@ def test_serve_prints_the_figures_of_a_policy(
 ) -> None:
     (tmp_path / "fits.json").write_text(json.dumps(FITS))
     words = ["serve", "alpaca:0:40", "--cost", str(tmp_path / "fits.json"), "--model", "m"]
-    words += ["--kv-capacity", "1000", "--policy", policy, "--length-error", "0.2"]
+    words += ["--kv-capacity", "1000", "--policy", policy, "--swap", "1e-4"]
     assert main([*words, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures["requests"] == 40
+    assert (figures["requests"], figures["slo_satisfaction"]) == (40, None)
     parts = ("waiting", "execution", "queueing", "preemption")
     assert sum(figures[name] for name in parts) == pytest.approx(figures["completion"])
     assert main(words) == 0
-    assert "slo satisfaction" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "completion" in printed
+    assert "slo" not in printed
+
+
+def test_slo_satisfaction_is_of_the_requests_with_a_deadline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fits.json").write_text(json.dumps(FITS))
+    table = tmp_path / "due.csv"
+    table.write_text("id,input_tokens,output_tokens,deadline\na,9,9,1e6\nb,9,9,1e-6\nc,9,9,\nd,9,9,\n")
+    words = ["serve", str(table), "--cost", str(tmp_path / "fits.json"), "--model", "m"]
+    assert main([*words, "--kv-capacity", "1000"]) == 0
+    assert "slo satisfaction                    0.5" in capsys.readouterr().out
+
+
+def test_there_is_no_time_between_tokens_where_each_completion_has_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fits.json").write_text(json.dumps(FITS))
+    table = tmp_path / "scores.csv"
+    table.write_text("id,input_tokens,output_tokens\na,9,1\nb,7,1\n")
+    words = ["serve", str(table), "--cost", str(tmp_path / "fits.json"), "--model", "m", "--json"]
+    assert main([*words, "--kv-capacity", "1000"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["between_tokens"], figures["between_tokens_p95"]) == (None, None)
+
+
+OPTIONS = {
+    **{"--length-error": "1", "--swap": "1e-3", "--transfer": "1e-3", "--forward-size": "100"},
+    **{"--longest": "2900", "--padding": "0.5", "--reserved": "0.3", "--buffer": "0.4"},
+}
+
+
+@pytest.mark.parametrize("policy", [*SERVING_POLICIES, "distserve"])
+def test_an_option_is_refused_just_where_it_changes_nothing(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fits.json").write_text(json.dumps(FITS))
+    words = ["serve", "sharegpt:0:40", "--cost", str(tmp_path / "fits.json"), "--model", "m", "--json"]
+    words += ["--kv-capacity", "3000", "--policy", policy]
+
+    def figures(*more: str) -> dict[str, float] | None:
+        if main([*words, *more]) == 2:
+            assert f"{more[-2]} has no effect with --policy {policy}" in capsys.readouterr().err
+            return None
+        found = json.loads(capsys.readouterr().out)
+        return {name: value for name, value in found.items() if name not in ("scheduling", "decision")}
+
+    # Where the lengths predicted are promised, memory is short only as these are wrong.
+    wrong: tuple[str, ...] = ()
+    without = figures()
+    for option, value in OPTIONS.items():
+        found = figures(*wrong, option, value)
+        assert found != without, option
+        if option == "--length-error" and found is not None:
+            wrong, without = (option, value), found
 
 
 @pytest.mark.parametrize("policy", ["vllm", "distserve"])

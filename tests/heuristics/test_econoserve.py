@@ -246,6 +246,7 @@ def test_the_figures_of_a_run_add_up() -> None:
     assert parts == pytest.approx(metrics.completion)
     assert metrics.requests_per_s == pytest.approx(3 / metrics.makespan)
     assert 0 < metrics.kv_held <= metrics.kv_promised <= 1
+    assert metrics.slo_satisfaction is not None
     assert 0 <= metrics.slo_satisfaction <= 1
     assert metrics.to_json()["completion"] == metrics.completion
 

@@ -206,6 +206,15 @@ def test_the_printed_model_says_what_a_schedule_needs_when_all_fit_at_once() -> 
     assert found.bound is None
 
 
+def test_the_printed_model_takes_a_cost_that_is_steep_from_the_first_token_on() -> None:
+    steep = CostModel(0.025, 0.0001, 0.029, 0.0, prefill_bend=0.0, prefill_per_token_beyond=0.0002)
+    straight = CostModel(0.025, 0.0003, 0.029, 0.0)
+    one, other = (
+        literal_model(problem_of([20, 30], [4, 3], cost=cost), bins=2).model for cost in (steep, straight)
+    )
+    np.testing.assert_allclose(one.matrix.toarray(), other.matrix.toarray())
+
+
 def test_a_schedule_is_a_start_of_each_formulation() -> None:
     problem = problem_of([10, 20, 20, 30, 10], [3, 5, 5, 2, 3], slots=2)
     start = list_schedule(problem)

@@ -257,6 +257,8 @@ def test_the_command_takes_an_mps_file(tmp_path: Path, capsys: pytest.CaptureFix
     write_mps(repaired_model(small(0, 3)).model, path)
     assert main(["compare", str(path), "--solvers", "scip", "--time-limit", "5"]) == 0
     assert "| scip |" in capsys.readouterr().out
+    assert main(["compare", str(path), "--solvers", "scip", "--slots", "4"]) == 2
+    assert "--slots has no effect on linear models. Leave it out." in capsys.readouterr().err
 
 
 def test_the_command_says_why_a_solver_has_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +137,20 @@ def test_an_unbounded_model_has_neither_value_nor_bound(backend: str, integer: b
     assert (found.status, found.values, found.objective, found.bound) == (Status.UNBOUNDED, None, None, None)
 
 
+@pytest.mark.parametrize("integer", [False, True])
+def test_a_model_without_bounds_below_is_unbounded(backend: str, integer: bool) -> None:
+    builder = ModelBuilder()
+    x = builder.columns("x", (2,), lower=-np.inf, integer=integer, cost=[-1, -2])
+    builder.rows("together", [(1, x[None, :])], upper=3)
+    model = builder.build()
+    if BACKENDS[backend].whole_numbers_only:
+        with pytest.raises(BackendError, match="can't be asked"):
+            solve_linear(model, backend, ENOUGH)
+        return
+    found = solve_linear(model, backend, ENOUGH)
+    assert (found.status, found.stopped_by, found.message) == (Status.UNBOUNDED, StoppedBy.PROOF, "")
+
+
 def test_a_bound_that_cbc_prints_rounded_up_is_below_the_optimum() -> None:
     rng, add = np.random.default_rng(8), ModelBuilder()
     x = add.columns("x", (30,), upper=1, integer=True, cost=1e-4 * rng.uniform(0.5, 1.5, 30).round(4))
@@ -160,7 +177,7 @@ def test_a_time_limit_without_incumbent_leaves_nothing(backend: str) -> None:
 @SEVERAL
 def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
     model, _ = loads()
-    found = solve_linear(model, backend, Limits(seconds=1.0))
+    found = solve_linear(model, backend, Limits(seconds=3.0))
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
     assert found.values is not None
     assert model.violation(found.values) is None
@@ -170,8 +187,7 @@ def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
 
 
 def test_a_solver_that_stops_somewhat_early_was_stopped_by_its_seconds_if_they_are_its_only_limit() -> None:
-    desk = worker.Desk(lambda message: None, 60.0)
-    desk.ready()
+    desk = worker.Desk(lambda message: None, time.monotonic() + 60.0)
     assert desk.what_stopped(None) is StoppedBy.TIME
     assert desk.what_stopped(5) is StoppedBy.WORK
     assert worker.Desk(lambda message: None, None).what_stopped(None) is None
@@ -342,22 +358,48 @@ def test_a_solver_that_hangs_is_killed_with_its_children(faked: Faker, tmp_path:
             time.sleep(600)
     """
     begun = time.monotonic()
-    found = faked(body)(seconds=0.3)
+    found = faked(body)(seconds=10.0)
     assert time.monotonic() - begun < 20
-    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.HANG)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TIME)
+    assert found.message == "it did not stop at its limit, and was ended"
     assert (found.objective, found.bound) == (21733, 5.0)
     assert_ends(int(child.read_text()))
 
 
-def test_a_solver_that_is_asked_to_stop_may_hand_over(faked: Faker) -> None:
-    body = f"""
-        {ALL_ON_ONE}
-        while not desk.stopping:
-            time.sleep(0.05)
-        return Answer(None, StoppedBy.TIME, point, 7.0)
-    """
-    found = faked(body)(seconds=0.2)
-    assert (found.status, found.stopped_by, found.bound) == (Status.FEASIBLE, StoppedBy.TIME, 7.0)
+def test_a_solver_that_is_asked_to_stop_may_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "GRACE_AT_LIMIT", (60.0, 0.0))
+    here, there = Pipe()
+
+    def solver() -> None:
+        assert pickle.loads(there.recv_bytes()) == "stop"
+        there.send_bytes(pickle.dumps(("answer", 7)))
+
+    call, thread = worker._Call(here, 0.01), threading.Thread(target=solver)
+    thread.start()
+    call.listen()
+    thread.join()
+    assert (call.answer, call.stopped_by, call.message) == (7, StoppedBy.TIME, "")
+
+
+def test_ctrl_c_beside_a_worker_asks_it_to_hand_over() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    here, there = Pipe()
+    there.send_bytes(pickle.dumps(("answer", 7)))
+    call = worker._Call(here, 60.0)
+    call.hold(["the task"], interrupted)
+    assert [pickle.loads(there.recv_bytes()) for _ in range(2)] == ["the task", "stop"]
+    assert (call.answer, call.stopped_by) == (7, StoppedBy.INTERRUPT)
+
+
+def test_what_is_asked_to_stop_before_it_is_loaded_is_ended() -> None:
+    here, there = Pipe()
+    call = worker._Call(here, 0.01)
+    call.listen()
+    assert pickle.loads(there.recv_bytes()) == "stop"
+    assert (call.answer, call.stopped_by) == (None, StoppedBy.TIME)
+    assert call.message == "its library was not loaded yet at its limit, and was ended"
 
 
 def test_what_a_library_prints_disturbs_nobody(faked: Faker, capfd: pytest.CaptureFixture[str]) -> None:

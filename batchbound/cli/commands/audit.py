@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ...auditing import audit
 from ...data.files.disk import InputError
-from ...data.files.outputs import refuse_outputs
-from ..inputs import positive, slot_count
+from ..inputs import positive, refuse_losses, slot_count
 from ..output import note
 from ..reporting import print_tables
 
@@ -57,14 +56,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the seconds of an iteration, as fitted to the run, for `plan --for ENGINE --cost FILE`",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the run, and print the bound and what each cause cost beyond it."""
-    written = [file for file in (args.html, args.save_cost) if file is not None]
-    read = [args.run_path] if args.profile is None else [args.run_path, args.profile]
-    refuse_outputs(written, True, read)
+    refuse_losses(args, "html", "save_cost")
     found = audit(
         args.run_path,
         slots=args.slots,

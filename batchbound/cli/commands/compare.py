@@ -11,10 +11,9 @@ from ...comparing.instance_library import suite, suites
 from ...comparing.result import Comparison, Measurement
 from ...comparing.runner import Instance, compare, known_solvers, write_text
 from ...data.files.disk import InputError
-from ...data.files.outputs import refuse_outputs
 from ...models.formulations.linear_files import read_mps
 from ...solvers.result import Limits
-from ..inputs import add_problem, named_files, positive, random_seed, read_inputs, seconds
+from ..inputs import add_problem, positive, random_seed, read_inputs, refuse_losses, seconds
 from ..output import note
 
 DEFAULT_SECONDS = 10.0
@@ -68,8 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run every solver on every instance, and print the table."""
-    outputs = [getattr(args, name) for name in OUTPUTS if getattr(args, name) is not None]
-    refuse_outputs(outputs, args.overwrite, named_files(args, *OUTPUTS))
+    refuse_losses(args, *OUTPUTS)
     for path in (args.profile, args.over_time):
         if path is not None and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InputError(
@@ -102,26 +100,33 @@ def _instances(args: argparse.Namespace) -> dict[str, Instance]:
         if args.workload is None:
             hint = f"Name files, or --suite NAME of {', '.join(suites())}."
             raise InputError("missing: FILE", hint=hint)
-        return {name: _instance(args, name) for name in dict.fromkeys((args.workload, *args.more))}
-    _refuse_beside_suite(args)
+        names = dict.fromkeys((args.workload, *args.more))
+        if all(_is_linear(name) for name in names):
+            _refuse_of_problem(args, "on linear models", "Leave it out.", "workload")
+        return {name: _instance(args, name) for name in names}
+    own = "Leave one of them out: the library's instances have limits and costs of their own."
+    _refuse_of_problem(args, "beside --suite", own)
     return {
         f"{name}/{each}": plan for name in dict.fromkeys(args.suite) for each, plan in suite(name).items()
     }
 
 
-def _refuse_beside_suite(args: argparse.Namespace) -> None:
-    """Raise InputError if something is named that the instances of the library have themselves."""
+def _refuse_of_problem(args: argparse.Namespace, where: str, hint: str, but: str = "") -> None:
+    """Raise InputError if an option of the problem is given, but for one, where instances have their own."""
     problem = argparse.ArgumentParser()
     add_problem(problem, workload_needed=False)
     for name, default in vars(problem.parse_args([])).items():
-        if getattr(args, name) != default:
+        if name != but and getattr(args, name) != default:
             said = "a file" if name == "workload" else f"--{name.replace('_', '-')}"
-            hint = "Leave one of them out: the library's instances have limits and costs of their own."
-            raise InputError(f"{said} has no effect beside --suite", hint=hint)
+            raise InputError(f"{said} has no effect {where}", hint=hint)
+
+
+def _is_linear(name: str) -> bool:
+    return name.lower().endswith(".mps")
 
 
 def _instance(args: argparse.Namespace, name: str) -> Instance:
-    if name.lower().endswith(".mps"):
+    if _is_linear(name):
         return read_mps(name)
     chosen = argparse.Namespace(**{**vars(args), "workload": name})
     return read_inputs(chosen, keep_arrivals=False).problem

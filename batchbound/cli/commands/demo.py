@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ...data.files.disk import InputError
+from ...data.files.outputs import refuse_outputs
 from ...data.readers.requests import bundled_prompts_path
 from ..output import note
 
@@ -18,6 +19,7 @@ SHOWN = 9
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("-o", "--output", default="demo-output", metavar="FOLDER", help="default %(default)s")
+    parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier demo")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,13 +35,15 @@ def run(args: argparse.Namespace) -> int:
     cost, plan, answers, trace, picture = (
         str(folder / name) for name in ("cost.json", "plan.json", "answers.jsonl", "trace.jsonl", "gantt.png")
     )
+    refuse_outputs([cost, plan, answers, trace, picture], args.overwrite)
     prompts = str(bundled_prompts_path())
     model = ["--model", MODEL, "--threads", "1"]
+    # As it is typed anew where one of them was interrupted.
     for words in (
         ["profile", *model, "--slots", "8", "--prompt-tokens", "64", "-o", cost, "--overwrite"],
         ["plan", prompts, "--model", MODEL, "--slots", "8", "--cost", cost, "-o", plan, "--overwrite"],
         ["run", plan, *model, "-o", answers, "--trace", trace, "--overwrite"],
-        ["report", plan, trace, "--gantt", picture],
+        ["report", plan, trace, "--gantt", picture, "--overwrite"],
     ):
         note(f"$ batchbound {' '.join(words)}")
         status = main(words)

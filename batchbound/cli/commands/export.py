@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
     problem = read_inputs(args, keep_arrivals=False).problem
     try:
-        model = MODELS[args.formulation](problem)
+        # PuLP's reader knows no constant of an objective.
+        model = MODELS[args.formulation](problem).with_offset_as_column()
     except UnsupportedProblemError as error:
         hint = "Export another formulation, fewer requests or slots, or a job without that."
         raise InputError(str(error), where=f"--formulation {args.formulation}", hint=hint) from None

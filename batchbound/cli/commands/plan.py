@@ -68,7 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=random_seed, default=0, help="of the search's random choices (default %(default)s)"
     )
-    group.add_argument("--threads", type=positive, default=1, help="of the solver, if it has a use for them")
+    group.add_argument(
+        "--threads", type=positive, default=1, help="of another library's solver (default %(default)s)"
+    )
     add_sweep(parser)
     add_mixing(parser)
     parser.add_argument("-o", "--output", default=DEFAULT_OUTPUT, metavar="FILE", help="default %(default)s")

@@ -90,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     output = args.output or ("profile.json" if args.layers else "cost.json")
     if not args.layers:
         refuse_given(args, ("pinned", "extend", "encode_device"), "without --layers", "Leave it out.")
+    if args.extend and args.overwrite:
+        raise InputError("--overwrite has no effect beside --extend", hint="Leave one of them out.")
     refuse_outputs([output], args.overwrite or args.extend)
     if args.points < 2 or args.slots < 2:
         message = f"--points {args.points} and --slots {args.slots} measure a single size"

@@ -10,7 +10,6 @@ from pathlib import Path
 from ...auditing import audit
 from ...data.files.disk import InputError
 from ...data.files.kinds import is_of_kind
-from ...data.files.outputs import refuse_outputs
 from ...data.iteration_plan import KIND, IterationPlan
 from ...data.plan import Plan
 from ...data.report import Report
@@ -19,13 +18,16 @@ from ...executor.reports.report import simulated
 from ...judging import calibration_of
 from ...judging import report as report_of
 from ...running.outputs import run_trace, shared_plan_path, trace_paths
-from ..inputs import refuse_given
+from ..inputs import refuse_given, refuse_losses
 from ..iteration_plan import iteration_summary, show_iterations
 from ..output import note
 from ..reporting import print_report, print_tables
 
 MOST_PANELS = 32
 """Replicas that fit into one picture."""
+
+OUTPUTS = ("html", "gantt", "perfetto")
+"""Options that name files to write."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", metavar="FILE", help="write one page for a browser, with a chart to zoom")
     parser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -67,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
         raise InputError(message, file=args.plan, hint="Use --perfetto.")
     paths = _traces_of(args.trace, count)
-    drawn = [*args.gantt, *(file for file in (args.html, args.perfetto) if file is not None)]
-    refuse_outputs(drawn, True, [args.plan, *paths])
+    refuse_losses(args, *OUTPUTS, read=paths)
     planned = simulated(plan)
     traces = tuple(Trace.load(path) for path in paths) or planned
     report = _judged(args.plan, plan, paths, traces)
@@ -147,6 +149,7 @@ def _report_iterations(args: argparse.Namespace) -> int:
     refuse_given(args, ("gantt", "perfetto"), where, hint, usual={"gantt": []}, file=args.plan)
     plan = IterationPlan.load(args.plan)
     trace = args.trace or ("trace.jsonl" if is_of_kind("trace.jsonl", "batchbound_server_run") else None)
+    refuse_losses(args, "html", read=[] if trace is None else [trace])
     if trace is None:
         if args.html is not None:
             hint = "Name the trace of the run."
@@ -160,7 +163,6 @@ def _report_iterations(args: argparse.Namespace) -> int:
         return 0
     found = audit(trace, batched_tokens=plan.stated_budget)
     if args.html is not None:
-        refuse_outputs([args.html], True, [args.plan, trace])
         found.save_html(args.html, Path(trace).name)
         note(f"wrote {args.html}: open it in a browser")
     for assumption in found.assumptions:

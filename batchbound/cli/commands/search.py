@@ -12,7 +12,6 @@ from dataclasses import replace
 from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.link import Link
 from ...data.files.disk import InputError
-from ...data.files.outputs import refuse_outputs
 from ...data.files.record import plain
 from ...data.readers.profile_readers import read_profile
 from ...models.exegpt.configuration import Strategy, Targets
@@ -23,10 +22,10 @@ from ..inputs import (
     DEFAULT_SLOTS,
     Inputs,
     add_problem,
-    named_files,
     positive,
     provenance_of,
     read_inputs,
+    refuse_losses,
     seconds,
 )
 from ..links import add_link, link_of, refuse_link, say_link
@@ -41,6 +40,9 @@ _LEGEND = """  TP devices a layer, B_E prompts of an encoding phase, N_D decode 
   B_m parts of a decode batch, groups of TP devices, stages of the pipeline, B_D requests decoding,
   GB on the fullest device; latency from the start of a prompt to the last token, TTFT to the first,
   TPOT from there a token"""
+
+MOST_ENCODE_BATCH = 256
+"""Requests up to which encoding batches are searched by default."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -89,9 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of each bound kept back, for a machine that is slower at times (default %(default)s)",
     )
-    group.add_argument(
-        "--most-encode-batch", type=positive, default=256, metavar="N", help="default %(default)s"
-    )
+    group.add_argument("--most-encode-batch", type=positive, metavar="N", help=f"default {MOST_ENCODE_BATCH}")
     group.add_argument(
         "--encode-batch",
         type=positive,
@@ -114,8 +114,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print the table, and write the plan."""
-    if args.output is not None:
-        refuse_outputs([args.output], args.overwrite, named_files(args, "output"))
+    refuse_losses(args, "output")
+    bounds = (args.latency_bound, args.ttft_bound, args.tpot_bound)
+    if args.latency_margin and all(each is None for each in bounds):
+        hint = "Give a --latency-bound as well, or leave it out."
+        raise InputError("--latency-margin has no effect without a bound", hint=hint)
+    if args.encode_batch and args.most_encode_batch:
+        raise InputError("--most-encode-batch has no effect beside --encode-batch", hint="Leave one out.")
     begun = time.perf_counter()
     inputs, profiles = read_inputs(args, keep_arrivals=False), _profiles(args)
     if args.profile and args.cost == "paper":
@@ -130,14 +135,9 @@ def run(args: argparse.Namespace) -> int:
         inputs.problem,
         profiles,
         devices=args.devices,
-        latency_bound=Targets(
-            *(
-                math.inf if each is None else each
-                for each in (args.latency_bound, args.ttft_bound, args.tpot_bound)
-            )
-        ),
+        latency_bound=Targets(*(math.inf if each is None else each for each in bounds)),
         latency_margin=args.latency_margin,
-        encode_batches=(kept, kept) if kept else (1, args.most_encode_batch),
+        encode_batches=(kept, kept) if kept else (1, args.most_encode_batch or MOST_ENCODE_BATCH),
         independent=args.independent,
         link=_link(args, profiles),
     )

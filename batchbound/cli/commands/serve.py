@@ -27,16 +27,25 @@ TWO_DEVICES = "distserve"
 """The policy's name that splits prompts and completions over two devices."""
 
 
+_PIPELINED = frozenset({"econoserve", "pipelined"})
+_ECONOSERVE = _PIPELINED | {"econoserve-d", "econoserve-sd", "econoserve-sdo"}
+_PREDICTING = _ECONOSERVE | {"srtf", "multires", "sync-coupled"}
 _MAX_ALLOCATION = frozenset({"orca", "srtf", "fastserve"})
 
 _HEEDED_BY = {
+    "padding": _ECONOSERVE,
+    "reserved": _ECONOSERVE,
+    "buffer": _PIPELINED,
     "longest": _MAX_ALLOCATION,
     "forward_size": frozenset(SERVING_POLICIES) - _MAX_ALLOCATION - {"vllm"},
+    "length_error": _PREDICTING,
+    "swap": _PREDICTING | {"fastserve", "vllm", TWO_DEVICES},
     "transfer": frozenset({TWO_DEVICES}),
 }
 """Options that have an effect on some policies only, and those."""
 
-_DEFAULTS = {"longest": None, "forward_size": 512, "transfer": 0.0}
+_DEFAULTS = {"forward_size": 512, "length_error": 0.0, "swap": 0.0, "transfer": 0.0}
+"""What these options are by default; the others None."""
 
 
 _SIZES = ("padding", "reserved", "buffer")
@@ -67,7 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     device.add_argument(
         "--swap",
         type=at_least_zero,
-        default=0.0,
+        default=_DEFAULTS["swap"],
         metavar="SECONDS",
         help="per token moved to the host or back",
     )
@@ -119,7 +128,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument(
         "--length-error",
         type=log_deviation,
-        default=0.0,
+        default=_DEFAULTS["length_error"],
         metavar="SD",
         help="log-deviation of the predicted lengths (default: known)",
     )
@@ -167,13 +176,10 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_unused(args: argparse.Namespace) -> None:
     """Raise InputError if an option would be passed over: of the other kind of device, or another policy."""
     where = f"with --policy {args.policy}"
-    if not args.policy.startswith(("econoserve", "pipelined")):
-        hint = "Leave it out, or choose --policy pipelined or econoserve."
-        refuse_given(args, _SIZES, where, hint, usual=dict.fromkeys(_SIZES))
     for name, policies in _HEEDED_BY.items():
         if args.policy not in policies:
             hint = f"Leave it out, or choose one of {', '.join(sorted(policies))}."
-            refuse_given(args, (name,), where, hint, usual=_DEFAULTS)
+            refuse_given(args, (name,), where, hint, usual={name: _DEFAULTS.get(name)})
     if args.seed and not args.length_error and args.engine is None:
         raise InputError("--seed has no effect without --length-error", hint="Leave it out.")
     if args.engine is not None:
@@ -261,5 +267,6 @@ def _on_model(
 
 def _table(figures: dict[str, Any]) -> str:
     lines = [f"  {figures.pop('policy')}, {figures.pop('requests')} requests"]
-    lines += [f"  {name.replace('_', ' '):26s} {value:12.5g}" for name, value in figures.items()]
+    known = ((name, value) for name, value in figures.items() if value is not None)
+    lines += [f"  {name.replace('_', ' '):26s} {value:12.5g}" for name, value in known]
     return "\n".join(lines)

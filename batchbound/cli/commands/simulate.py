@@ -27,7 +27,7 @@ from ...planning.fleet import fleet_of
 from ...running.outputs import trace_paths
 from ...solvers.bounds.proven_bound import proven_bound
 from ...solvers.packing.partition import solve_partition
-from ..inputs import add_problem, named_files, read_inputs, refuse_given
+from ..inputs import add_problem, named_files, read_inputs, refuse_given, refuse_losses
 from ..reporting import print_report
 from ..rollouts.hidden_lengths import add_hidden_lengths, print_hidden, refuse_without_effect, run_hidden
 
@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     refuse_without_effect(args)
     if args.hidden_lengths:
+        _refuse_losses(args, 1)
         traces, found = run_hidden(args)
         _write_traces(args, traces)
         print_hidden({**found, "seconds": time.perf_counter() - begun}, as_json=args.json)
@@ -106,15 +107,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_traces(args: argparse.Namespace, traces: Sequence[Trace]) -> None:
-    if args.trace is None:
-        return
-    paths = trace_paths(args.trace, len(traces))
-    refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
-    for path, trace in zip(paths, traces, strict=True):
-        trace.save(path)
+    if args.trace is not None:
+        for path, trace in zip(trace_paths(args.trace, len(traces)), traces, strict=True):
+            trace.save(path)
+
+
+def _refuse_losses(args: argparse.Namespace, replicas: int) -> None:
+    """Raise InputError if traces cannot be written without a loss; a fleet's are known with its replicas."""
+    if args.trace is not None and replicas > 1:
+        paths = trace_paths(args.trace, replicas)
+        refuse_outputs(paths, args.overwrite, named_files(args, "trace"))
+    else:
+        refuse_losses(args, "trace")
 
 
 def _by_policy(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
+    _refuse_losses(args, 1)
     problem = read_inputs(args, keep_arrivals=True).problem
     policy, assignment = args.policy or DEFAULT_POLICY, None
     if args.assignment == "optimal":
@@ -132,6 +140,7 @@ def _by_fleet(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
         raise InputError("--assignment is for one replica", hint="Leave it out.")
     inputs = read_inputs(args, keep_arrivals=False)
     fleet = fleet_of(inputs.problem, args.replicas, inputs.prompts)
+    _refuse_losses(args, len(fleet.replicas))
     policy = args.policy or DEFAULT_POLICY
     try:
         replica_of = dispatch(fleet, args.dispatch or "lpt")
@@ -145,6 +154,7 @@ def _followed(args: argparse.Namespace) -> tuple[Sequence[Trace], Report]:
     """Return the traces and report of a plan carried out on the lengths that the workload says."""
     refuse_given(args, OF_THE_PLAN, "beside --plan", usual=args.settled)
     plan = Plan.load(args.plan)
+    _refuse_losses(args, len(plan.fleet.replicas))
     args.slots, args.max_position = max(one.slots for one in plan.fleet.replicas), None
     if args.longest_completion is None:
         # A run of the plan stops there.
