@@ -377,7 +377,7 @@ class LLM:
                     text,
                     reason,
                     None if told is None else tuple(each.value for each in told),
-                    tuple(each.likeliest for each in told) if told is not None and one.logprobs else None,
+                    tuple(each.likeliest[: one.logprobs] for each in told) if told and one.logprobs else None,
                     call.sample(index),
                     call.versions(index, tokens),
                 )

@@ -205,7 +205,7 @@ class PlannedSteps:
             text,
             reason,
             None if told is None else tuple(each.value for each in told),
-            tuple(each.likeliest for each in told) if told is not None and asked.logprobs else None,
+            tuple(each.likeliest[: asked.logprobs] for each in told) if told and asked.logprobs else None,
             int(self._sample[one.request]),
             one.versions,
         )

@@ -263,6 +263,14 @@ def engine_for_training(slots: int = SLOTS) -> LLM:
     return made
 
 
+def test_planned_steps_tell_each_request_as_many_likeliest_tokens_as_it_asks_for() -> None:
+    asked = [replace(one, logprobs=1 + index % 2) for index, one in enumerate(samplings())]
+    policy, way = WAYS["barrier"]
+    for one in next(PlannedSteps(engine_for_training(), planned(way, policy), prompts(), asked)).completions:
+        assert one.likeliest is not None
+        assert {len(each) for each in one.likeliest} == {1 + one.index % 2}
+
+
 @pytest.mark.parametrize("name", ["KV kept", "three of four, KV anew", "starts again"])
 def test_planned_steps_hand_out_each_completion_once_as_its_group_is_complete(
     name: str, lengths: np.ndarray
