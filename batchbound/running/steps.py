@@ -235,6 +235,9 @@ class _Step:
 
         steps, place = LiveSteps(self._job, self._progress), self._places()
         if steps.over:
+            # The process may have ended between the last step's end and this.
+            if not self._stated(steps):
+                self._state(steps)
             return None
         begun = time.perf_counter()
         with Journal(_journal(self._files, self._step), identity) as journal:
@@ -251,8 +254,7 @@ class _Step:
                 self._files.progress
             )
             journal.remove()
-        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
-        self._moved(plan).save(self._files.plan)
+        plan = self._state(steps)
         stale, staleness = self._staleness(whole)
         return StepResult(
             self._step,
@@ -324,13 +326,21 @@ class _Step:
             sum(age * count for age, count in ages) / total,
         )
 
-    def _moved(self, plan: StepsPlan) -> StepsPlan:
-        """Return the plan with its prompts as seen from where it is written."""
-        prompts = plan.provenance.prompts
-        if prompts is None:
-            return plan
-        moved = prompts.seen_from(self._files.plan.resolve().parent, self._planned_at.resolve().parent)
-        return replace(plan, provenance=replace(plan.provenance, prompts=moved))
+    def _stated(self, steps: LiveSteps) -> bool:
+        """Tell whether the plan beside the outputs knows of all that has ended."""
+        if not self._files.plan.exists():
+            return False
+        return int((StepsPlan.load(self._files.plan).ended > 0).sum()) == len(steps.kept)
+
+    def _state(self, steps: LiveSteps) -> StepsPlan:
+        """Write the plan with what is to be expected now, its prompts as seen from there, and return it."""
+        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
+        moved, prompts = plan, plan.provenance.prompts
+        if prompts is not None:
+            seen = prompts.seen_from(self._files.plan.resolve().parent, self._planned_at.resolve().parent)
+            moved = replace(plan, provenance=replace(plan.provenance, prompts=seen))
+        moved.save(self._files.plan)
+        return plan
 
 
 def _choice(line: Mapping[str, Any]) -> Mapping[str, Any]:
