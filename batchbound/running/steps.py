@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.files.disk import InputError
+from ..data.files.disk import InputError, discard_partial
 from ..data.files.outputs import refuse_outputs
 from ..data.lengths.steps_plan import StepsPlan
 from ..data.lengths.steps_progress import StepsProgress
@@ -249,6 +249,7 @@ class _Step:
             whole, waiting = self._whole(steps, self._lines(journal))
             lines = list(self._joined(whole))
             write_completions(self._files.completions(self._step), lines)
+            discard_partial(self._files.progress)
             # From here on the step is over.
             StepsProgress(self._progress.plan, steps.ends, steps.unfinished, waiting).save(
                 self._files.progress
@@ -339,6 +340,7 @@ class _Step:
         if prompts is not None:
             seen = prompts.seen_from(self._files.plan.resolve().parent, self._planned_at.resolve().parent)
             moved = replace(plan, provenance=replace(plan.provenance, prompts=seen))
+        discard_partial(self._files.plan)
         moved.save(self._files.plan)
         return plan
 
