@@ -550,16 +550,31 @@ def _asked(
     if sampling is None:
         sampling = Sampling(**{**declared, **fields})
         refuse_unused(fields, [sampling])
-    several = list(sampling) if isinstance(sampling, Iterable) else [sampling]
-    if not all(isinstance(each, Sampling) for each in several):
-        raise TypeError(f"sampling is {shown(sampling)}: give Sampling, or its fields by name")
-    asked = several * prompts if isinstance(sampling, Sampling) else several
-    if len(asked) != prompts:
-        raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")
+    asked = each_sampling(sampling, prompts, "give Sampling, or its fields by name")
     if told is False:
         return asked
     mode: LogprobsMode = "raw" if told is True else told
     return [replace(each, logprobs=each.logprobs or 0, logprobs_mode=mode) for each in asked]
+
+
+def each_sampling(sampling: Sampling | Sequence[Sampling], prompts: int, mend: str) -> list[Sampling]:
+    """
+    Return what each of so many prompts asks.
+
+    Raises
+    ------
+    TypeError
+        If it is no sampling, with what to give.
+    ValueError
+        If there are not as many as prompts.
+    """
+    several = list(sampling) if isinstance(sampling, Iterable) else [sampling]
+    if not all(isinstance(each, Sampling) for each in several):
+        raise TypeError(f"sampling is {shown(sampling)}: {mend}")
+    asked = several * prompts if isinstance(sampling, Sampling) else several
+    if len(asked) != prompts:
+        raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")
+    return asked
 
 
 _Counts = np.ndarray[Any, np.dtype[np.int64]]

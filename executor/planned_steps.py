@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..data.files.disk import shown
 from ..data.lengths.steps_plan import StepsPlan
 from ..data.readers.sampling import LogprobsMode, Sampling
 from ..heuristics.rollouts.lengths import NOTHING, Known
 from ..heuristics.rollouts.queues import group_numbers, place_in_group
 from ..heuristics.rollouts.steps import StepsRun
 from .engines.huggingface import vocabulary_of
-from .llm import LLM, Completion, Prompt
+from .llm import LLM, Completion, Prompt, each_sampling
 from .models.endings import Ending
 from .models.faults import RunStoppedError
 from .models.request_rules import ended_by_tokens
@@ -102,9 +103,9 @@ class PlannedSteps:
         log_probabilities: bool | LogprobsMode = False,
         on_completion: Callable[[Completion], None] | None = None,
     ) -> None:
-        asked = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
-        if len(asked) != len(prompts):
-            raise ValueError(f"sampling was given for {len(asked)} of {len(prompts)} prompts")
+        if not isinstance(plan, StepsPlan):
+            raise TypeError(f"plan is {shown(plan)}: give StepsPlan.load of its file")
+        asked = each_sampling(sampling, len(prompts), "give Sampling, one for all or one for each")
         if any(one.n != 1 for one in asked):
             raise ValueError("n has no effect here: the plan has each completion as a request of its own")
         if log_probabilities:
@@ -254,6 +255,8 @@ def planned_rollout_function(
     Sampling(**sampling)
     given = {} if columns is None else dict(columns)
     for name, values in given.items():
+        if name in Rollout.__annotations__:
+            raise ValueError(f"the column {name!r} has the name of what a rollout returns: rename it")
         if len(values) != len(prompts):
             raise ValueError(f"the column {name!r} has {len(values)} values for {len(prompts)} requests")
     groups, steps = _WholeGroups(plan), list[PlannedSteps]()
@@ -315,12 +318,12 @@ class _WholeGroups:
 
     def give(self, count: int) -> list[Completion]:
         """Return the completions of the first groups that are whole, so many."""
-        found: list[Completion] = []
-        while len(found) < count:
-            found += self._whole.pop(0)
-        if len(found) > count:
+        ends = np.cumsum([len(group) for group in self._whole]).tolist()
+        if count and count not in ends:
             raise ValueError(f"{count} completions are asked for, which are no whole groups of the plan's")
-        return found
+        given = 1 + ends.index(count) if count else 0
+        found, self._whole = self._whole[:given], self._whole[given:]
+        return [one for group in found for one in group]
 
 
 def _check_trainer(trainer: object, engine: LLM) -> None:

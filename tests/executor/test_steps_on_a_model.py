@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -400,5 +402,21 @@ def test_what_contradicts_the_plan_is_refused() -> None:
         PlannedSteps(engine, plan, [(5,) * 4, *prompts()[1:]])
     with pytest.raises(ValueError, match="the column 'answer' has 1 values"):
         planned_rollout_function(engine, plan, prompts(), columns={"answer": [1]})
-    with pytest.raises(ValueError, match="no whole groups"):
-        planned_rollout_function(engine, plan, prompts())(prompts()[:3], None)
+    with pytest.raises(ValueError, match="the column 'logprobs' has the name of what a rollout returns"):
+        planned_rollout_function(engine, plan, prompts(), columns={"logprobs": [1] * 32})
+    wrong: list[tuple[Any, Any, str]] = [
+        ("steps.json", samplings(), "plan is 'steps.json': give StepsPlan.load of its file"),
+        (plan, {"temperature": 1.0}, "sampling is {'temperature': 1.0}: give Sampling, one for all"),
+    ]
+    for given, sampling, message in wrong:
+        with pytest.raises(TypeError, match=message):
+            PlannedSteps(engine, given, prompts(), sampling)
+
+
+def test_completions_asked_for_by_no_whole_groups_are_there_for_the_next_call() -> None:
+    engine = engine_for_training()
+    rollout = planned_rollout_function(engine, planned(BARRIER, "fcfs"), prompts())
+    with pytest.raises(ValueError, match="3 completions are asked for, which are no whole groups"):
+        rollout(prompts()[:3], None)
+    alone = planned_rollout_function(engine, planned(BARRIER, "fcfs"), prompts())
+    assert rollout(prompts()[:4], None)["completion_ids"] == alone(prompts()[:4], None)["completion_ids"]
