@@ -184,7 +184,7 @@ class StepsPlan:
     column
         Of the history's tables, that tells its steps apart; None where each file is of one.
     history
-        The files of earlier completions, and the SHA-256 of each; a plan's file names them as seen from there.
+        The files of earlier completions, and the SHA-256 of each. A plan's file names them as seen from it.
     provenance
         Where costs and prompts come from.
     """
