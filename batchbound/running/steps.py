@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -336,12 +336,8 @@ class _Step:
     def _state(self, steps: LiveSteps) -> StepsPlan:
         """Write the plan with what is to be expected now, its prompts as seen from there, and return it."""
         plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
-        moved, prompts = plan, plan.provenance.prompts
-        if prompts is not None:
-            seen = prompts.seen_from(self._files.plan.resolve().parent, self._planned_at.resolve().parent)
-            moved = replace(plan, provenance=replace(plan.provenance, prompts=seen))
         discard_partial(self._files.plan)
-        moved.save(self._files.plan)
+        plan.seen_from(self._files.plan, self._planned_at).save(self._files.plan)
         return plan
 
 

@@ -217,6 +217,15 @@ class StepsPlan:
         value["history"] = list(self.history.values())
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
+    def seen_from(self, path: str | os.PathLike[str], planned_at: str | os.PathLike[str]) -> Self:
+        """Return the plan of one file for another, from which its prompts are seen."""
+        prompts = self.provenance.prompts
+        if prompts is None:
+            return self
+        folder, planned_in = (os.path.dirname(os.path.realpath(each)) for each in (path, planned_at))
+        seen = prompts.seen_from(folder, planned_in)
+        return replace(self, provenance=replace(self.provenance, prompts=seen))
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         value: dict[str, Any] = plain(self)

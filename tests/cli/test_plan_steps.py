@@ -86,6 +86,13 @@ def test_prompts_are_shared_out_over_a_number_of_steps(
     said = capsys.readouterr().out
     assert "24 requests in 3 steps" in said
     assert "3 of a group kept" in said
+    done, other = tmp_path / "done.csv", tmp_path / "other"
+    other.mkdir()
+    done.write_text(f"id,output_tokens\n{StepsPlan.load(out).fleet.workload.ids[0]},5\n")
+    assert main(["plan", out, "--ended", str(done), "-o", str(other / "later.json"), "--quiet"]) == 0
+    seen = StepsPlan.load(other / "later.json").provenance.prompts
+    assert seen is not None
+    assert seen.path == "../prompts.jsonl"
 
 
 def test_a_job_needs_no_lengths_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
