@@ -317,10 +317,10 @@ class LLM:
         Raises
         ------
         RuntimeError
-            If no call has been finished.
+            If the last call was not finished, or there was none.
         """
         if self._ran is None:
-            raise RuntimeError("no call of generate has been exhausted, so there is nothing to report")
+            raise RuntimeError("the last call of generate has not been exhausted: there is nothing to report")
         problem, trace = self._ran
         served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
         return report(problem, trace, None, None, run_bound=best_bound(served))
@@ -339,7 +339,7 @@ class LLM:
         on_token: Callable[[int, int], None] | None,
         until: Until | None,
     ) -> Iterator[Completion]:
-        self._unfinished = ()
+        self._unfinished, self._ran = (), None
         if not call.prompts:
             return
         problem = self._problem(call)

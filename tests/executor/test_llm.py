@@ -209,6 +209,17 @@ def test_what_is_no_model_tokenizer_or_number_of_slots_is_refused_by_name(engine
             LLM(model, tokenizer, **options)
 
 
+def test_a_call_that_was_left_early_has_no_report_of_the_call_before(engine: LLM) -> None:
+    list(engine.generate(PROMPTS, max_tokens=4))
+    assert engine.report().requests == len(PROMPTS)
+    left = engine.generate(["a", "b"], max_tokens=[1, 9])
+    next(left)
+    with pytest.raises(RuntimeError, match="the last call of generate has not been exhausted"):
+        engine.report()
+    list(left)
+    assert engine.report().requests == 2
+
+
 def test_no_prompts_have_no_answers(engine: LLM) -> None:
     assert list(engine.generate([])) == []
 
