@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, SupportsIndex
@@ -64,10 +65,13 @@ def limit_of(name: str, value: SupportsIndex, least: int) -> int:
     ValueError
         If it is no whole number, or less than ``least``.
     """
-    try:
-        number = index(value)
-    except TypeError:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number") from None
+    number = None
+    # True counts as 1 in Python, and is no limit.
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            number = index(value)
+    if number is None:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number")
     if number < least:
         raise ValueError(f"{name} is {number}; it must be at least {least}")
     return number

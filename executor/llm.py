@@ -142,6 +142,8 @@ class LLM:
             raise TypeError(
                 f"model is {shown(model)}, no model of transformers; a name is for LLM.from_pretrained"
             )
+        if not isinstance(cost, CostModel | None):
+            raise TypeError(f"cost is {shown(cost)}: give a CostModel")
         if policy not in WITHOUT_LENGTHS:
             raise ValueError(f"no policy {policy!r} needs no lengths; there are {', '.join(WITHOUT_LENGTHS)}")
         self.model, self.tokenizer = model, tokenizer_like(tokenizer)
@@ -273,7 +275,9 @@ class LLM:
         """
         self._look_again()
         self._calls += 1
-        if isinstance(prompts, str | Mapping):
+        if until is not None and not isinstance(until, Until):
+            raise TypeError(f"until is {shown(until)}: give Until")
+        if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is {shown(prompts)}", hint="Give a list of prompts, also of one.")
         prompts = list(prompts)
         asked = each_asked(
@@ -292,7 +296,7 @@ class LLM:
         most = _most_tokens(max_tokens, len(tokens))
         for index, left in enumerate(begun):
             most[index] = left.max_tokens if left else most[index]
-        expected = most if expected_tokens is None else np.atleast_1d(np.asarray(expected_tokens, np.float64))
+        expected = most if expected_tokens is None else _expected(expected_tokens)
         self._check_lengths(tokens, most, expected)
         at = np.repeat(np.arange(len(tokens)), [one.n for one in asked])
         call = _Call(
@@ -313,10 +317,10 @@ class LLM:
         Raises
         ------
         RuntimeError
-            If no call has been finished.
+            If the last call was not finished, or there was none.
         """
         if self._ran is None:
-            raise RuntimeError("no call of generate has been exhausted, so there is nothing to report")
+            raise RuntimeError("the last call of generate has not been exhausted: there is nothing to report")
         problem, trace = self._ran
         served = replace(problem, workload=problem.workload.with_output_tokens(trace.tokens))
         return report(problem, trace, None, None, run_bound=best_bound(served))
@@ -335,7 +339,7 @@ class LLM:
         on_token: Callable[[int, int], None] | None,
         until: Until | None,
     ) -> Iterator[Completion]:
-        self._unfinished = ()
+        self._unfinished, self._ran = (), None
         if not call.prompts:
             return
         problem = self._problem(call)
@@ -377,7 +381,7 @@ class LLM:
                     text,
                     reason,
                     None if told is None else tuple(each.value for each in told),
-                    tuple(each.likeliest for each in told) if told is not None and one.logprobs else None,
+                    tuple(each.likeliest[: one.logprobs] for each in told) if told and one.logprobs else None,
                     call.sample(index),
                     call.versions(index, tokens),
                 )
@@ -498,15 +502,26 @@ _PROMPT = "Give a text, a list of token ids or a list of messages."
 def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
     """Return the most tokens of each prompt's completion."""
     most = np.asarray(given)
-    # A column of a table may have its whole numbers as floats.
-    whole = most.dtype.kind in "iu"
+    whole = most.dtype.kind == "i" or (most.dtype.kind == "u" and bool((most < 2**63).all()))
     if most.dtype.kind == "f":
+        # A column of a table may have its whole numbers as floats.
         whole = bool((np.isfinite(most) & (most == np.floor(most))).all())
     if not whole or most.shape not in ((), (prompts,)):
         raise ValueError(
             f"max_tokens is {shown(given)}; it must be a whole number, or one for each of {prompts} prompts"
         )
     return np.full(prompts, most, dtype=np.int64)
+
+
+def _expected(given: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return how long completions are expected to be."""
+    try:
+        found = np.atleast_1d(np.asarray(given, dtype=np.float64))
+    except (TypeError, ValueError):
+        found = np.empty((0, 0))
+    if found.ndim != 1:
+        raise ValueError(f"expected_tokens is {shown(given)}; it must hold a number for each prompt")
+    return found
 
 
 def _check_prompts(prompts: Sequence[tuple[int, ...]], vocabulary: int) -> None:
@@ -535,9 +550,10 @@ def each_asked(
     if sampling is None:
         sampling = Sampling(**{**declared, **fields})
         refuse_unused(fields, [sampling])
-    asked = [sampling] * prompts if isinstance(sampling, Sampling) else list(sampling)
-    if not all(isinstance(each, Sampling) for each in asked):
-        raise TypeError(f"sampling is {shown(sampling)}: give Sampling, or its fields by name")
+    several = list(sampling) if isinstance(sampling, Iterable) else [sampling]
+    if not all(isinstance(each, Sampling) for each in several):
+        raise TypeError(f"sampling is {shown(sampling)}: give Sampling, one for all or one for each")
+    asked = several * prompts if isinstance(sampling, Sampling) else several
     if len(asked) != prompts:
         raise ValueError(f"sampling was given for {len(asked)} of {prompts} prompts")
     if told is False:

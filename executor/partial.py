@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
+from ..data.problem import limit_of
 from ..data.readers.sampling import Sampling
 from .models.recording import TokenLogprob
 
@@ -41,8 +43,12 @@ class Until:
             raise ValueError("say when to end: finished, share, groups or seconds")
         for name in ("finished", "groups"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
+            if value is not None:
+                limit_of(name, value, 1)
+        for name in ("share", "seconds"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise ValueError(f"{name} must be a number, got {value!r}")
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
         if self.seconds is not None and not self.seconds > 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.files.disk import shown
 from ..data.lengths.steps_plan import StepsPlan
 from ..data.readers.sampling import LogprobsMode, Sampling
 from ..heuristics.rollouts.lengths import NOTHING, Known
@@ -101,6 +102,8 @@ class PlannedSteps:
         log_probabilities: bool | LogprobsMode = False,
         on_completion: Callable[[Completion], None] | None = None,
     ) -> None:
+        if not isinstance(plan, StepsPlan):
+            raise TypeError(f"plan is {shown(plan)}: give StepsPlan.load of its file")
         asked = each_asked(sampling, {}, {}, len(prompts), log_probabilities)
         if any(one.n != 1 for one in asked):
             raise ValueError("n has no effect here: the plan has each completion as a request of its own")
@@ -199,7 +202,7 @@ class PlannedSteps:
             text,
             reason,
             None if told is None else tuple(each.value for each in told),
-            tuple(each.likeliest for each in told) if told is not None and asked.logprobs else None,
+            tuple(each.likeliest[: asked.logprobs] for each in told) if told and asked.logprobs else None,
             int(self._sample[one.request]),
             one.versions,
         )
@@ -248,6 +251,8 @@ def planned_rollout_function(
     Sampling(**sampling)
     given = {} if columns is None else dict(columns)
     for name, values in given.items():
+        if name in Rollout.__annotations__:
+            raise ValueError(f"the column {name!r} has the name of what a rollout returns: rename it")
         if len(values) != len(prompts):
             raise ValueError(f"the column {name!r} has {len(values)} values for {len(prompts)} requests")
     groups, steps = _WholeGroups(plan), list[PlannedSteps]()
@@ -311,9 +316,9 @@ class _WholeGroups:
 
     def give(self, count: int) -> list[Completion]:
         """Return the completions of the first groups that are whole, so many."""
-        found: list[Completion] = []
-        while len(found) < count:
-            found += self._whole.pop(0)
-        if len(found) > count:
+        ends = np.cumsum([len(group) for group in self._whole]).tolist()
+        if count and count not in ends:
             raise ValueError(f"{count} completions are asked for, which are no whole groups of the plan's")
-        return found
+        given = 1 + ends.index(count) if count else 0
+        found, self._whole = self._whole[:given], self._whole[given:]
+        return [one for group in found for one in group]

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from ..data.files.outputs import refuse_outputs
 from ..data.lengths.history import LengthHistory
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from .llm import DEFAULT_MAX_TOKENS, LLM, Completion, Prompt
@@ -76,12 +77,20 @@ def rollout_function(
     callable
         Raises ValueError where a setting given here contradicts the trainer's, the trainer has one that
         cannot be served, or it trains another model than the engine's.
+
+    Raises
+    ------
+    InputError
+        If the history cannot be written.
     """
     Sampling(**sampling)
     if sampling.get("n", 1) != 1:
         raise ValueError("n has no effect here: each prompt comes as often as it is to be completed")
     if history is not None and expected_tokens is not None:
         raise ValueError("expected_tokens would have no effect beside history: give one of them")
+    if history is not None:
+        # Not after a whole call, whose completions would be lost.
+        refuse_outputs([history], True)
     calls = count()
 
     def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
+from ..data.bound import Bound
 from ..data.costs.cost import IntArray
+from ..data.fleet import Fleet
 from ..data.lengths.steps_plan import Way
 from ..data.problem import Problem
 from ..data.trace import Trace
@@ -14,6 +19,8 @@ from ..heuristics.rollouts.oracles import told_lengths
 from ..heuristics.rollouts.queues import group_numbers
 from ..heuristics.rollouts.steps import StepsRun, simulate_steps
 from ..heuristics.simulate import simulate
+from ..models.bounds.fleet import work_bound
+from ..solvers.bounds.proven_bound import proven_bound
 from .history import History
 from .predictive import Seen
 
@@ -111,6 +118,24 @@ def simulate_told(problem: Problem) -> Trace:
     """Return the trace of a job by a policy told which lengths each group has, and not whose."""
     blind, truth = without_lengths(problem), problem.workload.output_tokens
     return simulate(blind, told_lengths(blind, truth), truth)
+
+
+def bound_of_runs(problem: Problem, runs: Sequence[Trace]) -> Bound:
+    """
+    Return a bound on the makespan of each of a job's runs.
+
+    Parameters
+    ----------
+    problem
+        The job with its true lengths.
+    runs
+        Of the job. If requests gave way in one of them, the bound is of runs in which they may.
+    """
+    if not any(run.evictions for run in runs):
+        return proven_bound(problem)
+    # Without the capacities: what no policy knew the length of may have outgrown them.
+    free = replace(problem, kv_capacity=None, prefill_token_cap=None, max_position=None)
+    return work_bound(Fleet.of(free, 1))
 
 
 def shared_variance(problem: Problem, trace: Trace) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -175,9 +176,12 @@ def history_of(plan: StepsPlan) -> History:
     Raises
     ------
     InputError
-        If a file is not as it was then.
+        If a file is not there, or not as it was then.
     """
     for path, digest in plan.history.items():
+        if not os.path.exists(path):
+            what = "has the earlier completions that the plan was made with, and is not there"
+            raise InputError(what, file=path, hint="Put it back there, or plan again.")
         if file_digest(path) != digest:
             raise InputError("is not as it was when the plan was made", file=path, hint="Plan again.")
     return read_history(plan.history, plan.column)

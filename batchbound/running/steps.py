@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.files.disk import InputError
+from ..data.files.disk import InputError, discard_partial
 from ..data.files.outputs import refuse_outputs
 from ..data.lengths.steps_plan import StepsPlan
 from ..data.lengths.steps_progress import StepsProgress
@@ -228,6 +228,9 @@ class _Step:
 
         steps, place = LiveSteps(self._job, self._progress), self._places()
         if steps.over:
+            # The process may have ended between the last step's end and this.
+            if not self._stated(steps):
+                self._state(steps)
             return None
         begun = time.perf_counter()
         with Journal(_journal(self._files, self._step), identity) as journal:
@@ -243,13 +246,13 @@ class _Step:
             whole, waiting = self._whole(steps, {**self._progress.waiting, **journal.finished})
             lines = list(self._joined(whole))
             write_completions(self._files.completions(self._step), lines)
+            discard_partial(self._files.progress)
             # From here on the step is over.
             StepsProgress(self._progress.plan, steps.ends, steps.unfinished, waiting).save(
                 self._files.progress
             )
             journal.remove()
-        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
-        self._moved(plan).save(self._files.plan)
+        plan = self._state(steps)
         stale, staleness = self._staleness(whole)
         return StepResult(
             self._step,
@@ -317,13 +320,18 @@ class _Step:
             sum(age * count for age, count in ages) / total,
         )
 
-    def _moved(self, plan: StepsPlan) -> StepsPlan:
-        """Return the plan with its prompts as seen from where it is written."""
-        prompts = plan.provenance.prompts
-        if prompts is None:
-            return plan
-        moved = prompts.seen_from(self._files.plan.resolve().parent, self._planned_at.resolve().parent)
-        return replace(plan, provenance=replace(plan.provenance, prompts=moved))
+    def _stated(self, steps: LiveSteps) -> bool:
+        """Tell whether the plan beside the outputs knows of all that has ended."""
+        if not self._files.plan.exists():
+            return False
+        return int((StepsPlan.load(self._files.plan).ended > 0).sum()) == len(steps.kept)
+
+    def _state(self, steps: LiveSteps) -> StepsPlan:
+        """Write the plan with what is to be expected now, its prompts as seen from there, and return it."""
+        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
+        discard_partial(self._files.plan)
+        plan.seen_from(self._files.plan, self._planned_at).save(self._files.plan)
+        return plan
 
 
 def _choice(line: Mapping[str, Any]) -> Mapping[str, Any]:

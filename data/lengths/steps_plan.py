@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..files.disk import InputError, read_json_object, write_json
 from ..files.kinds import refuse_other_kinds
 from ..files.record import plain, record
 from ..fleet import Fleet
-from ..plan import Provenance, holds_requests
+from ..plan import Provenance, holds_requests, relative_path
 from ..problem import Problem
 
 COVERAGE = 0.9
@@ -184,7 +184,7 @@ class StepsPlan:
     column
         Of the history's tables, that tells its steps apart; None where each file is of one.
     history
-        The files of earlier completions, and the SHA-256 of each.
+        The files of earlier completions, and the SHA-256 of each. A plan's file names them as seen from it.
     provenance
         Where costs and prompts come from.
     """
@@ -213,7 +213,18 @@ class StepsPlan:
     def digest(self) -> str:
         """Return the SHA-256 of what does not change as completions end."""
         value = {name: one for name, one in self.to_json().items() if name not in ("ended", "expected")}
+        # What they hold, wherever they are.
+        value["history"] = list(self.history.values())
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+    def seen_from(self, path: str | os.PathLike[str], planned_at: str | os.PathLike[str]) -> Self:
+        """Return the plan of one file for another, from which its prompts are seen."""
+        prompts = self.provenance.prompts
+        if prompts is None:
+            return self
+        folder, planned_in = (os.path.dirname(os.path.realpath(each)) for each in (path, planned_at))
+        seen = prompts.seen_from(folder, planned_in)
+        return replace(self, provenance=replace(self.provenance, prompts=seen))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
@@ -222,7 +233,9 @@ class StepsPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path``, whole or not at all."""
-        write_json(path, self.to_json())
+        folder = os.path.dirname(os.path.realpath(path))
+        seen = {relative_path(name, folder): digest for name, digest in self.history.items()}
+        write_json(path, replace(self, history=seen).to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> StepsPlan:
@@ -243,4 +256,6 @@ class StepsPlan:
             if len(getattr(plan, name)) != len(plan.fleet):
                 what = f"has {len(getattr(plan, name))} entries for {len(plan.fleet)} requests"
                 raise InputError(what, file=path, where=f"field '{name}'", hint=cls.JSON_HINT)
-        return plan
+        folder = os.path.dirname(os.path.realpath(path))
+        there = {os.path.normpath(os.path.join(folder, name)): one for name, one in plan.history.items()}
+        return replace(plan, history=there)

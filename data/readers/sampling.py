@@ -9,6 +9,10 @@ from numbers import Real
 from operator import index
 from typing import Any, Literal
 
+import numpy as np
+
+from ..workload import LONGEST
+
 MOST_LOGPROBS = 20
 """The most alternatives told beside a token: OpenAI's limit."""
 
@@ -114,7 +118,7 @@ class Sampling:
         )
         self._within("bad_words", all(word.strip() for word in self.bad_words), "hold a text each")
         self._within("stop", all(self.stop), "hold a text each")
-        self._within("min_tokens", self.min_tokens >= 0, "be 0 or more")
+        self._within("min_tokens", 0 <= self.min_tokens <= LONGEST, f"lie in [0, {LONGEST}]")
         if self.logprobs is not None:
             self._within("logprobs", 0 <= self.logprobs <= MOST_LOGPROBS, f"lie in [0, {MOST_LOGPROBS}]")
         self._within("logprobs_mode", self.logprobs_mode in ("raw", "processed"), "be raw or processed")
@@ -172,6 +176,12 @@ def _whole(value: Any) -> int:
     return index(value)
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError
+    return bool(value)
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError
@@ -205,6 +215,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
         (_number, "be a number"),
     ),
     **dict.fromkeys(("stop", "bad_words"), (_texts, "hold texts")),
+    **dict.fromkeys(("include_stop_str_in_output", "ignore_eos"), (_flag, "be true or false")),
     "stop_token_ids": (lambda value: tuple(map(_whole, value)), "hold whole numbers"),
     "logit_bias": (_biases, "hold a number for each token"),
 }

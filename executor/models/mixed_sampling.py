@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .endings import Decode, Ending
 from .logit_edits import LogitEdits
 from .recording import Recorder
-from .sampling import Sampler, drawn, likely_enough, likely_mass
+from .sampling import LEAST_TEMPERATURE, Sampler, drawn, likely_enough, likely_mass
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +171,7 @@ class _Rules:
         # Rows that no request holds have some other stream; what is chosen for them is never read.
         row = torch.searchsorted(self.streams, streams).clamp_(max=len(self.streams) - 1)
         temperature = self.temperature[row, None]
-        scaled = logits.to(torch.float64) / temperature.where(temperature > 0, 1.0)
+        scaled = logits.to(torch.float64) / temperature.where(temperature > 0, 1.0).clamp(LEAST_TEMPERATURE)
         if self.most_kept:
             best = scaled.topk(self.most_kept, dim=-1).values
             kept = self.top_k[row, None]

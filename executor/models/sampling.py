@@ -16,6 +16,9 @@ _GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
 
+LEAST_TEMPERATURE = 1e-200
+"""Logits over less may be no numbers any more; the likeliest token alone has a weight long before."""
+
 
 class TokenRule(Protocol):
     """What a batch needs to choose tokens; its parts are those of :class:`Sampler`."""
@@ -148,7 +151,7 @@ class Sampler:
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
         import torch
 
-        scaled = logits.to(torch.float64) / self.temperature
+        scaled = logits.to(torch.float64) / max(self.temperature, LEAST_TEMPERATURE)
         if 0 < self.top_k < scaled.shape[-1]:
             least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
             scaled = scaled.masked_fill(scaled < least, -torch.inf)

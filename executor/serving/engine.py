@@ -16,10 +16,12 @@ from ...heuristics.serving.device import DeviceBatch
 from ..attention.decoder import Decoder
 from ..attention.functions import AttentionCall, attend_from_latest, attending
 from ..engines.tiers import choose_tier
+from ..models.families import UnsupportedModelError
 from .flat_store import FlatStore, Row, joined
 from .regions import PlacedLedger, Span
 
 _NAME = "batchbound_regions"
+_MEND = "serve one such as Llama, Qwen or Mistral; `batchbound run` completes batches with this one"
 
 States = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -47,7 +49,11 @@ class ServingEngine:
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], ledger: PlacedLedger) -> None:
-        choose_tier(model, "ragged")
+        try:
+            choose_tier(model, "ragged")
+        except UnsupportedModelError as error:
+            # There is no other layout whose memory a ledger can divide.
+            raise UnsupportedModelError(error.model_type, error.reason, _MEND) from None
         self._decoder = Decoder(model)
         self._ledger = ledger
         self._store = FlatStore(ledger.places, self._decoder.sliding_windows)

@@ -144,8 +144,8 @@ def reached_tokens(
     lengths
         Of what has ended its tokens, of the others more than it can have, shape (requests,).
     ended
-        Which requests have ended, shape (requests,). Nothing is known of the others if the way stops one of
-        them before.
+        Which requests have ended, shape (requests,). One counts as ended, too, as soon as its group is
+        complete without it: it ended in the same decode step as the last that is kept.
     """
     simulator = Simulator(problem, progress=Progress.none(problem, lengths))
     serving = StepsServing(problem, step, way, policy, simulator)
@@ -367,13 +367,13 @@ class StepsServing:
             self.begun[fresh] = self.served
             for request in ended:
                 self._end(request)
-            if (
-                ended
-                and self.watched is not None
-                and self.reached is None
-                and (self.ended[self.watched] >= 0).all()
-            ):
+            if ended and self.watched is not None and self.reached is None and self._through(self.watched):
                 self.reached = self._decoded.copy()
+
+    def _through(self, requests: npt.NDArray[np.bool_]) -> bool:
+        """Tell whether each of some requests has ended, or enough others of its group have."""
+        complete = (self._ends == self._wanted)[self._group]
+        return bool((complete | (self.ended >= 0))[requests].all())
 
     def _end(self, request: int) -> None:
         """Note that a request has all its tokens."""

@@ -11,6 +11,7 @@ import pytest
 
 from batchbound.cli import main
 from batchbound.data.lengths.steps_plan import StepsPlan
+from batchbound.planning.steps import history_of
 
 HEADER = "step,group,id,input_tokens,output_tokens\n"
 
@@ -85,6 +86,13 @@ def test_prompts_are_shared_out_over_a_number_of_steps(
     said = capsys.readouterr().out
     assert "24 requests in 3 steps" in said
     assert "3 of a group kept" in said
+    done, other = tmp_path / "done.csv", tmp_path / "other"
+    other.mkdir()
+    done.write_text(f"id,output_tokens\n{StepsPlan.load(out).fleet.workload.ids[0]},5\n")
+    assert main(["plan", out, "--ended", str(done), "-o", str(other / "later.json"), "--quiet"]) == 0
+    seen = StepsPlan.load(other / "later.json").provenance.prompts
+    assert seen is not None
+    assert seen.path == "../prompts.jsonl"
 
 
 def test_a_job_needs_no_lengths_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +166,26 @@ def test_what_has_no_effect_or_no_sense_is_refused(
     assert main(["plan", job, *(past if word == "PAST" else word for word in words), "-o", out]) == 2
     assert message in capsys.readouterr().err
     assert not Path(out).exists()
+
+
+def test_a_plan_finds_its_history_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, past, out = files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    asked = ("--history", "past.csv", "--slots", "12", "--policy", "fcfs", "-o", "steps.json")
+    printed(capsys, job, "--steps", "step", *asked)
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    plan = StepsPlan.load(out)
+    plan.save("moved.json")
+    assert StepsPlan.load("moved.json").digest() == plan.digest()
+    for path in (out, "moved.json"):
+        assert len(history_of(StepsPlan.load(path)).workloads) == 2
+    Path(past).unlink()
+    assert main(["plan", out, "--ended", job, "-o", str(other / "later.json")]) == 2
+    assert "and is not there. Put it back there, or plan again." in capsys.readouterr().err
 
 
 def test_a_history_that_has_changed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,33 @@ def test_a_step_is_over_before_what_to_expect_is_stated_anew(
     assert (second.step, second.resumed) == (1, 0)
 
 
+def test_what_the_steps_came_to_is_stated_though_the_last_was_cut_off_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path, output = written(tmp_path), tmp_path / "answers.jsonl"
+    for _ in range(2):
+        run_step(path, "tiny:llama", output=output)
+    with monkeypatch.context() as patched:
+        patched.setattr("batchbound.running.steps.update_steps_plan", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_step(path, "tiny:llama", output=output)
+    capsys.readouterr()
+    assert main(["run", path, "--model", "tiny:llama", "-o", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ended"] == GROUPS * SAMPLES
+
+
+def test_what_a_killed_step_left_half_written_is_gone_with_the_next(tmp_path: Path) -> None:
+    path, output = written(tmp_path), tmp_path / "answers.jsonl"
+    halves = [f".answers.{name}.json.abcd_123.partial" for name in ("steps", "progress")]
+    for half in halves:
+        (tmp_path / half).write_text('{"batchbound')
+    run_step(path, "tiny:llama", output=output)
+    assert not [half for half in halves if (tmp_path / half).exists()]
+
+
 def test_somebody_elses_file_in_the_place_of_a_later_step_stays(tmp_path: Path) -> None:
     path, output = written(tmp_path), tmp_path / "answers.jsonl"
     run_step(path, "tiny:llama", output=output)

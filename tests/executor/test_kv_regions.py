@@ -195,6 +195,16 @@ def test_serve_runs_a_model_and_says_whether_its_answers_are_right(
     assert 0 < figures["kv_held_per_iteration"] <= 1
 
 
+def test_a_model_that_serve_cannot_run_is_refused_without_an_option_that_it_lacks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("transformers", reason="the engine extra is not installed")
+    assert main(["serve", "alpaca:0:3", "--engine", "tiny:bloom", "--kv-capacity", "1000"]) == 2
+    message = capsys.readouterr().err
+    assert "its layers do not call transformers' attention interface; serve one such as Llama" in message
+    assert "--tier" not in message
+
+
 def test_serve_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "alpaca:1:6", "--kv-capacity", "600"]) == 2
     assert "Give --cost FILE and --model NAME, or --engine MODEL" in capsys.readouterr().err

@@ -165,7 +165,15 @@ def test_token_ids_and_chats_are_prompts_too(engine: LLM) -> None:
         (["a"], {"max_tokens": float("inf")}, ValueError, "max_tokens is inf; it must be a whole number"),
         (["a", "b"], {"max_tokens": [2]}, ValueError, r"max_tokens is \[2\]; .* one for each of 2"),
         (["a"], {"expected_tokens": [float("nan")]}, ValueError, "expected nan tokens"),
-        (["a"], {"sampling": {"temperature": 1.0}}, TypeError, "give Sampling, or its fields by name"),
+        (["a"], {"sampling": {"temperature": 1.0}}, TypeError, "give Sampling, one for all or one for each"),
+        (["a"], {"sampling": 5}, TypeError, "sampling is 5: give Sampling, one for all or one for each"),
+        (5, {}, InputError, "prompts is 5. Give a list"),
+        (["a"], {"until": 5}, TypeError, "until is 5: give Until"),
+        (["a"], {"max_tokens": 2**63}, ValueError, f"max_tokens is {2**63}; it must be a whole number"),
+        (["a"], {"max_tokens": 4, "expected_tokens": ["x"]}, ValueError, r"expected_tokens is \['x'\]"),
+        (["a"], {"max_tokens": 4, "expected_tokens": [[3]]}, ValueError, r"expected_tokens is \[\[3\]\]"),
+        (["a"], {"ignore_eos": "no"}, ValueError, "ignore_eos must be true or false, got 'no'"),
+        (["a"], {"min_tokens": 2**70}, ValueError, "min_tokens must lie in"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_decoded(
@@ -192,11 +200,24 @@ def test_what_is_no_model_tokenizer_or_number_of_slots_is_refused_by_name(engine
         (torch.nn.Linear(2, 2), engine.tokenizer, {}, r"model is Linear\(.*no model of transformers"),
         (engine.model, None, {}, "tokenizer is None"),
         (engine.model, engine.tokenizer, {"slots": 2.5}, "slots is 2.5; it must be a whole number"),
+        (engine.model, engine.tokenizer, {"slots": True}, "slots is True; it must be a whole number"),
         (engine.model, engine.tokenizer, {"kv_tokens": 0}, "kv_tokens is 0; it must be at least 1"),
+        (engine.model, engine.tokenizer, {"cost": 5}, "cost is 5: give a CostModel"),
     ]
     for model, tokenizer, options, message in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             LLM(model, tokenizer, **options)
+
+
+def test_a_call_that_was_left_early_has_no_report_of_the_call_before(engine: LLM) -> None:
+    list(engine.generate(PROMPTS, max_tokens=4))
+    assert engine.report().requests == len(PROMPTS)
+    left = engine.generate(["a", "b"], max_tokens=[1, 9])
+    next(left)
+    with pytest.raises(RuntimeError, match="the last call of generate has not been exhausted"):
+        engine.report()
+    list(left)
+    assert engine.report().requests == 2
 
 
 def test_no_prompts_have_no_answers(engine: LLM) -> None:

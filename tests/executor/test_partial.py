@@ -140,7 +140,15 @@ def test_a_call_ends_as_soon_as_one_of_its_ends_is_reached(
 
 
 def test_an_end_that_says_nothing_or_what_cannot_be_is_refused() -> None:
-    for wrong in ({}, {"finished": 0}, {"groups": 0}, {"share": 0.0}, {"share": 1.1}, {"seconds": 0.0}):
+    kinds: list[dict[str, Any]] = [{"finished": 2.5}, {"groups": "a"}, {"share": True}, {"seconds": "5"}]
+    ranges: list[dict[str, Any]] = [
+        {"finished": 0},
+        {"groups": 0},
+        {"share": 0.0},
+        {"share": 1.1},
+        {"seconds": 0.0},
+    ]
+    for wrong in [{}, *ranges, *kinds]:
         with pytest.raises(ValueError, match=r"say when|must be"):
             Until(**wrong)
 

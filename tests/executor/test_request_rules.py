@@ -171,6 +171,15 @@ def test_raw_log_probabilities_are_the_models_own_whatever_is_asked(engine: LLM)
             assert one.log_probabilities[step] == pytest.approx(float(plain[step, token]), abs=1e-9)
 
 
+def test_each_request_is_told_as_many_likeliest_tokens_as_it_asks_for(engine: LLM) -> None:
+    asked = [Sampling(logprobs=1), Sampling(logprobs=5), Sampling(logprobs=0)]
+    told = {one.index: one.likeliest for one in engine.generate(PROMPTS[:3], asked, max_tokens=2)}
+    assert told[2] is None
+    assert told[0] is not None
+    assert told[1] is not None
+    assert [len(each) for each in told[0] + told[1]] == [1, 1, 5, 5]
+
+
 def test_a_stop_text_ends_a_completion_across_tokens_and_is_cut_from_its_text(engine: LLM) -> None:
     ids = [list(b"so it goes. END and on"), list("café ENDs".encode()), list(b"never")]
     decode = ByteTokenizer().decode

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchbound.data.files.disk import InputError
 from batchbound.data.lengths.history import LengthHistory
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -158,3 +159,5 @@ def test_a_history_puts_the_longest_first_and_is_written_after_each_call(
     assert [len(ids) for ids in first["completion_ids"]]
     with pytest.raises(ValueError, match="give one of them"):
         rollout_function(engine, history=path, expected_tokens=lambda prompts: [1] * len(prompts))
+    with pytest.raises(InputError, match="its folder does not exist"):
+        rollout_function(engine, history=tmp_path / "none" / "history.jsonl")

@@ -29,6 +29,16 @@ def test_draws_follow_the_softmax_of_the_scaled_logits() -> None:
     torch.testing.assert_close(shares.double(), (LOGITS / 2.0).softmax(0), atol=0.015, rtol=0)
 
 
+def test_a_temperature_next_to_none_takes_the_likeliest_token() -> None:
+    sampler = Sampler(temperature=1e-320)
+    logits = LOGITS.flip(0)
+    alone = sampler.choose(logits[None], torch.tensor([sampler.stream("a")]), torch.tensor([0]))
+    mixed = MixedSampler({"a": sampler, "b": Sampler()})
+    streams = torch.tensor([mixed.stream("a"), mixed.stream("b")])
+    assert mixed.choose(logits.expand(2, -1), streams, torch.tensor([0, 0])).tolist() == [3, 3]
+    assert alone.tolist() == [3]
+
+
 def test_top_k_keeps_the_likeliest_tokens_only() -> None:
     assert set(draw(Sampler(temperature=5.0, top_k=2), 500)) == {0, 1}
 

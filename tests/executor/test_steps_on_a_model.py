@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,6 +264,14 @@ def engine_for_training(slots: int = SLOTS) -> LLM:
     return made
 
 
+def test_planned_steps_tell_each_request_as_many_likeliest_tokens_as_it_asks_for() -> None:
+    asked = [replace(one, logprobs=1 + index % 2) for index, one in enumerate(samplings())]
+    policy, way = WAYS["barrier"]
+    for one in next(PlannedSteps(engine_for_training(), planned(way, policy), prompts(), asked)).completions:
+        assert one.likeliest is not None
+        assert {len(each) for each in one.likeliest} == {1 + one.index % 2}
+
+
 @pytest.mark.parametrize("name", ["KV kept", "three of four, KV anew", "starts again"])
 def test_planned_steps_hand_out_each_completion_once_as_its_group_is_complete(
     name: str, lengths: np.ndarray
@@ -392,5 +401,21 @@ def test_what_contradicts_the_plan_is_refused() -> None:
         PlannedSteps(engine, plan, [(5,) * 4, *prompts()[1:]])
     with pytest.raises(ValueError, match="the column 'answer' has 1 values"):
         planned_rollout_function(engine, plan, prompts(), columns={"answer": [1]})
-    with pytest.raises(ValueError, match="no whole groups"):
-        planned_rollout_function(engine, plan, prompts())(prompts()[:3], None)
+    with pytest.raises(ValueError, match="the column 'logprobs' has the name of what a rollout returns"):
+        planned_rollout_function(engine, plan, prompts(), columns={"logprobs": [1] * 32})
+    wrong: list[tuple[Any, Any, str]] = [
+        ("steps.json", samplings(), "plan is 'steps.json': give StepsPlan.load of its file"),
+        (plan, {"temperature": 1.0}, "sampling is {'temperature': 1.0}: give Sampling, one for all"),
+    ]
+    for given, sampling, message in wrong:
+        with pytest.raises(TypeError, match=message):
+            PlannedSteps(engine, given, prompts(), sampling)
+
+
+def test_completions_asked_for_by_no_whole_groups_are_there_for_the_next_call() -> None:
+    engine = engine_for_training()
+    rollout = planned_rollout_function(engine, planned(BARRIER, "fcfs"), prompts())
+    with pytest.raises(ValueError, match="3 completions are asked for, which are no whole groups"):
+        rollout(prompts()[:3], None)
+    alone = planned_rollout_function(engine, planned(BARRIER, "fcfs"), prompts())
+    assert rollout(prompts()[:4], None)["completion_ids"] == alone(prompts()[:4], None)["completion_ids"]

@@ -183,6 +183,22 @@ def test_what_still_runs_is_longer_than_it_was_when_the_last_of_the_others_ended
     assert found.tolist() == [3, 7, 4, 0]
 
 
+def test_what_ended_beside_the_one_that_is_kept_counts_as_ended() -> None:
+    # Three slots: the first two end together after 3 steps, and one of them is kept; the third has 3 by then.
+    problem = Problem(workload_of([1] * 4, [3, 3, 9, 20], group=[0, 0, 1, 1]), PAPER, 3)
+    blind = without_lengths(problem)
+    ended = np.array([True, True, False, False])
+    found = reached_tokens(
+        blind,
+        np.zeros(4, dtype=np.int64),
+        Way(keep=1),
+        hidden_policy("fcfs", blind),
+        np.where(ended, problem.workload.output_tokens, 50),
+        ended,
+    )
+    assert found.tolist() == [3, 3, 3, 0]
+
+
 def test_steps_are_shared_out_by_whole_groups() -> None:
     assert steps_of(job(), 4).tolist() == np.repeat(np.arange(4), 6).tolist()
     with pytest.raises(ValueError, match="9 steps of 8 groups"):

@@ -17,6 +17,7 @@ from ...data.workload import numbered
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...heuristics.rollouts.queues import has_groups
 from ...planning.hidden import (
+    bound_of_runs,
     drawn_makespans,
     shared_variance,
     simulate_hidden,
@@ -24,7 +25,6 @@ from ...planning.hidden import (
     simulate_told,
 )
 from ...planning.history import History, earlier_completions
-from ...solvers.bounds.proven_bound import proven_bound
 from ..inputs import at_least_zero, each_once, positive, read_inputs, refuse_given
 from ..reporting import print_rows
 
@@ -135,21 +135,18 @@ def _one(args: argparse.Namespace, problem: Problem, history: History) -> tuple[
     name, longest = args.policy or CHOSEN, _longest(args, problem)
     known = history.known(problem, longest)
     trace = simulate_hidden(problem, name, known, args.swap)
-    first_come = simulate_hidden(problem, "fcfs").makespan
-    bound = proven_bound(problem)
-    lost = first_come - bound.seconds
+    first, told = simulate_hidden(problem, "fcfs"), simulate_told(problem)
+    bound = bound_of_runs(problem, (trace, first, told))
+    lost = first.makespan - bound.seconds
     found: dict[str, Any] = {
         "policy": name,
         "makespan_s": trace.makespan,
-        "fcfs_s": first_come,
+        "fcfs_s": first.makespan,
         "bound_s": bound.seconds,
         "bound_source": bound.source,
-        # The bound is of schedules in which nothing gives way.
-        "gap": None if trace.evictions else trace.makespan / bound.seconds - 1,
-        "recovered": None if lost <= 0 else (first_come - trace.makespan) / lost,
-        "recovered_told_lengths": None
-        if lost <= 0
-        else (first_come - simulate_told(problem).makespan) / lost,
+        "gap": trace.makespan / bound.seconds - 1,
+        "recovered": None if lost <= 0 else (first.makespan - trace.makespan) / lost,
+        "recovered_told_lengths": None if lost <= 0 else (first.makespan - told.makespan) / lost,
         "intraclass_correlation": shared_variance(problem, trace),
         "evictions": trace.evictions,
         "prefill_stages": trace.prefill_stages,
@@ -231,9 +228,6 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
         if key in seconds:
             note = str(found.get("bound_source", "")) if key == "bound_s" else ""
             rows.append(Row("seconds", seconds[key], duration(value), note))
-        elif key == "gap" and value is None:
-            note = "requests gave way, and the bound is of schedules in which none does"
-            rows.append(Row("shares", shares[key], "-", note))
         elif key in shares:
             rows.append(Row("shares", shares[key], "none lost" if value is None else percent(value), ""))
         elif key == "expected_mean_s":

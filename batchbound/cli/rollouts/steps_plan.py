@@ -158,9 +158,10 @@ def _updated(args: argparse.Namespace) -> StepsPlan:
     history = history_of(plan)
     ended = lengths_by_name(args.ended, apart=True)
     try:
-        return update_steps_plan(plan, history, ended, seconds=args.time_limit)
+        later = update_steps_plan(plan, history, ended, seconds=args.time_limit)
     except ValueError as error:
         raise InputError(str(error), file=args.ended, hint="Correct the row.") from None
+    return later.seen_from(args.output, args.workload)
 
 
 def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
