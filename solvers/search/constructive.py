@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 import numpy as np
 
@@ -41,6 +42,20 @@ def ski_rental_schedule(
         Most requests a stage starts, or None for no limit. Requests that start together also hold most
         tokens together, so a tight KV capacity is better used by small bursts.
     """
+    schedule = ski_rental_in_time(problem, lambda: False, order=order, patience=patience, burst=burst)
+    assert schedule is not None, "it is never late"
+    return schedule
+
+
+def ski_rental_in_time(
+    problem: Problem,
+    late: Callable[[], bool],
+    *,
+    order: IntArray | None = None,
+    patience: float = 0.5,
+    burst: int | None = None,
+) -> Schedule | None:
+    """Return :func:`ski_rental_schedule`, or None once it is late, which is asked before each stage."""
     waiting = list((longest_first(problem) if order is None else order).tolist())
     waiting.reverse()
     chooser = _Chooser(problem)
@@ -59,6 +74,8 @@ def ski_rental_schedule(
             now_or_never = full or len(chosen) == len(waiting) or not finishes
             wait = 0 if now_or_never else rounds_to_wait(bearable, idle, len(chosen))
             if not wait:
+                if late():
+                    return None
                 bin_of[chosen] = len(starts)
                 starts.append(now)
                 chooser.admit(chosen)

@@ -14,7 +14,7 @@ from ...heuristics.queues.ordered import arrival_order, group_by_group, longest_
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulator import Simulator
 from .backward import backward_schedule
-from .constructive import ski_rental_schedule
+from .constructive import ski_rental_in_time
 
 PATIENCES = (0.5, 0.0, 0.25, 0.35, 0.7, 1.0, 1.4, 2.0, 5.0, 15.0)
 """Settings of the ski-rental rule tried, the best one of Table III first; 0 never waits."""
@@ -67,13 +67,13 @@ def starts(problem: Problem, late: Callable[[], bool]) -> list[Callable[[float],
     problem
         The problem, every request there at the start.
     late
-        Whether there is no time left for a start; asked after each stage of a simulation.
+        Whether there is no time left for a start; asked with each stage of a simulation or a pass.
     """
     longest, given = longest_first(problem), arrival_order(problem)
     met = set[object]()
 
     def in_one_pass(order: IntArray, patience: float) -> Callable[[float], Schedule | None]:
-        return lambda _: ski_rental_schedule(problem, order=order, patience=patience)
+        return lambda _: ski_rental_in_time(problem, late, order=order, patience=patience)
 
     def simulated(policy: str) -> Callable[[float], Schedule | None]:
         return lambda least: simulated_schedule(problem, policy, least, late, met)

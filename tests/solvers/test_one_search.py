@@ -34,7 +34,7 @@ from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import StoppedBy
 from batchbound.solvers.search.constructive import ski_rental_schedule
 from batchbound.solvers.search.schedule_search import ScheduleSearch
-from batchbound.solvers.search.starts import IN_ONE_PASS, simulated_schedule
+from batchbound.solvers.search.starts import IN_ONE_PASS, simulated_schedule, starts
 
 BENT = CostModel(0.02, 1e-4, 0.03, 2e-4, 0, 0, 500, 1e-3)
 PROBLEMS = {
@@ -164,6 +164,21 @@ def test_a_stage_is_full_when_the_cap_lets_no_waiting_request_join() -> None:
     assert fcfs is not None
     # The last request of a stage fills the slots, not the cap, and may wait: hence the one per cent.
     assert ski_rental_schedule(problem, patience=50.0).makespan(problem) <= 1.01 * fcfs.makespan(problem)
+
+
+def test_a_pass_goes_on_only_while_there_is_time() -> None:
+    problem, asked = PROBLEMS["scarce"], list[int]()
+
+    def late_at_third_stage() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    last = starts(problem, late_at_third_stage)[-1]
+    assert last(np.inf) is None
+    assert len(asked) == 3
+    in_time = starts(problem, lambda: False)[-1](np.inf)
+    assert in_time is not None
+    assert in_time.check(problem) is None
 
 
 def test_a_schedule_is_in_hand_before_the_bound_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
