@@ -15,6 +15,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
+from batchbound.models.programme import Programme
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages.rounding import nearly_whole, settled
 from batchbound.solvers.search.stages.slot_flow import LengthProfile, Spans, whole_slots
@@ -95,6 +96,23 @@ def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed
     stage = between.first[between.of_requests(used, problem.rounds)]
     schedule = Schedule.from_bins(problem, stage, np.diff(moved))
     assert schedule.check(problem) is None
+
+
+def test_where_no_whole_flow_is_near_the_fractional_one_the_stages_are_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two slots of six rounds, a stage in the middle: three requests of three rounds and one of two.
+    monkeypatch.setattr(Programme, "solved_whole", lambda *_args, **_options: None)
+    problem = Problem(Workload.from_lengths([1] * 4, [3, 3, 3, 2]), CostModel.paper(), 2)
+    profile, times = LengthProfile.of(problem.rounds), np.array([0, 3, 6])
+    flow = whole_slots(times, profile, 2, np.inf)
+    assert flow is not None
+    spans, used = flow
+    moved, between = settled(times, spans, used, profile)
+    stage = between.first[between.of_requests(used, problem.rounds)]
+    schedule = Schedule.from_bins(problem, stage, np.diff(moved))
+    assert schedule.check(problem) is None
+    assert schedule.rounds.sum() == 6
 
 
 def test_a_flow_of_whole_numbers_stays_as_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,8 @@ ROUNDING_NODES = 200
 SOME_SPANS, FEW_SPANS = 400, 120
 """Spans up to which one slot more is tried in each, and any number in each: both take long."""
 
+BOX_SHARE = 0.35
+"""The share of the time left in which flows near the fractional one are searched: most are found at once."""
 
 QUICK = 0.15
 """Seconds below which nothing is begun that has to be loaded first."""
@@ -190,13 +193,15 @@ def whole_slots(
 
     The fractional flow that holds slots for the fewest rounds is rounded up or down in each span where that
     gives a flow, which it mostly does; else whole numbers are searched farther from it if spans are few. If
-    they are many, some of the spans may be a little shorter than what they are for: the times given have to
-    be settled for them (:func:`~batchbound.solvers.search.stages.rounding.settled`).
+    they are many, or that finds none, some of the spans may be a little shorter than what they are for: the
+    times given have to be settled for them (:func:`~batchbound.solvers.search.stages.rounding.settled`).
 
     Parameters
     ----------
     times
         The rounds of the stages and the end, not decreasing, shape (stages + 1,).
+    seconds
+        Time allowed for all of that.
     most
         Most requests that each stage starts, shape (stages,), if there is a limit.
 
@@ -207,6 +212,7 @@ def whole_slots(
     """
     from .rounding import nearly_whole
 
+    end = time.monotonic() + seconds
     spans = Spans.between(times, profile)
     if not spans.hold(profile):
         return None
@@ -236,7 +242,8 @@ def whole_slots(
     if optimum is None:
         return None
     fractional = optimum.x[: len(spans)]
-    if most is None and len(spans) > SOME_SPANS and seconds > QUICK:
+    nearly = most is None and seconds > QUICK
+    if nearly and len(spans) > SOME_SPANS:
         used = nearly_whole(spans, profile, slots, stages, fractional, seconds)
         return None if used is None else (spans, used)
     nearest = lower.copy()
@@ -252,7 +259,10 @@ def whole_slots(
         boxes.append((lower, np.full(columns, np.inf)))
     for least, greatest in boxes:
         boxed = replace(programme, cost=np.zeros(columns), lower=least, upper=greatest)
-        found = boxed.solved_whole(whole, seconds, mip_max_nodes=ROUNDING_NODES)
+        left = (end - time.monotonic()) * (BOX_SHARE if nearly else 1.0)
+        found = boxed.solved_whole(whole, left, mip_max_nodes=ROUNDING_NODES) if left > 0 else None
         if found is not None:
             return spans, np.rint(found[: len(spans)]).astype(np.int64)
-    return None
+    left = end - time.monotonic()
+    used = nearly_whole(spans, profile, slots, stages, fractional, left) if nearly and left > 0 else None
+    return None if used is None else (spans, used)
