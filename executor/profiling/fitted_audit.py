@@ -13,7 +13,7 @@ from ...models.bounds.iterations import iteration_bound
 from ...models.exegpt.iteration_minorant import Minorant, Work
 from ..serving.release import fits, simulable
 from .iteration_fit import IterationFit, PricedRun, TimedJob, fit_iterations, replay_at
-from .seconds_audit import AGAIN, ITERATIONS, WAITED, needed_work
+from .seconds_audit import AGAIN, ITERATIONS, WAITED, needed_work, waited
 
 BEYOND = "measured beyond the fit"
 
@@ -86,7 +86,7 @@ def fitted_audit(
         losses={
             BEYOND: job.makespan - simulated,
             # Rounded: an engine that never stood still waited for nothing.
-            WAITED: round(simulated - float(replay.run.seconds.sum()), 9),
+            WAITED: waited(simulated, float(replay.run.seconds.sum())),
             ITERATIONS: rates.iterations * (done.iterations - work.iterations),
             AGAIN: again,
         },

@@ -82,10 +82,14 @@ def audit_seconds(run: MeasuredRun, cost: LayerCost) -> SecondsAudit:
     simulated = float(replayed.finished.max())
     bound = minorant.seconds(work)
     parts = _losses(record, minorant, work)
-    # Rounded: an engine that never stood still waited for nothing.
-    waited = round(simulated - float(record.rows[:, 6].sum()), 9)
-    losses = {MODEL: run.makespan - simulated, WAITED: waited, **parts}
+    idle = waited(simulated, float(record.rows[:, 6].sum()))
+    losses = {MODEL: run.makespan - simulated, WAITED: idle, **parts}
     return SecondsAudit(run.makespan, simulated, bound, minorant, iteration_bound(sequences, limits), losses)
+
+
+def waited(seconds: float, worked: float) -> float:
+    """Return the seconds without work; rounded and without a sign, as one that never stood still has none."""
+    return round(seconds - worked, 9) + 0.0
 
 
 def needed_work(sequences: Sequences, limits: EngineLimits) -> Work:

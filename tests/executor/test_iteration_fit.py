@@ -13,7 +13,7 @@ from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.readers.measured_run import read_vllm_run
 from batchbound.executor.profiling.fitted_audit import fitted_audit, proven_rates
 from batchbound.executor.profiling.iteration_fit import IterationFit, TimedJob, fit_iterations, replay_at
-from batchbound.executor.profiling.seconds_audit import needed_work
+from batchbound.executor.profiling.seconds_audit import needed_work, waited
 from batchbound.executor.reports.iteration_audit import orders_of
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.certificates.iterations import verify_iteration_seconds
@@ -163,3 +163,8 @@ def test_public_runs_are_reproduced_from_their_requests_alone(
     assert found.simulated == pytest.approx(found.measured, rel=near)
     assert sum(found.losses.values()) == pytest.approx(found.measured - found.bound, abs=1e-6)
     assert found.bound < found.measured
+
+
+def test_an_engine_that_never_stood_still_waited_for_nothing_and_not_for_minus_nothing() -> None:
+    assert str(waited(2.0, 2.0 + 1e-12)) == "0.0"
+    assert waited(2.5, 2.0) == 0.5
