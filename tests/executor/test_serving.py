@@ -259,25 +259,28 @@ def test_serve_prints_the_figures_of_a_policy(
     assert "slo" not in printed
 
 
+def served_table(tmp_path: Path, *lines: str) -> list[str]:
+    """Write a table of requests and return the command that serves it."""
+    (tmp_path / "fits.json").write_text(json.dumps(FITS))
+    table = tmp_path / "requests.csv"
+    table.write_text("\n".join((*lines, "")))
+    cost = ["--cost", str(tmp_path / "fits.json"), "--model", "m", "--kv-capacity", "1000"]
+    return ["serve", str(table), *cost]
+
+
 def test_slo_satisfaction_is_of_the_requests_with_a_deadline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "fits.json").write_text(json.dumps(FITS))
-    table = tmp_path / "due.csv"
-    table.write_text("id,input_tokens,output_tokens,deadline\na,9,9,1e6\nb,9,9,1e-6\nc,9,9,\nd,9,9,\n")
-    words = ["serve", str(table), "--cost", str(tmp_path / "fits.json"), "--model", "m"]
-    assert main([*words, "--kv-capacity", "1000"]) == 0
+    due = ("a,9,9,1e6", "b,9,9,1e-6", "c,9,9,", "d,9,9,")
+    assert main(served_table(tmp_path, "id,input_tokens,output_tokens,deadline", *due)) == 0
     assert "slo satisfaction                    0.5" in capsys.readouterr().out
 
 
 def test_there_is_no_time_between_tokens_where_each_completion_has_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "fits.json").write_text(json.dumps(FITS))
-    table = tmp_path / "scores.csv"
-    table.write_text("id,input_tokens,output_tokens\na,9,1\nb,7,1\n")
-    words = ["serve", str(table), "--cost", str(tmp_path / "fits.json"), "--model", "m", "--json"]
-    assert main([*words, "--kv-capacity", "1000"]) == 0
+    words = served_table(tmp_path, "id,input_tokens,output_tokens", "a,9,1", "b,7,1")
+    assert main([*words, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["between_tokens"], figures["between_tokens_p95"]) == (None, None)
 

@@ -167,36 +167,26 @@ def test_the_interval_narrows_as_completions_end_and_closes_on_what_it_takes() -
     assert done.way == plan.way
 
 
+def reached(problem: Problem, way: Way, ended: list[bool]) -> list[int]:
+    """Return each request's tokens, first come, first served, as the last of those ended has all of its."""
+    blind, is_over = without_lengths(problem), np.array(ended)
+    lengths = np.where(is_over, problem.workload.output_tokens, 50)
+    one_step = np.zeros(len(problem), dtype=np.int64)
+    found = reached_tokens(blind, one_step, way, hidden_policy("fcfs", blind), lengths, is_over)
+    tokens: list[int] = found.tolist()
+    return tokens
+
+
 def test_what_still_runs_is_longer_than_it_was_when_the_last_of_the_others_ended() -> None:
     # One slot each: 3 and 9 begin, the third at 3; as it ends at 3 + 4, the second has 7.
     problem = Problem(workload_of([1] * 4, [3, 9, 4, 6], group=[0, 0, 1, 1]), PAPER, 2)
-    blind = without_lengths(problem)
-    ended = np.array([True, False, True, False])
-    found = reached_tokens(
-        blind,
-        np.zeros(4, dtype=np.int64),
-        Way(),
-        hidden_policy("fcfs", blind),
-        np.where(ended, problem.workload.output_tokens, 50),
-        ended,
-    )
-    assert found.tolist() == [3, 7, 4, 0]
+    assert reached(problem, Way(), [True, False, True, False]) == [3, 7, 4, 0]
 
 
 def test_what_ended_beside_the_one_that_is_kept_counts_as_ended() -> None:
     # Three slots: the first two end together after 3 steps, and one of them is kept; the third has 3 by then.
     problem = Problem(workload_of([1] * 4, [3, 3, 9, 20], group=[0, 0, 1, 1]), PAPER, 3)
-    blind = without_lengths(problem)
-    ended = np.array([True, True, False, False])
-    found = reached_tokens(
-        blind,
-        np.zeros(4, dtype=np.int64),
-        Way(keep=1),
-        hidden_policy("fcfs", blind),
-        np.where(ended, problem.workload.output_tokens, 50),
-        ended,
-    )
-    assert found.tolist() == [3, 3, 3, 0]
+    assert reached(problem, Way(keep=1), [True, True, False, False]) == [3, 3, 3, 0]
 
 
 def test_steps_are_shared_out_by_whole_groups() -> None:

@@ -243,14 +243,11 @@ def whole_slots(
         return None
     fractional = optimum.x[: len(spans)]
     nearly = most is None and seconds > QUICK
-    if nearly and len(spans) > SOME_SPANS:
-        used = nearly_whole(spans, profile, slots, stages, fractional, seconds)
-        return None if used is None else (spans, used)
     nearest = lower.copy()
     nearest[: len(spans)] = np.floor(fractional + 1e-7)
     above = np.full(columns, np.inf)
     above[: len(spans)] = np.ceil(fractional - 1e-7)
-    boxes = [(nearest, above)]
+    boxes = [] if nearly and len(spans) > SOME_SPANS else [(nearest, above)]
     if len(spans) <= SOME_SPANS:
         wider = above.copy()
         wider[: len(spans)] = nearest[: len(spans)] + 1.0
