@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...data.costs.cost import FloatArray, IntArray
-from .columns import BoolArray, Columns, first_of_equal
+from .columns import BoolArray, Columns, any_of, first_of_equal, total
 from .least_rounds import AnyIntArray, Shapes
 from .request_sets import RequestSets
 
@@ -61,12 +58,6 @@ def heads_of(slots: IntArray) -> BoolArray:
     group = group_of(slots)
     heads: BoolArray = (slots > 0) & (1 << who_of(slots) == (group & -group))
     return heads
-
-
-def total(columns: NDArray[Any]) -> NDArray[Any]:
-    """Return the sum over all slots of each state, faster than numpy's for short numbers, shape (states,)."""
-    numbers: NDArray[Any] = columns.view(np.int8) if columns.dtype == np.bool_ else columns
-    return functools.reduce(np.add, numbers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +113,7 @@ class EndStates(Columns):
         """Return the cheapest of each of the states that differ in no more than when they are reached."""
         relative = np.where(self.slots > 0, self.slots - (self.now << OVER), 0)
         rank = self.spent + seconds_per_round * self.now
-        return self.take(first_of_equal(np.vstack((self.waiting, relative)), rank))
+        return self.take(first_of_equal([self.waiting, *relative], rank))
 
 
 class Dominance:
@@ -180,13 +171,13 @@ class Dominance:
         for at in range(len(until)):
             same = (group == states.group[at, other]) & (group > 0) & (~due | states.due[at, other])
             aligned = np.where(same, until[at], aligned)
-            saved = saved + (states.open[at, other] & ~_any(same & heads))
+            saved = saved + (states.open[at, other] & ~any_of(same & heads))
         slack = slack - self._sets.shared * saved
         both = aligned >= 0
         moved = np.maximum(0, states.left[:, one] - np.maximum(0, slack // self._round).astype(np.int64))
-        ahead = (slack >= 0) & ~_any(np.where(both, moved > aligned, due))
+        ahead = (slack >= 0) & ~any_of(np.where(both, moved > aligned, due))
         moved = np.where(both, aligned, moved)
-        rows = np.flatnonzero(ahead & ~_any(moved > until[0]))
+        rows = np.flatnonzero(ahead & ~any_of(moved > until[0]))
         fits = _holds_no_more(
             moved[:, rows], states.first[:, one[rows]], until[:, rows], states.first[:, other[rows]]
         )
@@ -229,11 +220,6 @@ class _Compared:
         open_to_others = heads & ((sets.joining[group] & states.waiting) > 0)
         first = shapes.first[who_of(slots)]
         return cls(states.waiting, cost, left, first, group, heads, open_to_others, due_of(slots))
-
-
-def _any(columns: BoolArray) -> BoolArray:
-    found: BoolArray = functools.reduce(np.logical_or, columns)
-    return found
 
 
 def _holds_no_more(left: IntArray, first: IntArray, until: IntArray, first_then: IntArray) -> BoolArray:

@@ -12,7 +12,7 @@ from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..result import Limits, StoppedBy
-from .columns import BoolArray, Columns
+from .columns import BoolArray, Columns, total
 from .end_states import (
     DUE,
     GROUP_BITS,
@@ -24,7 +24,6 @@ from .end_states import (
     heads_of,
     over_of,
     packed,
-    total,
     who_of,
 )
 from .group_orders import GroupOrders, Groups, Order, started_at

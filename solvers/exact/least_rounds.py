@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data.costs.cost import IntArray
+from .columns import all_of, total
 
 AnyIntArray = NDArray[np.signedinteger[Any]]
 
@@ -159,14 +160,14 @@ def _kept(done: IntArray, now: IntArray, over: IntArray, first: IntArray) -> Int
     """Return the rows of ways that no neighbour is ahead of everywhere."""
     live = over > now
     over, reach = np.where(live, over, now), np.where(live, over + first, 0)
-    order = np.lexsort((over.sum(axis=0) + now, done))
+    order = np.lexsort((total(over) + now, done))
     done, now, over, reach = done[order], now[order], over[:, order], reach[:, order]
     behind: NDArray[np.bool_] = np.zeros(len(order), dtype=np.bool_)
     for by in range(1, min(COMPARED + 1, len(order))):
         one = np.flatnonzero((done[by:] == done[:-by]) & ~behind[by:] & ~behind[:-by])
         other = one + by
-        ahead = (now[one] <= now[other]) & (over[:, one] <= over[:, other]).all(axis=0)
-        ahead &= (reach[:, one] <= reach[:, other]).all(axis=0)
+        ahead = (now[one] <= now[other]) & all_of(over[:, one] <= over[:, other])
+        ahead &= all_of(reach[:, one] <= reach[:, other])
         behind[other[ahead]] = True
     kept: IntArray = order[~behind]
     return kept

@@ -115,10 +115,10 @@ class RequestSets:
     def _beside(self, together: list[int]) -> FloatArray:
         """Return the least seconds that each set adds to stages, of which each is joined by a set or none."""
         beside = [self.apart]
+        having = [(bits, np.flatnonzero((self.sets & bits) == bits)) for bits in together]
         for _ in range(self._shapes.columns):
             least = beside[-1].copy()
-            for bits in together:
-                rows = self.sets[(self.sets & bits) == bits]
+            for bits, rows in having:
                 joined = beside[-1][rows ^ bits] + self.stages[bits] - self.shared
                 least[rows] = np.minimum(least[rows], joined)
             beside.append(least)

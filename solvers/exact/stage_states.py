@@ -14,7 +14,7 @@ from ...data.costs.cost import FloatArray, IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..result import Limits, StoppedBy
-from .columns import BoolArray, Columns, first_of_equal
+from .columns import BoolArray, Columns, all_of, first_of_equal, total
 from .outcome import ExactOutcome, LimitedSearch, LimitReachedError
 
 MOST_REQUESTS = 24
@@ -27,6 +27,8 @@ TABLED = 14
 """Requests up to which what is known of each set of them is worked out in advance."""
 AT_ONCE = 500_000
 """Pairs of a state and a stage looked at together; bounds the memory."""
+WAITS_AT_ONCE = 20_000
+"""Pairs of a state and the rounds until its next stage looked at together: more are looked at in vain."""
 BEAMS = (300, 3_000)
 """States that a layer keeps in the first passes, which look for a schedule to beat."""
 EVEN = 0.2
@@ -296,11 +298,11 @@ class _StateSearch(LimitedSearch):
     def _least(self, waiting: IntArray, left: IntArray, held: IntArray) -> FloatArray:
         """Return a lower bound on the seconds still to come."""
         facts, at = self.sets.facts(waiting)
-        rounds = -(-(left.sum(axis=0) + facts.rounds[at]) // self.slots)
+        rounds = -(-(total(left) + facts.rounds[at]) // self.slots)
         np.maximum(rounds, left[0], out=rounds)
         np.maximum(rounds, facts.longest[at] + left[-1], out=rounds)
         if self.scarce and self.capacity is not None:
-            read = (left * held + left * (left - 1) // 2).sum(axis=0) + facts.tokens_read[at]
+            read = total(left * held + left * (left - 1) // 2) + facts.tokens_read[at]
             np.maximum(rounds, -(-read // self.capacity), out=rounds)
         least: FloatArray = facts.prefill[at] + self.problem.cost.decode_base * rounds
         return least
@@ -309,9 +311,9 @@ class _StateSearch(LimitedSearch):
         """Return about how many seconds schedules from states take, to rank them."""
         facts, at = self.sets.facts(states.waiting)
         left = states.left
-        rounds = (left.sum(axis=0) + facts.rounds[at]) / self.slots
+        rounds = (total(left) + facts.rounds[at]) / self.slots
         if self.scarce and self.capacity is not None:
-            read = (left * states.held + left * (left - 1) // 2).sum(axis=0) + facts.tokens_read[at]
+            read = total(left * states.held + left * (left - 1) // 2) + facts.tokens_read[at]
             by_memory = read / self.capacity
             rounds = np.maximum(rounds, by_memory) + EVEN * (rounds + by_memory)
         expected: FloatArray = states.spent + facts.prefill[at] + self.problem.cost.decode_base * rounds
@@ -322,7 +324,7 @@ class _StateSearch(LimitedSearch):
         # Of large layers each pass takes a tenth of a second.
         states = states.take(states.least < self.to_beat)
         self.tick(0)
-        columns = np.vstack((states.waiting, states.left, *([states.held] if self.scarce else [])))
+        columns = [states.waiting, *states.left, *(states.held if self.scarce else [])]
         distinct = first_of_equal(columns, states.spent)
         self.tick(0)
         return states.take(distinct)
@@ -354,7 +356,7 @@ class _StateSearch(LimitedSearch):
         fits = spent + facts.prefill[at] < self.to_beat
         fits &= (((waiting & self.twins) << 1) & ~waiting) == 0
         if self.capacity is not None:
-            fits &= states.held.sum(axis=0)[parent] + choice.tokens[chosen] <= self.capacity
+            fits &= total(states.held)[parent] + choice.tokens[chosen] <= self.capacity
         parent, chosen, waiting, spent = parent[fits], chosen[fits], waiting[fits], spent[fits]
         members = choice.members[:, chosen]
         left = np.concatenate((states.left[:, parent], self.sets.rounds[members]))
@@ -369,7 +371,7 @@ class _StateSearch(LimitedSearch):
             # What is held is most in the last round of a request: by those with no fewer rounds left.
             under_way = np.arange(1, self.slots + 1)[:, None]
             last = np.cumsum(held, axis=0) + under_way * (left - 1)
-            promising &= ((last <= self.capacity) | (left == 0)).all(axis=0)
+            promising &= all_of((last <= self.capacity) | (left == 0))
         return begun.take(promising)
 
     def _later(self, begun: _States) -> Iterator[_States]:
@@ -379,24 +381,47 @@ class _StateSearch(LimitedSearch):
         at_ends = begun
         if self.scarce and self.capacity is not None:
             binds = self._can_bind(begun)
-            at_ends, any_time = begun.take(~binds), begun.take(binds)
-            for rounds in range(1, int(any_time.left[0].max(initial=0)) + 1):
-                self.tick(0)
-                any_time = any_time.take(any_time.left[0] >= rounds)
-                later = self._waited(any_time, np.full(len(any_time.waiting), rounds))
-                promising = later.least < self.to_beat
-                # The longer the wait the worse, so what is out stays out.
-                any_time = any_time.take(promising)
-                if not len(any_time.waiting):
-                    break
-                yield later.take(promising & self._has_room(later))
+            at_ends = begun.take(~binds)
+            yield from self._at_any_time(begun.take(binds))
         for slot in range(self.slots):
             left = at_ends.left
             ends = left[slot] > 0
             if slot:
                 ends &= left[slot] != left[slot - 1]
-            later = self._waited(at_ends.take(ends), left[slot][ends])
-            yield later.take(later.least < self.to_beat)
+            row = np.flatnonzero(ends)
+            yield self._waited(at_ends, row, left[slot, row])[1]
+
+    def _at_any_time(self, begun: _States) -> Iterator[_States]:
+        """Yield the states after each number of rounds in which a request could start."""
+        passed = 0
+        while len(begun.waiting):
+            self.tick(0)
+            several = max(1, WAITS_AT_ONCE // len(begun.waiting))
+            several = min(several, int(begun.left[0].max()) - passed)
+            waits = np.arange(passed + 1, passed + several + 1)
+            row, at = np.nonzero(self._may_have_room(begun, waits))
+            promising, later = self._waited(begun, row, waits[at])
+            yield later.take(self._has_room(later))
+            passed += several
+            # The longer the wait the worse, so what is out stays out.
+            out = waits[at] == passed
+            out[promising] = False
+            still = begun.left[0] > passed
+            still[row[out]] = False
+            begun = begun.take(still)
+
+    def _may_have_room(self, begun: _States, waits: IntArray) -> BoolArray:
+        """Return whether a request could start after some rounds, shape (states, waits); a no is certain."""
+        assert self.capacity is not None
+        facts, at = self.sets.facts(begun.waiting)
+        left, active = begun.left, np.count_nonzero(begun.left, axis=0)
+        first_end = np.where(left > 0, left, MANY).min(axis=0)
+        # Until a request ends what is held grows.
+        room = self.capacity - facts.smallest[at] - total(begun.held)
+        until = np.where(left[-1] == 0, room // np.maximum(active, 1), 0)
+        may: BoolArray = (waits >= first_end[:, None]) | (waits <= until[:, None])
+        may &= waits <= left[0][:, None]
+        return may
 
     def _can_bind(self, begun: _States) -> BoolArray:
         """Return whether those under way and waiting could hold more than the capacity."""
@@ -408,23 +433,31 @@ class _StateSearch(LimitedSearch):
 
     def _has_room(self, states: _States) -> BoolArray:
         """Return whether a request could start: one with the fewest prompt tokens and the fewest rounds."""
+        assert self.capacity is not None
         facts, at = self.sets.facts(states.waiting)
         smallest, shortest = facts.smallest[at], facts.shortest[at]
         under_way = np.arange(2, self.slots + 2)[:, None]
         last = np.cumsum(states.held, axis=0) + smallest + under_way * (states.left - 1)
-        fits: BoolArray = ((last <= self.capacity) | (states.left == 0) | (states.left > shortest)).all(
-            axis=0
-        )
+        fits = all_of((last <= self.capacity) | (states.left == 0) | (states.left > shortest))
         fits &= states.left[-1] == 0
-        fits &= states.held.sum(axis=0) + smallest <= self.capacity
+        fits &= total(states.held) + smallest <= self.capacity
         return fits
 
-    def _waited(self, begun: _States, rounds: IntArray) -> _States:
-        left = np.maximum(0, begun.left - rounds)
-        held = np.where(left > 0, begun.held + rounds, 0)
-        spent = begun.spent + self.problem.cost.decode_base * rounds
-        least = spent + self._least(begun.waiting, left, held)
-        return replace(begun, left=left, held=held, spent=spent, least=least, rounds=begun.rounds + rounds)
+    def _waited(self, begun: _States, row: IntArray, rounds: IntArray) -> tuple[IntArray, _States]:
+        """Return which of these rows may lead to a better schedule after so many rounds, and the states."""
+        left = np.maximum(0, begun.left[:, row] - rounds)
+        held = np.where(left > 0, begun.held[:, row] + rounds, 0)
+        spent = begun.spent[row] + self.problem.cost.decode_base * rounds
+        least = spent + self._least(begun.waiting[row], left, held)
+        promising = np.flatnonzero(least < self.to_beat)
+        later = replace(
+            begun.take(row[promising]),
+            left=left[:, promising],
+            held=held[:, promising],
+            spent=spent[promising],
+            least=least[promising],
+        )
+        return promising, replace(later, rounds=later.rounds + rounds[promising])
 
     def _end(self, begun: _States, kept: dict[int, _States]) -> None:
         """Take over the best schedule of those whose requests are all under way, if it is better."""

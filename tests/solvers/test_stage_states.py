@@ -17,6 +17,7 @@ from batchbound.data.workload import Workload
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.solvers.bounds.proven_bound import proven_bound
 from batchbound.solvers.exact import stage_states
+from batchbound.solvers.exact.columns import first_of_equal
 from batchbound.solvers.exact.stage_states import best_by_states, can_list_states
 from batchbound.solvers.result import Limits, Status, StoppedBy
 from batchbound.solvers.solve import solve
@@ -126,3 +127,25 @@ def test_more_requests_than_are_tabled_and_no_way_left_to_be_better() -> None:
     found = best_by_states(problem, Limits(), one_by_one(problem))
     assert found.stopped_by is StoppedBy.PROOF
     assert best_by_states(problem, Limits(), found.schedule).schedule is found.schedule
+
+
+def test_waits_looked_at_together_lead_to_the_states_of_waits_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited = 0
+    for seed in range(30):
+        problem = limited_problem(seed)
+        together = best_by_states(problem, Limits(), one_by_one(problem))
+        with monkeypatch.context() as patched:
+            patched.setattr(stage_states, "WAITS_AT_ONCE", 1)
+            apart = best_by_states(problem, Limits(), one_by_one(problem))
+        assert together.steps == apart.steps, seed
+        assert together.schedule.makespan(problem) == apart.schedule.makespan(problem), seed
+        waited += problem.memory_can_run_out
+    assert waited
+
+
+def test_of_equal_rows_the_first_of_the_lowest_rank_is_kept() -> None:
+    columns = [np.array([7, 1, 7, 7, 1, 7]), np.array([2, 5, 2, 3, 5, 2])]
+    found = first_of_equal(columns, np.array([4.0, 9.0, 3.0, 8.0, 9.0, 3.0]))
+    assert sorted(found.tolist()) == [1, 2, 3]
