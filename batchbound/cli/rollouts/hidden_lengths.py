@@ -105,6 +105,10 @@ def refuse_without_effect(args: argparse.Namespace) -> None:
         refuse_given(args, _ONLY_STEPS, "without --steps")
     else:
         refuse_given(args, ("swap", "trace"), "beside --steps")
+        if not entry.takes_known:
+            # Of one step the history also says what to expect.
+            hint = f"Leave it out, or say --policy {CHOSEN}."
+            refuse_given(args, ("history",), f"on the policy {name} beside --steps", hint)
     if args.swap is not None and not entry.takes_swap:
         raise InputError(f"--swap has no effect on the policy {name}", hint=f"Say --policy {CHOSEN}.")
 
