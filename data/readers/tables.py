@@ -108,8 +108,8 @@ def read_lengths(
         as in one of :data:`FORMATS`, and optionally an id, ``group`` (whole numbers, or a name each),
         ``priority``, ``deadline`` (seconds), ``shared_tokens`` (that a group's prompts begin with alike).
     drop_unanswered
-        Leave out the rows whose completion has no token (failed requests in a trace) instead of refusing
-        them.
+        Leave out the rows whose completion has no token, or no length (failed requests in a trace), instead
+        of refusing them.
     need_output
         Whether the completions' lengths are read; else they are one, whether the table has them or not.
 
@@ -158,7 +158,7 @@ def read_table(
     if layout.arrival in columns:
         names["arrival"] = layout.arrival
     names["id"] = next((name for name in _IDS if name in columns), "id")
-    frame = pd.DataFrame(_values(table, layout, names))
+    frame = pd.DataFrame(_values(table, layout, names, no_output=0.0 if drop_unanswered else None))
     whole = [name for name in frame.columns if name not in ("arrival", "deadline")]
     frame[whole] = frame[whole].astype("int64")
     frame.insert(0, "id", table.ids(names["id"]) if names["id"] in columns else numbered_ids(len(raw)))
@@ -191,8 +191,17 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
     return _Table(path, unit, raw).ids(name).tolist()
 
 
-def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dict[str, pd.Series[float]]:
-    """Return the numbers of a table by the workload's columns, whose names in the table are given."""
+def _values(
+    table: _Table, layout: TableFormat, names: Mapping[str, str], *, no_output: float | None
+) -> dict[str, pd.Series[float]]:
+    """
+    Return the numbers of a table by the workload's columns, whose names in the table are given.
+
+    Parameters
+    ----------
+    no_output
+        What a completion without a length counts as; None where it is refused.
+    """
     import pandas as pd
 
     found: dict[str, pd.Series[float]] = {}
@@ -202,14 +211,15 @@ def _values(table: _Table, layout: TableFormat, names: Mapping[str, str]) -> dic
         found["arrival"] = arrival - arrival.min() if layout.clock else arrival
     for name in ("input_tokens", "output_tokens"):
         if names.get(name) in table.raw.columns:
-            found[name] = table.numbers(names[name], whole=True)
+            absent = no_output if name == "output_tokens" else None
+            found[name] = table.numbers(names[name], whole=True, absent=absent)
         else:
             found[name] = pd.Series(1.0, index=table.raw.index)
-    for name, absent in _OPTIONAL.items():
+    for name, usual in _OPTIONAL.items():
         if name == "group" and name in names and table.named(name):
-            found[name] = table.positions(name, absent)
+            found[name] = table.positions(name, usual)
         elif name in names:
-            found[name] = table.numbers(name, whole=name != "deadline", absent=absent)
+            found[name] = table.numbers(name, whole=name != "deadline", absent=usual)
     return found
 
 
