@@ -142,6 +142,35 @@ def test_a_field_or_column_of_prompts_says_of_which_step_they_are(
     assert "--steps COLUMN is for a file" in capsys.readouterr().err
 
 
+def test_no_longer_completions_are_expected_than_requests_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _job, past, out = files(tmp_path)
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("text,same,most\n" + "".join(f"p{k},7,{k % 3 + 5}\n" for k in range(12)))
+    asked = [str(prompts), "--prompt-column", "text", "--steps", "2", "--history", past, "--slots", "4"]
+    asked += ["--policy", "fcfs", "-o", out, "--overwrite"]
+    free = printed(capsys, *asked)["expected"]["total"]["mean"]
+    assert StepsPlan.load(out).longest is None
+    seven = printed(capsys, *asked, "--longest-completion", "7")["expected"]["total"]["mean"]
+    for column, more, longest, said in (
+        ("same", (), 7, ""),
+        ("same", ("--longest-completion", "6"), 6, ""),
+        (
+            "most",
+            (),
+            7,
+            "some requests state fewer tokens: what to expect is said as if every one",
+        ),
+    ):
+        assert main(["plan", *asked, "--max-tokens-column", column, *more, "--json"]) == 0
+        output = capsys.readouterr()
+        assert StepsPlan.load(out).longest == longest
+        assert said in output.err
+        assert ("state fewer" in output.err) == bool(said)
+        assert json.loads(output.out)["expected"]["total"]["mean"] <= seven < free
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
