@@ -324,11 +324,11 @@ class _Step:
         """Tell whether the plan beside the outputs knows of all that has ended."""
         if not self._files.plan.exists():
             return False
-        return int((StepsPlan.load(self._files.plan).ended > 0).sum()) == len(steps.kept)
+        return int((StepsPlan.load(self._files.plan).ended > 0).sum()) == len(steps.ended)
 
     def _state(self, steps: LiveSteps) -> StepsPlan:
         """Write the plan with what is to be expected now, its prompts as seen from there, and return it."""
-        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.kept)
+        plan = update_steps_plan(self._job.plan, history_of(self._job.plan), steps.ended)
         discard_partial(self._files.plan)
         plan.seen_from(self._files.plan, self._planned_at).save(self._files.plan)
         return plan

@@ -152,9 +152,7 @@ def reached_tokens(
     serving.watched = ended
     while serving.advance():
         pass
-    if serving.reached is None:
-        return np.zeros(len(problem), dtype=np.int64)
-    return np.where(serving.reached > 0, serving.reached + int(problem.prefill_emits_first_token), 0)
+    return np.zeros(len(problem), dtype=np.int64) if serving.reached is None else serving.reached
 
 
 class _Evicting:
@@ -203,6 +201,9 @@ class StepsServing:
         Steps that have ended.
     begun, ended
         The step in which each request began and ended, -1 for none, shape (requests,).
+    beside
+        Whether each ended in the same decode step as the last of its group that is kept, and is not kept
+        itself, shape (requests,).
 
     Raises
     ------
@@ -232,13 +233,14 @@ class StepsServing:
         self._ends = np.zeros(groups, dtype=np.int64)
         self._complete = 0
         self.begun, self.ended = (np.full(len(problem), -1, dtype=np.int64) for _ in range(2))
+        self.beside = np.zeros(len(problem), dtype=np.bool_)
         self.served, self._forgotten, self._seconds = 0, 0, list[float]()
         self._counted = 0
         self._there: Mapping[int, int] = {}
         self._steps = self._rounds() if way.restart else self._stream()
         self.watched: npt.NDArray[np.bool_] | None = None
         self.reached: IntArray | None = None
-        """Decode steps of each request when all that are watched had ended."""
+        """Tokens of each request when all that are watched had ended."""
         self._on_end: Callable[[int], None] | None = None
 
     @property
@@ -368,7 +370,7 @@ class StepsServing:
             for request in ended:
                 self._end(request)
             if ended and self.watched is not None and self.reached is None and self._through(self.watched):
-                self.reached = self._decoded.copy()
+                self.reached = self.tokens
 
     def _through(self, requests: npt.NDArray[np.bool_]) -> bool:
         """Tell whether each of some requests has ended, or enough others of its group have."""
@@ -387,6 +389,7 @@ class StepsServing:
         if self._on_end is not None:
             self._on_end(request)
         if not kept:
+            self.beside[request] = True
             return
         self._ends[group] += 1
         if self._ends[group] == self._wanted[group]:
