@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ..costs.cost import IntArray
 from ..files.arrow import holds_parquet, reading_arrow
 from ..files.disk import InputError, read_text, refuse_streams, shown
 from ..files.jsonl import json_lines
 from ..prompts.columns import listed, separator
-from ..workload import Workload, WorkloadError, numbered_ids
+from ..workload import Workload, WorkloadError, numbered, numbered_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,6 +192,27 @@ def read_column(path: str | os.PathLike[str], name: str) -> list[str]:
         message = f"has no column {name!r}, but {listed(list(map(str, raw.columns)))}"
         raise NoColumnError(message, file=path, hint="Name one of its columns.")
     return _Table(path, unit, raw).ids(name).tolist()
+
+
+def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
+    """
+    Return the step of each row by the column that says it, counted from zero, shape (rows,).
+
+    Raises
+    ------
+    InputError
+        As :func:`read_column`, or if a step comes again after another one.
+    """
+    raw, unit = _read(path, name)
+    labels = read_column(path, name)
+    steps = numbered(labels)
+    back = np.flatnonzero(np.diff(steps) < 0)
+    if back.size:
+        at = int(back[0]) + 1
+        what = f"{labels[at]!r} comes again after {labels[at - 1]!r}"
+        where = f"{unit} {raw.index[at]}, column '{name}'"
+        raise InputError(what, file=path, where=where, hint="Put the rows of each step one after another.")
+    return steps
 
 
 def _values(

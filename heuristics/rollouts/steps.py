@@ -216,7 +216,7 @@ class StepsServing:
     ) -> None:
         self._group, groups = group_numbers(problem)
         step = np.asarray(step, dtype=np.int64)
-        _check(step, self._group, groups, way)
+        _check(problem.workload.ids, step, self._group, groups, way)
         self._way, self._problem = way, problem
         # Groups in the order in which they come.
         self._order = self._group[np.sort(np.unique(self._group, return_index=True)[1])]
@@ -427,14 +427,17 @@ class StepsServing:
         self._decoded[requests] = 0
 
 
-def _check(step: IntArray, group: IntArray, groups: int, way: Way) -> None:
+def _check(ids: npt.NDArray[np.str_], step: IntArray, group: IntArray, groups: int, way: Way) -> None:
     if (np.diff(step) < 0).any():
         raise ValueError("the requests' steps descend; give them step by step")
     low, high = np.full(groups, step.max()), np.full(groups, step.min())
     np.minimum.at(low, group, step)
     np.maximum.at(high, group, step)
     if (low != high).any():
-        raise ValueError("a group has requests in several steps")
+        there = np.flatnonzero(group == int(np.argmax(low != high)))
+        other = there[step[there] != step[there[0]]][0]
+        first, second = (repr(str(ids[at])) for at in (there[0], other))
+        raise ValueError(f"a group has requests in several steps, {first} and {second} among them")
     most = int(np.bincount(group).max())
     if way.keep is not None and way.keep >= most:
         raise ValueError(f"keep is {way.keep}, and no group has more than {most} requests: it has no effect")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ...data.files.disk import InputError
 from ...data.lengths.steps_plan import BARRIER, COVERAGE, Interval, Way
 from ...data.problem import Problem
-from ...data.readers.tables import is_table, read_column
+from ...data.readers.tables import is_table, read_steps
 from ...data.trace import Trace
-from ...data.workload import numbered
 from ...heuristics.rollouts.hidden import CHOSEN, WITHOUT_LENGTHS
 from ...heuristics.rollouts.queues import has_groups
 from ...planning.hidden import (
@@ -169,7 +168,7 @@ def _several(args: argparse.Namespace, problem: Problem, history: History) -> di
     if not is_table(args.workload):
         message = "--steps is for a table of lengths, that has a column of steps"
         raise InputError(message, file=args.workload, hint="Give a table, or leave --steps out.")
-    step = numbered(read_column(args.workload, args.steps))
+    step = read_steps(args.workload, args.steps)
     if len(step) != len(problem):
         raise InputError(
             "rows were left out, so that steps fit no more", file=args.workload, hint="Give whole rows."

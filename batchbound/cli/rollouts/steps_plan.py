@@ -16,7 +16,7 @@ from ...data.files.disk import InputError
 from ...data.files.jsonl import file_digest
 from ...data.lengths.steps_plan import COVERAGE, Interval, StepsExpectation, StepsPlan, Way
 from ...data.readers.completions import lengths_by_name
-from ...data.readers.tables import read_column
+from ...data.readers.tables import read_steps
 from ...data.workload import numbered
 from ...heuristics.rollouts.hidden import WITHOUT_LENGTHS
 from ...planning.history import read_history
@@ -186,12 +186,11 @@ def _steps(args: argparse.Namespace, inputs: Inputs) -> IntArray:
     if inputs.job.digest is None or Path(args.workload).is_dir():
         message = "--steps COLUMN is for a file, whose rows or lines say of which step they are"
         raise InputError(message, file=args.workload, hint="Give a number of steps.")
-    labels = read_column(args.workload, args.steps)
-    if inputs.job.records:
-        # A line may ask for several completions, all of its step.
-        row = {line: k for k, line in enumerate(dict.fromkeys(one.line for one in inputs.job.records))}
-        labels = [labels[row[one.line]] for one in inputs.job.records]
-    return numbered(labels)
+    step = read_steps(args.workload, args.steps)
+    if not inputs.job.records:
+        return step
+    # A line may ask for several completions, all of its step.
+    return step[numbered(one.line for one in inputs.job.records)]
 
 
 def show_steps(plan: StepsPlan, path: str, *, as_json: bool) -> None:
